@@ -1,0 +1,87 @@
+# train_gpt: everything a user types is a target here; `make help` lists them.
+#
+#   CC       the MPI compiler          BLAS     openblas (default), blis or mkl: any library with a CBLAS interface
+#   RUN      flags added to the default training run, e.g. make run RUN='--steps 100'
+CC     = mpicc
+BLAS   = openblas
+PYTHON = $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
+
+WARN   = -Wall -Wextra -Werror -Wno-format-truncation
+FAST   = -O3 -march=native -fno-math-errno -fno-trapping-math
+CFLAGS = -std=gnu11 $(FAST) -fopenmp $(WARN) -I.
+BLAS_openblas = -lopenblas
+BLAS_blis     = -lblis
+BLAS_mkl      = -lmkl_rt
+LIBS   = $(BLAS_$(BLAS)) -lm
+
+HEADERS = $(wildcard *.h)
+UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
+
+.PHONY: all run data test test-all lint format bench bench-ops bench-peers sanitize clean help
+.DELETE_ON_ERROR:
+
+all: train_gpt
+
+train_gpt: train_gpt.c $(HEADERS)
+	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+
+## run          install what is missing, build, prepare the data, train for about three minutes
+run:
+	@scripts/setup.sh build
+	@scripts/setup.sh python
+	@$(MAKE) --no-print-directory train_gpt data
+	@scripts/run_shakespeare.sh $(RUN)
+
+## data         Shakespeare's works as byte tokens and as GPT-2 tokens, in data/
+data:
+	@$(PYTHON) scripts/prepare_data.py --tokenizer bytes --out data --name text_bytes
+	@$(PYTHON) scripts/prepare_data.py --tokenizer gpt2 --out data --name text_gpt2
+
+## test         install what is missing, lint, build, run the tests (a sample of the exhaustive ones)
+test test-all:
+	@scripts/setup.sh test
+	@scripts/setup.sh python
+	@$(MAKE) --no-print-directory lint train_gpt build/train_gpt_cpp build/train_gpt_sanitized build/test_comm $(UNIT_TESTS)
+	@python3 test/run.py $(if $(filter test-all,$@),--all)
+## test-all     all of the tests
+
+build/test_comm: test/test_comm.c $(HEADERS)
+	@mkdir -p build
+	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+build/test_%: test/test_%.c $(HEADERS)
+	@mkdir -p build
+	$(CC) $(CFLAGS) $< -o $@ $(LIBS) -lcmocka
+build/bench_%: test/bench_%.c $(HEADERS)
+	@mkdir -p build
+	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+# The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of bad input.
+build/train_gpt_cpp: train_gpt.c $(HEADERS)
+	@mkdir -p build
+	OMPI_CXX=g++ mpicxx -x c++ -std=gnu++17 -O1 -march=native -fopenmp $(WARN) -DOMPI_SKIP_MPICXX -I. $< -o $@ $(LIBS)
+build/train_gpt_sanitized: train_gpt.c $(HEADERS)
+	@mkdir -p build
+	$(CC) -std=gnu11 -O1 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined -fno-sanitize-recover=all -I. $< -o $@ $(LIBS)
+sanitize: build/train_gpt_sanitized
+
+## lint         formatting and static analysis; part of `make test`
+lint:
+	@scripts/lint.sh
+## format       rewrites the sources as .clang-format says
+format:
+	clang-format -i *.c *.h test/*.c
+
+## bench        speed of a training step against this machine's BLAS, on GPT-2 124M shapes
+bench: train_gpt build/bench_ops
+	@python3 scripts/bench.py
+bench-ops: build/bench_ops
+	@build/bench_ops
+## bench-peers  the same shapes against current PyTorch, in a virtual environment that it makes
+bench-peers: train_gpt
+	@scripts/bench_peers.sh
+
+## clean        removes what was built
+clean:
+	rm -rf build train_gpt
+
+help:
+	@grep -h '^## ' $(MAKEFILE_LIST) | cut -c4-

@@ -1,0 +1,167 @@
+// base.h: the ground floor. What every room needs and no room owns: ending with a message and an exit code,
+// element types, counter-based random numbers, checksums, clocks, checked integers.
+//
+// Failure rules (used everywhere): a user's mistake, a bad file or a lack of resources goes through die(), which says
+// once, on stderr: rank, host, file:line, what was expected, what was found, and a hint. assert() is for our own errors only.
+#ifndef BASE_H
+#define BASE_H
+
+#include <assert.h>   // programmer errors
+#include <errno.h>    // strerror in messages
+#include <inttypes.h> // PRId64
+#include <stddef.h>   // offsetof
+#include <math.h>     // Box-Muller
+#include <stdarg.h>   // die(...)
+#include <stdbool.h>  // bool in C11
+#include <stdint.h>   // fixed widths for file formats
+#include <stdio.h>    // messages
+#include <stdlib.h>   // exit, malloc
+#include <string.h>   // memcpy
+#include <time.h>     // clock_gettime
+#include <unistd.h>   // gethostname
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Exit codes: a fixed interface for scripts.
+enum { EXIT_DONE = 0, EXIT_INPUT = 2, EXIT_RESOURCES = 3, EXIT_PEER = 4 };
+
+// Who speaks in messages. comm.h fills it in as soon as MPI is up; `abort_job` then ends all ranks, so nobody waits for the dead.
+// Most mistakes are found by all ranks at once, so rank 0 speaks first and the others give it a head start.
+typedef struct {
+    int rank, ranks;
+    void (*abort_job)(int code); // NULL before the job has peers
+} Speaker;
+static Speaker speaker = {0, 1, NULL};
+
+#define die(code, hint, ...) die_at(__FILE__, __LINE__, (code), (hint), __VA_ARGS__)
+__attribute__((noreturn, format(printf, 5, 6))) static inline void die_at(const char *file, int line, int code, const char *hint, const char *format, ...) {
+    if (speaker.rank) { usleep(1500000); } // ended by rank 0 meanwhile, if it found the same
+    char host[64] = "?";
+    gethostname(host, sizeof host - 1);
+    char message[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    const char *name = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
+    fflush(stdout);
+    fprintf(stderr, "train_gpt: rank %d on %s, %s:%d: %s%s%s\n", speaker.rank, host, name, line, message, hint && *hint ? "\n  hint: " : "", hint ? hint : "");
+    fflush(stderr);
+    if (speaker.abort_job && speaker.ranks > 1) { speaker.abort_job(code); }
+    _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone
+}
+
+static inline void *checked_malloc(size_t bytes, const char *what) {
+    void *p = malloc(bytes ? bytes : 1);
+    if (!p) { die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence", "cannot allocate %zu bytes for %s", bytes, what); }
+    return p;
+}
+static inline void *checked_calloc(size_t count, size_t size, const char *what) {
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) { die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence", "cannot allocate %zu x %zu bytes for %s", count, size, what); }
+    return p;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Element types of what is stored and sent. Accumulation is always fp32, norms are fp64.
+typedef enum { DTYPE_FP32, DTYPE_BF16 } DType;
+static inline size_t dtype_size(DType dtype) { return dtype == DTYPE_BF16 ? 2 : 4; }
+static inline const char *dtype_name(DType dtype) { return dtype == DTYPE_BF16 ? "bf16" : "fp32"; }
+
+// bf16 is the upper half of an fp32; rounding is to nearest even, and a NaN stays a NaN.
+static inline float bf16_to_float(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline uint16_t float_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) { return (uint16_t)((bits >> 16) | 0x40u); }
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Small arithmetic
+static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Part `index` of `parts` contiguous, nearly equal parts of n things begins here (index = parts: the end).
+static inline int64_t part_begin(int64_t n, int64_t parts, int64_t index) { return n * index / parts; }
+
+static inline double seconds_now(void) { // monotonic: jumps of the wall clock do not matter
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Counter-based random numbers: a value is a function of (seed, stream, index) alone, never of the rank, the layout or
+// what was drawn before. The mixer is splitmix64's finaliser (Steele et al. 2014), applied once per input word.
+static inline uint64_t mix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+static inline uint64_t random_u64(uint64_t seed, uint64_t stream, uint64_t index) { return mix64(mix64(mix64(seed) ^ stream) ^ index); }
+static inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) { // in [0, 1)
+    return (double)(random_u64(seed, stream, index) >> 11) * 0x1p-53;
+}
+// Two independent normals (Box-Muller): numbers 2*pair and 2*pair + 1 of the stream.
+static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t pair, double out[2]) {
+    double radius = sqrt(-2.0 * log(1.0 - random_uniform(seed, stream, 2 * pair)));
+    double angle = 6.283185307179586 * random_uniform(seed, stream, 2 * pair + 1);
+    out[0] = radius * cos(angle);
+    out[1] = radius * sin(angle);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Checksum of files: four independent multiply-rotate lanes over 8-byte words (xxHash64's round), so it runs at memory
+// speed; not cryptographic. Feed any number of pieces; only the concatenation matters.
+typedef struct {
+    uint64_t lane[4], length;
+    unsigned char tail[32];
+} Checksum;
+static inline uint64_t checksum_round(uint64_t lane, uint64_t word) {
+    lane += word * 0xc2b2ae3d27d4eb4fu;
+    lane = (lane << 31) | (lane >> 33);
+    return lane * 0x9e3779b185ebca87u;
+}
+static inline Checksum checksum_begin(void) {
+    Checksum c;
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < 4; i++) { c.lane[i] = mix64((uint64_t)i); }
+    return c;
+}
+static inline void checksum_block(Checksum *c, const unsigned char *p) { // 32 bytes
+    for (int i = 0; i < 4; i++) {
+        uint64_t word;
+        memcpy(&word, p + 8 * i, 8);
+        c->lane[i] = checksum_round(c->lane[i], word);
+    }
+}
+static inline void checksum_add(Checksum *c, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    size_t held = (size_t)(c->length % 32);
+    c->length += bytes;
+    if (held) {
+        size_t take = bytes < 32 - held ? bytes : 32 - held;
+        memcpy(c->tail + held, p, take);
+        p += take, bytes -= take;
+        if (held + take < 32) { return; }
+        checksum_block(c, c->tail);
+    }
+    for (; bytes >= 32; p += 32, bytes -= 32) { checksum_block(c, p); }
+    if (bytes) { memcpy(c->tail, p, bytes); }
+}
+static inline uint64_t checksum_end(const Checksum *c) {
+    uint64_t h = mix64(c->length);
+    for (int i = 0; i < 4; i++) { h = checksum_round(h, c->lane[i]); }
+    for (size_t i = 0; i < c->length % 32; i++) { h = checksum_round(h, c->tail[i]); }
+    return mix64(h);
+}
+
+#endif

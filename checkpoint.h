@@ -1,0 +1,538 @@
+// checkpoint.h: models and training states on disk. Byte-level description: docs/formats.md.
+//
+// Model file  llm.c's format (magic 20240326; version 3 fp32, version 5 bf16): what --model reads and --export writes.
+// Checkpoint  a folder OUT/step_00000020: one state file per rank, and a manifest. A state file holds pieces of storages in
+//             global coordinates (state, storage, first element, count) in fp32, so any layout can read what any other wrote.
+//             The manifest (text) has the step, the data position, the counters, every file's size and checksum, and a
+//             checksum of itself in its last line.
+// Atomic      everything is written into OUT/step_00000020.tmp and fsynced, the manifest last; then the folder is renamed.
+//             What has no complete manifest does not count. A kill at any instant loses no complete checkpoint.
+// Untrusted   whatever is read is checked before use: sizes, ranges, checksums.
+#ifndef CHECKPOINT_H
+#define CHECKPOINT_H
+
+#include "dataloader.h" // data_map_file
+#include "zero.h"       // states
+
+#include <dirent.h>      // folders
+#include <fcntl.h>       // open
+#include <sys/file.h>    // flock
+#include <sys/stat.h>    // mkdir
+#include <sys/syscall.h> // renameat2
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing a file: to PATH.tmp, fsynced, renamed. The first error is kept; the caller asks once, at the end.
+typedef struct {
+    FILE *file;
+    Checksum sum;
+    char path[1200], temporary[1210];
+    int error; // errno of the first failure
+} FileWriter;
+
+static inline void writer_open(FileWriter *w, const char *path) {
+    memset(w, 0, sizeof *w);
+    w->sum = checksum_begin();
+    snprintf(w->path, sizeof w->path, "%s", path);
+    snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
+    w->file = fopen(w->temporary, "wb");
+    if (!w->file) { w->error = errno; }
+}
+static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
+    if (w->error || !bytes) { return; }
+    checksum_add(&w->sum, data, bytes);
+    if (fwrite(data, 1, bytes, w->file) != bytes) { w->error = errno ? errno : EIO; }
+}
+// Returns 0, or the errno of what failed; then nothing is left behind.
+static inline int writer_close(FileWriter *w) {
+    if (w->file) {
+        if (!w->error && (fflush(w->file) || fsync(fileno(w->file)))) { w->error = errno; }
+        if (fclose(w->file) && !w->error) { w->error = errno; }
+        if (!w->error && rename(w->temporary, w->path)) { w->error = errno; }
+        if (w->error) { unlink(w->temporary); }
+    }
+    return w->error;
+}
+static inline void sync_folder(const char *path) { // makes renames in it durable; best effort
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) { fsync(fd), close(fd); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Model files
+enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5 };
+
+// First element, in the file, of a layer of a tensor: all layers of a tensor lie together.
+static inline int64_t model_file_offset(const GptModel *m, TensorId tensor, int64_t layer) {
+    int64_t at = 0;
+    for (int t = 0; t < (int)tensor; t++) { at += m->tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? m->config.layers : 1); }
+    return at + layer * m->tensor_elements[tensor];
+}
+
+// Configuration and precision of a model file. Ends the program when it is none, or is torn.
+static inline GptConfig model_file_config(const char *path, DType *dtype) {
+    const char *hint = "--model takes a descriptor (d12, gpt2:124M, \"layers=6,...\") or a model file of llm.c's version 3 or 5";
+    size_t bytes;
+    void *map = data_map_file(path, "a model file", hint, &bytes);
+    int32_t h[8];
+    memcpy(h, map, sizeof h);
+    munmap(map, bytes);
+    if (h[0] != MODEL_MAGIC || (h[1] != MODEL_FP32 && h[1] != MODEL_BF16)) {
+        die(EXIT_INPUT, hint, "%s: expected magic %d and version 3 or 5, found %d and %d", path, MODEL_MAGIC, h[0], h[1]);
+    }
+    GptConfig c = {h[4], h[5], h[6], h[3], h[7], h[2]};
+    gpt_config_check(&c, path);
+    *dtype = h[1] == MODEL_BF16 ? DTYPE_BF16 : DTYPE_FP32;
+    GptModel m = gpt_model(c);
+    uint64_t expected = DATA_HEADER_BYTES + (uint64_t)m.parameters * dtype_size(*dtype);
+    if ((uint64_t)bytes != expected) {
+        die(EXIT_INPUT, "the file is cut off or of another format", "%s: expected %" PRIu64 " bytes, found %zu", path, expected, bytes);
+    }
+    return c;
+}
+
+// Fills the masters from a model file whose configuration the store's model has. Every rank calls it.
+static inline void model_file_load(const char *path, Store *s, DType dtype) {
+    size_t bytes;
+    char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
+    for (int storage = 0; storage < s->model->storages; storage++) {
+        TensorPart parts[TENSORS];
+        int n = gpt_storage_parts(s->model, storage, parts);
+        for (int i = 0; i < n; i++) {
+            const char *from = map + DATA_HEADER_BYTES + (size_t)model_file_offset(s->model, parts[i].tensor, parts[i].layer) * dtype_size(dtype);
+            float *to = store_state(s, STATE_MASTER, storage) + parts[i].offset;
+            if (dtype == DTYPE_FP32) { memcpy(to, from, (size_t)parts[i].elements * 4); }
+            for (int64_t e = 0; dtype == DTYPE_BF16 && e < parts[i].elements; e++) {
+                uint16_t half;
+                memcpy(&half, from + 2 * e, 2);
+                to[e] = bf16_to_float(half);
+            }
+        }
+    }
+    munmap(map, bytes);
+    store_masters_changed(s);
+}
+
+// Writes the model in the precision of its working parameters. Returns 0 or an errno. One rank calls it.
+static inline int model_file_write(const char *path, const Store *s) {
+    const GptConfig *c = &s->model->config;
+    int32_t header[256] = {MODEL_MAGIC,
+                           s->dtype == DTYPE_BF16 ? MODEL_BF16 : MODEL_FP32,
+                           (int32_t)c->max_seq_len,
+                           (int32_t)c->vocab,
+                           (int32_t)c->layers,
+                           (int32_t)c->heads,
+                           (int32_t)c->channels,
+                           (int32_t)c->padded_vocab};
+    FileWriter w;
+    writer_open(&w, path);
+    writer_add(&w, header, sizeof header);
+    for (int t = 0; t < TENSORS; t++) {
+        StorageClass storage_class = tensor_specs[t].storage;
+        for (int storage = 0; storage < s->model->storages; storage++) {
+            if (gpt_storage_class(s->model, storage) != storage_class) { continue; }
+            int64_t at = s->offset[storage] + s->model->tensor_offset[t];
+            const void *data = s->params ? (const void *)(s->params + at) : (const void *)(s->master + at);
+            writer_add(&w, data, (size_t)s->model->tensor_elements[t] * dtype_size(s->dtype));
+        }
+    }
+    return writer_close(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// State files: header { magic, version, pieces }, then the piece table, then the data in the same order.
+static const uint64_t STATE_MAGIC = 0x7470675f73746174; // "tatS_gpt"
+enum { STATE_VERSION = 1 };
+typedef struct {
+    uint64_t magic, version, pieces;
+} StateHeader;
+typedef struct {
+    int64_t state, storage, begin, count; // StateKind, storage number, elements [begin, begin + count) of it
+} StatePiece;
+
+// This rank's share of every state: the slices of the reduction. Returns 0 or an errno; sets size and checksum.
+static inline int state_file_write(const char *path, const Store *s, int member, uint64_t *bytes, uint64_t *checksum) {
+    FileWriter w;
+    writer_open(&w, path);
+    StateHeader header = {STATE_MAGIC, STATE_VERSION, 0};
+    for (int pass = 0; pass < 3; pass++) { // count, table, data
+        if (pass == 1) { writer_add(&w, &header, sizeof header); }
+        for (int kind = 0; kind < STATE_KINDS; kind++) {
+            for (int storage = 0; storage < s->model->storages && store_state(s, (StateKind)kind, storage); storage++) {
+                const int64_t *bounds = s->bounds + storage * (s->group->n + 1) + member;
+                StatePiece piece = {kind, storage, bounds[0], bounds[1] - bounds[0]};
+                if (pass == 0) { header.pieces++; }
+                if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
+                if (pass == 2) { writer_add(&w, store_state(s, (StateKind)kind, storage) + piece.begin, (size_t)piece.count * sizeof(float)); }
+            }
+        }
+    }
+    *bytes = w.sum.length, *checksum = checksum_end(&w.sum);
+    return writer_close(&w);
+}
+
+// Reads exactly n bytes into p and the checksum; false at the end of the file.
+static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
+    if (fread(p, 1, n, f) != n) { return false; }
+    checksum_add(sum, p, n);
+    return true;
+}
+static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
+    if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= s->model->storages) { return false; }
+    int64_t elements = gpt_storage_elements(s->model, (int)p->storage);
+    return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin && store_state(s, (StateKind)p->state, (int)p->storage);
+}
+
+// Copies every piece of a state file into the store. elements counts what was filled. False, with the reason: file not used.
+static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, uint64_t checksum, int64_t *elements, char *why, size_t why_bytes) {
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+        return false;
+    }
+    Checksum sum = checksum_begin();
+    StateHeader header;
+    uint64_t most = (uint64_t)STATE_KINDS * (uint64_t)s->model->storages;
+    bool good = read_checked(f, &sum, &header, sizeof header) && header.magic == STATE_MAGIC && header.version == STATE_VERSION && header.pieces <= most;
+    StatePiece *pieces = good ? (StatePiece *)checked_malloc((size_t)header.pieces * sizeof(StatePiece), "piece table") : NULL;
+    good = good && read_checked(f, &sum, pieces, (size_t)header.pieces * sizeof(StatePiece));
+    for (uint64_t i = 0; good && i < header.pieces; i++) {
+        good = state_piece_fits(s, &pieces[i]);
+        good = good && read_checked(f, &sum, store_state(s, (StateKind)pieces[i].state, (int)pieces[i].storage) + pieces[i].begin,
+                                    (size_t)pieces[i].count * sizeof(float));
+        *elements += good ? pieces[i].count : 0;
+    }
+    good = good && sum.length == bytes && checksum_end(&sum) == checksum;
+    if (!good) { snprintf(why, why_bytes, "%s: torn or changed (checksum, size or piece table)", path); }
+    free(pieces);
+    fclose(f);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Manifest
+enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16 };
+
+// Running statistics for --skip-loss-z and --skip-grad-z: the last values, as a ring.
+typedef struct {
+    int64_t count; // of all values so far
+    double values[OUTLIER_WINDOW];
+} OutlierWindow;
+
+// How many standard deviations a value lies above the last OUTLIER_WINDOW ones (itself included); NAN until there are so many.
+static inline double outlier_z(OutlierWindow *w, double value) {
+    w->values[w->count++ % OUTLIER_WINDOW] = value;
+    if (w->count < OUTLIER_WINDOW) { return NAN; }
+    double mean = 0, variance = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) { mean += w->values[i] / OUTLIER_WINDOW; }
+    for (int i = 0; i < OUTLIER_WINDOW; i++) { variance += (w->values[i] - mean) * (w->values[i] - mean) / OUTLIER_WINDOW; }
+    return variance > 0 ? (value - mean) / sqrt(variance) : 0;
+}
+
+// Where a run stands besides the states: what resuming needs.
+typedef struct {
+    int64_t step;     // updates taken or skipped
+    int64_t position; // samples consumed
+    int64_t updates;  // of the moments
+    OutlierWindow loss, norm;
+} Progress;
+
+typedef struct {
+    char *text;
+    size_t length, capacity;
+} TextBuffer;
+__attribute__((format(printf, 2, 3))) static inline void text_add(TextBuffer *t, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (t->length + (size_t)n + 1 > t->capacity) {
+        t->capacity = 2 * t->capacity + (size_t)n + 1024;
+        t->text = (char *)realloc(t->text, t->capacity);
+        if (!t->text) { die(EXIT_RESOURCES, NULL, "cannot hold a text of %zu bytes", t->capacity); }
+    }
+    va_start(args, format);
+    vsnprintf(t->text + t->length, (size_t)n + 1, format, args);
+    va_end(args);
+    t->length += (size_t)n;
+}
+
+static inline void manifest_add_window(TextBuffer *t, const char *name, const OutlierWindow *w) {
+    text_add(t, "%s %" PRId64, name, w->count);
+    for (int i = 0; i < OUTLIER_WINDOW && i < w->count; i++) { text_add(t, " %a", w->values[i]); }
+    text_add(t, "\n");
+}
+// A line of the manifest that begins with `key `, or NULL. Lines end with \n; the text with 0.
+static inline const char *manifest_line(const char *text, const char *key) {
+    size_t n = strlen(key);
+    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        if (!strncmp(line, key, n) && line[n] == ' ') { return line + n + 1; }
+    }
+    return NULL;
+}
+static inline bool manifest_int(const char *text, const char *key, int64_t *value) {
+    const char *line = manifest_line(text, key);
+    char *end = NULL;
+    if (line) { *value = strtoll(line, &end, 10); }
+    return line && end != line && *end == '\n' && *value >= 0;
+}
+static inline bool manifest_window(const char *text, const char *key, OutlierWindow *w) {
+    const char *line = manifest_line(text, key);
+    if (!line) { return false; }
+    char *end;
+    w->count = strtoll(line, &end, 10);
+    for (int i = 0; i < OUTLIER_WINDOW && i < w->count; i++) {
+        const char *at = end;
+        w->values[i] = strtod(at, &end);
+        if (end == at) { return false; }
+    }
+    return w->count >= 0 && *end == '\n';
+}
+
+static inline void manifest_add_model(TextBuffer *t, const Store *s) {
+    const GptConfig *c = &s->model->config;
+    text_add(
+        t, "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s\n",
+        c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, s->adam ? "adamw" : "sgd");
+}
+
+// The whole text is checked against the checksum in its last line. Returns NULL, with the reason, when it is not complete.
+static inline char *manifest_read(const char *folder, char *why, size_t why_bytes) {
+    char path[1100];
+    snprintf(path, sizeof path, "%s/manifest", folder);
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+        return NULL;
+    }
+    char *text = (char *)checked_malloc(MANIFEST_MAX + 1, "manifest");
+    size_t n = fread(text, 1, MANIFEST_MAX, f);
+    fclose(f);
+    text[n] = 0;
+    char *last = n > 1 && strlen(text) == n && text[n - 1] == '\n' ? (char *)memrchr(text, '\n', n - 1) : NULL;
+    unsigned long long found = 0;
+    bool good = last && sscanf(last, "\nchecksum %16llx\n", &found) == 1;
+    if (good) {
+        Checksum sum = checksum_begin();
+        checksum_add(&sum, text, (size_t)(last + 1 - text));
+        good = checksum_end(&sum) == found;
+    }
+    if (!good) {
+        snprintf(why, why_bytes, "%s: torn or changed", path);
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Folders
+static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step, const char *suffix) {
+    snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);
+}
+// Removes a checkpoint's folder and the files in it (there are no folders inside).
+static inline void folder_remove(const char *path) {
+    DIR *d = opendir(path);
+    if (!d) { return; }
+    for (struct dirent *e; (e = readdir(d));) {
+        if (e->d_name[0] != '.') { unlinkat(dirfd(d), e->d_name, 0); }
+    }
+    closedir(d);
+    rmdir(path);
+}
+static inline int compare_i64_descending(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+// Steps that have a checkpoint folder, newest first; the caller frees.
+static inline int64_t *checkpoint_list(const char *out, int *count) {
+    int64_t *steps = NULL;
+    int capacity = 0;
+    *count = 0;
+    DIR *d = opendir(out);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char *end = e->d_name;
+        long long step = strncmp(e->d_name, "step_", 5) ? -1 : strtoll(e->d_name + 5, &end, 10);
+        if (step < 0 || *end || end == e->d_name + 5) { continue; }
+        if (*count == capacity) {
+            capacity = 2 * capacity + 16;
+            steps = (int64_t *)realloc(steps, (size_t)capacity * sizeof(int64_t));
+            if (!steps) { die(EXIT_RESOURCES, NULL, "too many checkpoints in %s", out); }
+        }
+        steps[(*count)++] = step;
+    }
+    if (d) { closedir(d); }
+    if (steps) { qsort(steps, (size_t)*count, sizeof *steps, compare_i64_descending); }
+    return steps;
+}
+
+// Makes OUT, takes its lock (a second run in the same folder stops here), removes what a crash left half-written. A run
+// that does not resume moves an earlier run's checkpoints into OUT/earlier-N: nothing is lost, and nothing is mixed up.
+// Rank 0 calls it; the lock lasts as long as the process.
+static inline void out_folder_prepare(const char *out, bool resume) {
+    char path[1100], target[1200];
+    if (mkdir(out, 0777) && errno != EEXIST) { die(EXIT_RESOURCES, "--out names a folder that can be made", "cannot make %s: %s", out, strerror(errno)); }
+    snprintf(path, sizeof path, "%s/lock", out);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out, strerror(errno)); }
+    if (flock(fd, LOCK_EX | LOCK_NB)) { die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out); }
+    DIR *d = opendir(out);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, "step_", 5) || n < 5 || strcmp(e->d_name + n - 4, ".tmp")) { continue; }
+        snprintf(path, sizeof path, "%s/%s", out, e->d_name);
+        folder_remove(path);
+    }
+    if (d) { closedir(d); }
+    int count;
+    int64_t *steps = checkpoint_list(out, &count);
+    if (count && !resume) {
+        int n = 1;
+        do { snprintf(target, sizeof target, "%s/earlier-%d", out, n++); } while (mkdir(target, 0777) && errno == EEXIST);
+        printf("note: %d checkpoints of an earlier run moved to %s (to go on from them: --resume 1)\n", count, target);
+        for (int i = 0; i < count; i++) {
+            checkpoint_folder(path, sizeof path, out, steps[i], "");
+            char moved[1300];
+            snprintf(moved, sizeof moved, "%s%s", target, strrchr(path, '/'));
+            if (rename(path, moved)) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", path, strerror(errno)); }
+        }
+    }
+    free(steps);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Saving and loading. All ranks call these; they agree on the outcome.
+
+// One rank's report on its state file.
+typedef struct {
+    double failed, bytes, checksum_high, checksum_low;
+} StateReport;
+
+static inline int manifest_write(const char *folder, const Store *s, const Progress *p, const char *flags, const StateReport *reports) {
+    TextBuffer t = {NULL, 0, 0};
+    text_add(&t, "train_gpt checkpoint 1\n");
+    manifest_add_model(&t, s);
+    text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
+    manifest_add_window(&t, "losses", &p->loss);
+    manifest_add_window(&t, "norms", &p->norm);
+    text_add(&t, "flags %s\nfiles %d\n", flags, s->group->n);
+    for (int r = 0; r < s->group->n; r++) {
+        text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
+    }
+    Checksum sum = checksum_begin();
+    checksum_add(&sum, t.text, t.length);
+    text_add(&t, "checksum %016llx\n", (unsigned long long)checksum_end(&sum));
+    char path[1100];
+    snprintf(path, sizeof path, "%s/manifest", folder);
+    FileWriter w;
+    writer_open(&w, path);
+    writer_add(&w, t.text, t.length);
+    free(t.text);
+    return writer_close(&w);
+}
+
+// Puts the finished folder in its place; where an older one of the same step is in the way, the two are exchanged at once.
+static inline int folder_publish(const char *temporary, const char *path, const char *out) {
+    sync_folder(temporary);
+    int error = 0;
+    if (rename(temporary, path)) {
+        error = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, 2 /* RENAME_EXCHANGE */) ? errno : 0;
+        if (!error) { folder_remove(temporary); }
+    }
+    sync_folder(out);
+    return error;
+}
+
+static inline void checkpoints_prune(const char *out, int64_t keep) {
+    int count;
+    int64_t *steps = checkpoint_list(out, &count);
+    for (int64_t i = keep; keep && i < count; i++) {
+        char path[1100];
+        checkpoint_folder(path, sizeof path, out, steps[i], "");
+        folder_remove(path);
+    }
+    free(steps);
+}
+
+// Saves OUT/step_N. A failure (disk full, folder gone) is a warning: returns false, and training goes on.
+static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep, const char *flags, char *path, size_t path_bytes) {
+    char temporary[1100], file[1200];
+    Comm *comm = s->comm;
+    checkpoint_folder(path, path_bytes, out, p->step, "");
+    checkpoint_folder(temporary, sizeof temporary, out, p->step, ".tmp");
+    if (comm->rank == 0) { folder_remove(temporary); }
+    int made = comm->rank == 0 && mkdir(temporary, 0777) ? errno : 0;
+    comm_broadcast(comm, &made, sizeof made, 0);
+    snprintf(file, sizeof file, "%s/state_%05d", temporary, s->group->me);
+    uint64_t bytes = 0, checksum = 0;
+    int error = made ? made : state_file_write(file, s, s->group->me, &bytes, &checksum);
+    StateReport mine = {(double)error, (double)bytes, (double)(checksum >> 32), (double)(checksum & 0xffffffffu)};
+    StateReport *reports = (StateReport *)checked_calloc((size_t)comm->ranks, sizeof(StateReport), "checkpoint");
+    comm_all_gather_small(comm, &mine, reports, sizeof mine);
+    for (int r = 0; r < comm->ranks && !error; r++) { error = (int)reports[r].failed; }
+    if (comm->rank == 0 && !error) { error = manifest_write(temporary, s, p, flags, reports); }
+    if (comm->rank == 0 && !error) { error = folder_publish(temporary, path, out); }
+    comm_broadcast(comm, &error, sizeof error, 0);
+    if (comm->rank == 0 && error) {
+        folder_remove(temporary);
+        fprintf(stderr, "warning: checkpoint %s not saved: %s; training goes on, the exit code will be %d\n", path, strerror(error), EXIT_RESOURCES);
+    }
+    if (comm->rank == 0 && !error) { checkpoints_prune(out, keep); }
+    free(reports);
+    return !error;
+}
+
+// Fills the store and progress from one checkpoint; false with the reason when it is not complete, not valid or of another model.
+static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, char *why, size_t why_bytes) {
+    char *text = manifest_read(folder, why, why_bytes);
+    if (!text) { return false; }
+    TextBuffer model = {NULL, 0, 0};
+    manifest_add_model(&model, s);
+    const char *line = manifest_line(text, "model");
+    int64_t files = 0, elements = 0, expected = 0;
+    bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
+    if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.200s", folder, line ? line : "?"); }
+    bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
+                manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
+                files <= MANIFEST_FILES;
+    if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
+    for (int64_t i = 0; good && i < files; i++) {
+        char key[32], path[1200];
+        snprintf(key, sizeof key, "file%" PRId64, i);
+        snprintf(path, sizeof path, "%s/state_%05" PRId64, folder, i);
+        unsigned long long bytes = 0, checksum = 0;
+        const char *entry = manifest_line(text, key);
+        good = entry && sscanf(entry, "%llu %16llx", &bytes, &checksum) == 2;
+        if (!good) { snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i); }
+        good = good && state_file_read(path, s, bytes, checksum, &elements, why, why_bytes);
+    }
+    for (int kind = 0; kind < STATE_KINDS; kind++) { expected += store_state(s, (StateKind)kind, 0) ? s->model->parameters : 0; }
+    if (good && elements != expected) {
+        snprintf(why, why_bytes, "%s: holds %" PRId64 " elements, expected %" PRId64, folder, elements, expected), good = false;
+    }
+    free(model.text), free(text);
+    return good;
+}
+
+// Loads the newest valid checkpoint of OUT; ends the program with exit code 2 when there is none.
+static inline void checkpoint_resume(const char *out, Store *s, Progress *p, char *path, size_t path_bytes) {
+    int count = 0;
+    int64_t *steps = s->comm->rank == 0 ? checkpoint_list(out, &count) : NULL;
+    comm_broadcast(s->comm, &count, sizeof count, 0);
+    for (int i = 0; i < count; i++) {
+        int64_t step = s->comm->rank == 0 ? steps[i] : 0;
+        comm_broadcast(s->comm, &step, sizeof step, 0);
+        checkpoint_folder(path, path_bytes, out, step, "");
+        char why[1400] = "";
+        bool good = checkpoint_load(path, s, p, why, sizeof why);
+        if (comm_agree_min(s->comm, good)) {
+            for (int storage = 0; storage < s->model->storages; storage++) { s->updates[storage] = p->updates; }
+            store_masters_changed(s);
+            free(steps);
+            return;
+        }
+        if (!good) { fprintf(stderr, "warning: rank %d skips checkpoint %s: %s\n", s->comm->rank, path, why); }
+    }
+    die(EXIT_INPUT, "--out must hold a checkpoint of this model; without --resume 1 a new run starts", "no valid checkpoint in %s (%d tried)", out, count);
+}
+
+#endif

@@ -1,0 +1,629 @@
+// comm.h: messages between ranks. Collectives and point-to-point over MPI, non-blocking, deterministic, counted.
+//
+// A collective is our own sequence of MPI point-to-point messages, so what is sent, over which link, and in which order sums
+// are taken depends on no library, setting or timing.
+//
+// Data       A collective over a group of n members divides an array into n slices by n + 1 ascending element bounds; slice i
+//            belongs to member i and may be empty.
+// Levels     A group whose members lie on several nodes, equally many (more than one) on each, works on two levels: inside
+//            nodes, and between members of the same place in their nodes; a slice then crosses to each other node exactly
+//            once. All other groups work as if they were one node.
+// Sums       reduce: the members of a node in member order, then the nodes in their order; always in fp32. wire bf16: every
+//            contribution (the owner's own too) and every node's sum is rounded to bf16 first, to nearest even.
+// Progress   Collectives run one after another in the order of their start, which must be the same on all their members; the
+//            head of the queue moves whenever comm_progress() is called (ops call it between tiles) or somebody waits.
+//            Reductions go piece by piece through the staging buffer, two pieces at a time. Sends and receives start at once.
+// Invariants From start to completion a buffer belongs to its operation. Nothing is allocated after comm_allocate(). One
+//            thread calls everything here. A failure, or a wait beyond timeout_s, ends all ranks with EXIT_PEER and a message
+//            that names the operation, the unit and the step.
+#ifndef COMM_H
+#define COMM_H
+
+#define OMPI_SKIP_MPICXX 1 // the C interface only
+#include <mpi.h>           // point-to-point messages
+#include <sched.h>         // sched_yield
+
+#include "base.h" // die, DType
+
+typedef enum { COMM_ALL_GATHER, COMM_REDUCE_SCATTER, COMM_ALL_REDUCE, COMM_ALL_TO_ALL, COMM_SEND, COMM_KINDS } CommKind;
+typedef enum { LINK_INTRA, LINK_INTER, LINK_KINDS } CommLink; // inside a node, between nodes
+static const char *const comm_kind_names[COMM_KINDS] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"};
+static const char *const comm_link_names[LINK_KINDS] = {"intra", "inter"};
+
+enum {
+    COMM_QUEUE = 1024,         // collectives started and not completed
+    COMM_MESSAGES = 256,       // sends and receives likewise
+    COMM_SLOTS = 2,            // pieces of a reduction in flight
+    COMM_PART_BYTES = 1 << 30, // of one MPI message: its counts are ints
+    TAG_LOCAL = 1,             // messages of collectives: inside a node (or one level), between nodes
+    TAG_NODES = 2,
+    TAG_MESSAGE = 16 // of point-to-point messages: from here on
+};
+
+// An ordered list of distinct ranks, seen from one of them (or from outside: me = -1). Member i is the local[i]-th on node[i].
+typedef struct {
+    int n, me;
+    int *ranks;        // [n]
+    int *node, *local; // [n]
+    int nodes, locals; // 1 x n: one level
+    int *at;           // [nodes][locals] member
+} Group;
+
+typedef int64_t CommHandle; // 0 is complete
+
+typedef struct {
+    CommKind kind;
+    int unit; // label
+    int64_t step;
+    const char *what;
+    const Group *group;
+    const int64_t *bounds, *recv_bounds;
+    const char *in;
+    char *out;
+    size_t element_bytes;
+    DType wire;
+    int phase; // 0 not begun; then what it waits for
+} CommOp;
+
+typedef struct {
+    int state; // of a slot: 0 free, 1 waits for contributions, 2 waits for other nodes' sums
+    int64_t piece;
+    int requests; // in use
+    MPI_Request *request;
+} CommSlot;
+
+typedef struct {
+    int rank, ranks;
+    int node, nodes, local_rank, local_ranks; // local: on this machine, whatever --ranks-per-node says
+    int *node_of;                             // [ranks]
+    bool oversubscribed;                      // more local ranks than cores: waiting sleeps
+    double timeout_s;                         // 0: none
+    double waited_s;
+    int64_t bytes[COMM_KINDS][LINK_KINDS]; // sent by this rank since comm_reset_counters()
+    // label of what is started next
+    const char *what;
+    int unit;
+    int64_t step;
+    // private
+    MPI_Comm world, setup;
+    CommOp queue[COMM_QUEUE]; // ring: operations first .. started - 1 are not complete
+    int64_t first, started;
+    CommSlot slot[COMM_SLOTS];
+    int request_room;
+    int64_t next_piece, done_pieces, piece_elements;
+    char *staging;
+    size_t staging_bytes;
+    MPI_Request message[COMM_MESSAGES];
+    const float **sources; // [ranks]
+} Comm;
+static Comm *comm_running; // for comm_progress(), which takes no argument
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Starting and ending
+static inline void comm_abort_job(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
+
+static inline void comm_check(const Comm *c, int error, const char *doing) {
+    if (error == MPI_SUCCESS) { return; }
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int n;
+    MPI_Error_string(error, text, &n);
+    const CommOp *op = &c->queue[c->first % COMM_QUEUE];
+    die(EXIT_PEER, "another rank has ended; its message says why", "%s of %s %d, step %" PRId64 ", failed in %s: %s",
+        c->first < c->started ? comm_kind_names[op->kind] : "message", op->what ? op->what : "?", op->unit, op->step, doing, text);
+}
+
+// Starts MPI and fills in rank and ranks. All ranks.
+static inline void comm_start(Comm *c, int *argc, char ***argv) {
+    memset(c, 0, sizeof *c);
+    int provided;
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &c->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &c->ranks);
+    speaker.rank = c->rank, speaker.ranks = c->ranks, speaker.abort_job = comm_abort_job;
+    MPI_Comm_dup(MPI_COMM_WORLD, &c->world);
+    MPI_Comm_dup(MPI_COMM_WORLD, &c->setup);
+    MPI_Comm_set_errhandler(c->world, MPI_ERRORS_RETURN);
+    MPI_Comm here;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &here);
+    MPI_Comm_rank(here, &c->local_rank);
+    MPI_Comm_size(here, &c->local_ranks);
+    int leader = c->rank;
+    MPI_Bcast(&leader, 1, MPI_INT, 0, here);
+    MPI_Comm_free(&here);
+    c->node_of = (int *)checked_calloc((size_t)c->ranks, sizeof(int), "ranks");
+    c->sources = (const float **)checked_calloc((size_t)c->ranks, sizeof(float *), "ranks");
+    MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->setup);
+    c->oversubscribed = c->local_ranks > sysconf(_SC_NPROCESSORS_ONLN);
+    for (int i = 0; i < COMM_MESSAGES; i++) { c->message[i] = MPI_REQUEST_NULL; }
+    comm_running = c;
+}
+
+// Numbers the nodes: as the hosts are (ranks_per_node 0), or so many consecutive ranks each. All ranks.
+static inline void comm_place(Comm *c, int ranks_per_node) {
+    int nodes = 0;
+    for (int r = 0; r < c->ranks; r++) {
+        if (ranks_per_node) {
+            c->node_of[r] = r / ranks_per_node;
+        } else { // the leader's rank becomes the node's number, in order of first appearance
+            int leader = c->node_of[r];
+            c->node_of[r] = leader == r ? nodes : c->node_of[leader];
+        }
+        nodes = (int)max_i64(nodes, c->node_of[r] + 1);
+    }
+    c->node = c->node_of[c->rank], c->nodes = nodes;
+}
+
+// The buffers of reductions; nothing is allocated later. staging_bytes 0: a single rank, which needs none.
+static inline void comm_allocate(Comm *c, size_t staging_bytes) {
+    c->staging_bytes = staging_bytes;
+    c->staging = (char *)checked_calloc(staging_bytes, 1, "staging");
+    int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES); // arrays of up to 64 GiB in one operation
+    c->request_room = (int)(4 * c->ranks + 4 * parts);
+    for (int i = 0; i < COMM_SLOTS; i++) { c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_room, sizeof(MPI_Request), "requests"); }
+}
+static inline void comm_end(Comm *c) {
+    comm_running = NULL;
+    for (int i = 0; i < COMM_SLOTS; i++) { free(c->slot[i].request); }
+    free(c->staging), free(c->node_of), free(c->sources);
+    MPI_Comm_free(&c->world), MPI_Comm_free(&c->setup);
+    MPI_Finalize();
+}
+static inline void comm_reset_counters(Comm *c) { memset(c->bytes, 0, sizeof c->bytes); }
+
+// Says what the operations started from here on are about.
+static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Groups
+
+// The group of these distinct ranks in this order. Pure, but for memory: group_free() gives it back.
+static inline Group group_make(const int *ranks, int n, int my_rank, const int *node_of) {
+    Group g = {n, -1, NULL, NULL, NULL, 0, 0, NULL};
+    size_t bytes = (size_t)n * sizeof(int);
+    g.ranks = (int *)checked_malloc(bytes, "group"), g.node = (int *)checked_malloc(bytes, "group");
+    g.local = (int *)checked_malloc(bytes, "group"), g.at = (int *)checked_malloc(bytes, "group");
+    memcpy(g.ranks, ranks, bytes);
+    for (int i = 0; i < n; i++) { // position of the node among the group's nodes, and of the member on it
+        if (ranks[i] == my_rank) { g.me = i; }
+        g.node[i] = g.nodes, g.local[i] = 0;
+        for (int j = 0; j < i; j++) {
+            if (node_of[ranks[j]] == node_of[ranks[i]]) { g.node[i] = g.node[j], g.local[i]++; }
+        }
+        if (g.node[i] == g.nodes) { g.nodes++; }
+        g.locals = (int)max_i64(g.locals, g.local[i] + 1);
+    }
+    bool even = g.nodes > 1 && g.locals > 1 && g.nodes * g.locals == n;
+    if (!even) { g.nodes = 1, g.locals = n; }
+    for (int i = 0; i < n; i++) { g.at[even ? g.node[i] * g.locals + g.local[i] : i] = i; }
+    return g;
+}
+static inline void group_free(Group *g) {
+    free(g->ranks), free(g->node), free(g->local), free(g->at);
+    memset(g, 0, sizeof *g);
+}
+// Place of a member on the levels on which the group works.
+static inline int group_node(const Group *g, int i) { return g->nodes == 1 ? 0 : g->node[i]; }
+static inline int group_local(const Group *g, int i) { return g->nodes == 1 ? i : g->local[i]; }
+static inline int group_at(const Group *g, int node, int local) { return g->at[node * g->locals + local]; }
+static inline CommLink group_link(const Group *g, int a, int b) { return g->node[a] == g->node[b] ? LINK_INTRA : LINK_INTER; }
+
+// Visits what one member sends in a phase of a collective: phase 0 of an all-gather and phase 1 of a reduction go between
+// nodes, the others inside. A slice of `elements` travels from member `me` to `to`.
+static inline void comm_count(const Group *g, int me, int to, int64_t elements, size_t element_bytes, int64_t bytes[LINK_KINDS]) {
+    if (to != me) { bytes[group_link(g, me, to)] += elements * (int64_t)element_bytes; }
+}
+
+// Predicts what a collective adds to the counters of `member`: bytes[link] += what it sends. Pure. element_bytes is
+// dtype_size(wire) for reductions; bounds are the send bounds of an all-to-all.
+static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, const int64_t *bounds, size_t element_bytes, int64_t bytes[LINK_KINDS]) {
+    int node = group_node(g, member), local = group_local(g, member);
+    bool reduces = kind == COMM_REDUCE_SCATTER || kind == COMM_ALL_REDUCE, gathers = kind == COMM_ALL_GATHER || kind == COMM_ALL_REDUCE;
+    for (int i = 0; i < g->n; i++) {
+        int64_t elements = bounds[i + 1] - bounds[i];
+        int i_node = group_node(g, i), i_local = group_local(g, i);
+        if (kind == COMM_ALL_TO_ALL) { comm_count(g, member, i, elements, element_bytes, bytes); }
+        // a contribution to slice i goes to my node's member in the owner's place, which sends the node's sum to the owner
+        if (reduces) { comm_count(g, member, group_at(g, node, i_local), elements, element_bytes, bytes); }
+        if (reduces && i_local == local && i_node != node) { comm_count(g, member, i, elements, element_bytes, bytes); }
+    }
+    int64_t mine = bounds[member + 1] - bounds[member];
+    for (int n = 0; gathers && n < g->nodes; n++) { // my slice to the other nodes, then what came from there inside mine
+        comm_count(g, member, group_at(g, n, local), mine, element_bytes, bytes);
+        int owner = group_at(g, n, local);
+        for (int l = 0; l < g->locals; l++) { comm_count(g, member, group_at(g, node, l), bounds[owner + 1] - bounds[owner], element_bytes, bytes); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sums
+enum { SUM_BLOCK = 4096 };
+
+// out(n) = sources[0] + sources[1] + ..., in this order, in fp32. out may be one of the sources.
+static inline void comm_sum(float *out, const float **sources, int count, int64_t n) {
+    float sum[SUM_BLOCK];
+    for (int64_t at = 0; at < n; at += SUM_BLOCK) {
+        int64_t m = min_i64(SUM_BLOCK, n - at);
+        memcpy(sum, sources[0] + at, (size_t)m * sizeof(float));
+        for (int k = 1; k < count; k++) {
+            const float *x = sources[k] + at;
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) { sum[i] += x[i]; }
+        }
+        memcpy(out + at, sum, (size_t)m * sizeof(float));
+    }
+}
+static inline void comm_round(float *out, const float *in, int64_t n) { // the fp32 values that bf16 can hold
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) { out[i] = bf16_to_float(float_to_bf16(in[i])); }
+}
+static inline void comm_pack(uint16_t *out, const float *in, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) { out[i] = float_to_bf16(in[i]); }
+}
+// In place, from the end: the n bf16 values at the front of the buffer become n floats.
+static inline void comm_unpack_in_place(void *buffer, int64_t n) {
+    const uint16_t *in = (const uint16_t *)buffer;
+    float *out = (float *)buffer;
+    for (int64_t i = n - 1; i >= 0; i--) {
+        uint16_t half;
+        memcpy(&half, in + i, 2);
+        float x = bf16_to_float(half);
+        memcpy(out + i, &x, 4);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Messages. Those longer than an int can count are cut into parts; both sides cut alike.
+static inline void comm_post(Comm *c, CommSlot *slot, bool send, int rank, int tag, const void *data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += COMM_PART_BYTES) {
+        assert(slot->requests < c->request_room);
+        char *part = (char *)(uintptr_t)data + at;
+        int n = (int)min_i64(COMM_PART_BYTES, bytes - at);
+        MPI_Request *request = &slot->request[slot->requests++];
+        comm_check(c, send ? MPI_Isend(part, n, MPI_BYTE, rank, tag, c->world, request) : MPI_Irecv(part, n, MPI_BYTE, rank, tag, c->world, request),
+                   "a message");
+    }
+}
+static inline void comm_post_send(Comm *c, CommSlot *slot, const CommOp *op, int to, int tag, const void *data, int64_t bytes) {
+    c->bytes[op->kind][group_link(op->group, op->group->me, to)] += bytes;
+    comm_post(c, slot, true, op->group->ranks[to], tag, data, bytes);
+}
+static inline void comm_post_recv(Comm *c, CommSlot *slot, const CommOp *op, int from, int tag, void *data, int64_t bytes) {
+    comm_post(c, slot, false, op->group->ranks[from], tag, data, bytes);
+}
+// Have all messages of the slot completed?
+static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
+    int done = 1;
+    if (slot->requests) { comm_check(c, MPI_Testall(slot->requests, slot->request, &done, MPI_STATUSES_IGNORE), "a message"); }
+    if (done) { slot->requests = 0; }
+    return done != 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reductions. A piece is the same range [first, first + count) of every slice. For it, the member in place (node, local)
+//   1. sends, inside its node, its contribution to every slice to the member with the owner's local place, and receives
+//      theirs to the slices of all owners with its own local place (one on each node); sums them in member order;
+//   2. sends those sums to the owners on the other nodes, receives theirs for its own slice; sums them in node order.
+// Regions of a slot in staging, in segments of piece_elements floats:
+//   contributions [nodes][locals - 1] | sums [nodes] | received sums [nodes] | bf16 only: to send [n], own rounded [nodes]
+static inline int64_t comm_segments(const Group *g, DType wire) {
+    int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
+    return contributions + 2 * g->nodes + (wire == DTYPE_BF16 ? g->n + g->nodes : 0);
+}
+typedef enum { STAGED_CONTRIBUTIONS, STAGED_SUMS, STAGED_RECEIVED, STAGED_SENT, STAGED_OWN } CommRegion;
+static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot *slot, CommRegion region, int index) {
+    const Group *g = op->group;
+    int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
+    int64_t begin[] = {0, contributions, contributions + g->nodes, contributions + 2 * g->nodes, contributions + 2 * g->nodes + g->n};
+    int64_t segment = (slot - c->slot) * comm_segments(g, op->wire) + begin[region] + index;
+    return (float *)(void *)c->staging + segment * c->piece_elements;
+}
+// Elements of member i's slice that belong to a piece; *first: where they begin in the array.
+static inline int64_t comm_piece(const Comm *c, const CommOp *op, int i, int64_t piece, int64_t *first) {
+    *first = op->bounds[i] + piece * c->piece_elements;
+    return max_i64(0, min_i64(c->piece_elements, op->bounds[i + 1] - *first));
+}
+static inline int64_t comm_pieces(const Comm *c, const CommOp *op) {
+    int64_t longest = 0;
+    for (int i = 0; i < op->group->n; i++) { longest = max_i64(longest, op->bounds[i + 1] - op->bounds[i]); }
+    return ceil_div(longest, c->piece_elements);
+}
+
+static inline void comm_reduce_begin(Comm *c, const CommOp *op) {
+    c->next_piece = c->done_pieces = 0;
+    c->piece_elements = (int64_t)c->staging_bytes / 4 / COMM_SLOTS / comm_segments(op->group, op->wire) / 16 * 16;
+    if (c->piece_elements < 16) { die(EXIT_RESOURCES, NULL, "staging buffer of %zu bytes is too small for %d ranks", c->staging_bytes, op->group->n); }
+}
+
+// Step 1 of a piece: posts its contributions.
+static inline void comm_reduce_local(Comm *c, const CommOp *op, CommSlot *slot) {
+    const Group *g = op->group;
+    int node = group_node(g, g->me), local = group_local(g, g->me);
+    size_t size = dtype_size(op->wire);
+    int64_t first;
+    slot->piece = c->next_piece++, slot->state = 1, slot->requests = 0;
+    for (int l = 0, index = 0; l < g->locals; l++) {
+        for (int n = 0; n < g->nodes && l != local; n++, index++) {
+            int64_t count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
+            comm_post_recv(c, slot, op, group_at(g, node, l), TAG_LOCAL, comm_staged(c, op, slot, STAGED_CONTRIBUTIONS, index), count * (int64_t)size);
+        }
+    }
+    for (int l = 0; l < g->locals; l++) {
+        for (int n = 0; n < g->nodes && l != local; n++) {
+            int owner = group_at(g, n, l);
+            int64_t count = comm_piece(c, op, owner, slot->piece, &first);
+            const float *mine = (const float *)(const void *)op->in + first;
+            void *sent = comm_staged(c, op, slot, STAGED_SENT, op->wire == DTYPE_BF16 ? owner : 0);
+            if (op->wire == DTYPE_BF16) { comm_pack((uint16_t *)sent, mine, count); }
+            comm_post_send(c, slot, op, group_at(g, node, l), TAG_LOCAL, op->wire == DTYPE_BF16 ? sent : mine, count * (int64_t)size);
+        }
+    }
+}
+// Sums the contributions of my node to the slice piece of the owner on node n in my local place, into out.
+static inline void comm_reduce_sum_node(Comm *c, const CommOp *op, CommSlot *slot, int n, float *out) {
+    const Group *g = op->group;
+    int local = group_local(g, g->me);
+    int64_t first, count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
+    for (int l = 0; l < g->locals; l++) {
+        int index = (l < local ? l : l - 1) * g->nodes + n;
+        float *theirs = l == local ? NULL : comm_staged(c, op, slot, STAGED_CONTRIBUTIONS, index);
+        if (theirs && op->wire == DTYPE_BF16) { comm_unpack_in_place(theirs, count); }
+        c->sources[l] = theirs;
+    }
+    c->sources[local] = (const float *)(const void *)op->in + first;
+    if (op->wire == DTYPE_BF16 && g->n > 1) {
+        float *own = comm_staged(c, op, slot, STAGED_OWN, n);
+        comm_round(own, c->sources[local], count);
+        c->sources[local] = own;
+    }
+    comm_sum(out, c->sources, g->locals, count);
+}
+// Step 2: the sums of my node travel to the owners on other nodes.
+static inline void comm_reduce_nodes(Comm *c, const CommOp *op, CommSlot *slot) {
+    const Group *g = op->group;
+    int node = group_node(g, g->me), local = group_local(g, g->me);
+    int64_t first, size = (int64_t)dtype_size(op->wire), mine = comm_piece(c, op, g->me, slot->piece, &first);
+    slot->state = 2;
+    for (int n = 0; n < g->nodes; n++) {
+        if (n != node) { comm_post_recv(c, slot, op, group_at(g, n, local), TAG_NODES, comm_staged(c, op, slot, STAGED_RECEIVED, n), mine * size); }
+    }
+    for (int n = 0; n < g->nodes; n++) {
+        float *sum = comm_staged(c, op, slot, STAGED_SUMS, n);
+        int64_t count = comm_piece(c, op, group_at(g, n, local), slot->piece, &first);
+        comm_reduce_sum_node(c, op, slot, n, sum);
+        if (op->wire == DTYPE_BF16 && n == node) { comm_round(sum, sum, count); }
+        if (n == node) { continue; }
+        if (op->wire == DTYPE_BF16) { // packed in the segment it was received into; its contributions are summed already
+            void *packed = comm_staged(c, op, slot, STAGED_OWN, n);
+            comm_pack((uint16_t *)packed, sum, count);
+            comm_post_send(c, slot, op, group_at(g, n, local), TAG_NODES, packed, count * size);
+        } else {
+            comm_post_send(c, slot, op, group_at(g, n, local), TAG_NODES, sum, count * size);
+        }
+    }
+}
+static inline void comm_reduce_finish(Comm *c, const CommOp *op, CommSlot *slot) {
+    const Group *g = op->group;
+    int node = group_node(g, g->me);
+    int64_t first, count = comm_piece(c, op, g->me, slot->piece, &first);
+    float *out = (float *)(void *)op->out + first;
+    if (g->nodes == 1) {
+        comm_reduce_sum_node(c, op, slot, 0, out);
+    } else {
+        for (int n = 0; n < g->nodes; n++) {
+            float *sum = comm_staged(c, op, slot, n == node ? STAGED_SUMS : STAGED_RECEIVED, n);
+            if (n != node && op->wire == DTYPE_BF16) { comm_unpack_in_place(sum, count); }
+            c->sources[n] = sum;
+        }
+        comm_sum(out, c->sources, g->nodes, count);
+    }
+    slot->state = 0;
+    c->done_pieces++;
+}
+// Moves a reduction on; true when it is complete.
+static inline bool comm_reduce_progress(Comm *c, const CommOp *op) {
+    int64_t pieces = comm_pieces(c, op);
+    for (bool moved = true; moved && c->done_pieces < pieces;) {
+        moved = false;
+        for (int i = 0; i < COMM_SLOTS; i++) {
+            if (c->slot[i].state == 0 && c->next_piece < pieces) { comm_reduce_local(c, op, &c->slot[i]), moved = true; }
+        }
+        CommSlot *slot = &c->slot[c->done_pieces % COMM_SLOTS]; // the oldest piece
+        if (slot->state && comm_slot_done(c, slot)) {
+            bool last_step = op->group->nodes == 1 || slot->state == 2;
+            if (last_step) {
+                comm_reduce_finish(c, op, slot);
+            } else {
+                comm_reduce_nodes(c, op, slot);
+            }
+            moved = true;
+        }
+    }
+    return c->done_pieces == pieces;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// All-gather (first between nodes, then inside) and all-to-all; the messages of a step are posted together
+static inline char *comm_slice(const CommOp *op, int i, int64_t *bytes) {
+    bool packed = op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16; // at the front of the slice
+    *bytes = (op->bounds[i + 1] - op->bounds[i]) * (packed ? 2 : (int64_t)op->element_bytes);
+    return op->out + op->bounds[i] * (int64_t)op->element_bytes;
+}
+static inline void comm_gather_nodes(Comm *c, const CommOp *op, CommSlot *slot) {
+    const Group *g = op->group;
+    int64_t mine, theirs;
+    char *own = comm_slice(op, g->me, &mine);
+    for (int n = 0; n < g->nodes; n++) {
+        int peer = group_at(g, n, group_local(g, g->me));
+        char *slice = comm_slice(op, peer, &theirs);
+        if (peer != g->me) { comm_post_recv(c, slot, op, peer, TAG_NODES, slice, theirs), comm_post_send(c, slot, op, peer, TAG_NODES, own, mine); }
+    }
+}
+static inline void comm_gather_local(Comm *c, const CommOp *op, CommSlot *slot) {
+    const Group *g = op->group;
+    int node = group_node(g, g->me), local = group_local(g, g->me);
+    int64_t bytes;
+    for (int l = 0; l < g->locals; l++) {
+        int peer = group_at(g, node, l);
+        for (int n = 0; n < g->nodes && peer != g->me; n++) {
+            char *slice = comm_slice(op, group_at(g, n, l), &bytes);
+            comm_post_recv(c, slot, op, peer, TAG_LOCAL, slice, bytes);
+            slice = comm_slice(op, group_at(g, n, local), &bytes);
+            comm_post_send(c, slot, op, peer, TAG_LOCAL, slice, bytes);
+        }
+    }
+}
+static inline void comm_exchange(Comm *c, const CommOp *op, CommSlot *slot) {
+    const Group *g = op->group;
+    int64_t size = (int64_t)op->element_bytes;
+    for (int i = 0; i < g->n; i++) {
+        const char *sent = op->in + op->bounds[i] * size;
+        char *received = op->out + op->recv_bounds[i] * size;
+        int64_t out_bytes = (op->bounds[i + 1] - op->bounds[i]) * size, in_bytes = (op->recv_bounds[i + 1] - op->recv_bounds[i]) * size;
+        if (i == g->me) {
+            memcpy(received, sent, (size_t)out_bytes);
+            continue;
+        }
+        comm_post_recv(c, slot, op, i, TAG_LOCAL, received, in_bytes);
+        comm_post_send(c, slot, op, i, TAG_LOCAL, sent, out_bytes);
+    }
+}
+
+// An all-reduce in bf16 gathers bf16: each owner's result lies, packed, at the front of its slice; then all unpack.
+static inline void comm_pack_own(const CommOp *op) {
+    int64_t n = op->bounds[op->group->me + 1] - op->bounds[op->group->me];
+    float *slice = (float *)(void *)op->out + op->bounds[op->group->me];
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half = float_to_bf16(slice[i]);
+        memcpy((char *)slice + 2 * i, &half, 2);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Progress
+enum { PHASE_NEW, PHASE_REDUCE, PHASE_NODES, PHASE_LOCAL, PHASE_DONE };
+
+static inline bool comm_op_reduces(const CommOp *op) { return op->kind == COMM_REDUCE_SCATTER || op->kind == COMM_ALL_REDUCE; }
+static inline bool comm_op_gathers(const CommOp *op) { return op->kind == COMM_ALL_GATHER || op->kind == COMM_ALL_REDUCE; }
+
+// Begins the next phase that the operation has.
+static inline void comm_next_phase(Comm *c, CommOp *op) {
+    CommSlot *slot = &c->slot[0];
+    op->phase++;
+    slot->requests = 0;
+    if (op->phase == PHASE_REDUCE && comm_op_reduces(op)) { comm_reduce_begin(c, op); }
+    if (op->phase == PHASE_NODES && comm_op_gathers(op)) {
+        if (op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16 && op->group->n > 1) { comm_pack_own(op); }
+        comm_gather_nodes(c, op, slot);
+    }
+    if (op->phase == PHASE_LOCAL && comm_op_gathers(op)) { comm_gather_local(c, op, slot); }
+    if (op->phase == PHASE_LOCAL && op->kind == COMM_ALL_TO_ALL) { comm_exchange(c, op, slot); }
+    if (op->phase == PHASE_DONE && op->kind == COMM_ALL_REDUCE && op->wire == DTYPE_BF16 && op->group->n > 1) {
+        for (int i = 0; i < op->group->n; i++) { comm_unpack_in_place((float *)(void *)op->out + op->bounds[i], op->bounds[i + 1] - op->bounds[i]); }
+    }
+}
+
+// Moves what is in flight on. Cheap when nothing is.
+static inline void comm_progress(void) {
+    Comm *c = comm_running;
+    while (c && c->first < c->started) {
+        CommOp *op = &c->queue[c->first % COMM_QUEUE];
+        bool done = op->phase == PHASE_REDUCE && comm_op_reduces(op) ? comm_reduce_progress(c, op) : comm_slot_done(c, &c->slot[0]);
+        if (!done) { return; }
+        comm_next_phase(c, op);
+        if (op->phase == PHASE_DONE) { c->first++; }
+    }
+}
+
+// Text for messages: what this rank waits for. Calls nothing that a signal handler may not call but snprintf.
+static inline void comm_describe_waiting(const Comm *c, char *text, size_t bytes) {
+    const CommOp *op = &c->queue[c->first % COMM_QUEUE];
+    if (c->first < c->started) {
+        snprintf(text, bytes, "%s of %s %d, step %" PRId64, comm_kind_names[op->kind], op->what ? op->what : "?", op->unit, op->step);
+    } else {
+        snprintf(text, bytes, "no collective");
+    }
+}
+
+// One turn of waiting: polls, then yields, then (more ranks than cores) sleeps.
+static inline void comm_idle(Comm *c, int64_t turn, double since) {
+    if (turn > 200 || c->oversubscribed) { sched_yield(); }
+    if (turn > 2000 && c->oversubscribed) { usleep(50); }
+    if (turn % 1024 == 1023 && c->timeout_s > 0 && seconds_now() - since > c->timeout_s) {
+        char what[160];
+        comm_describe_waiting(c, what, sizeof what);
+        die(EXIT_PEER, "a rank is stuck or gone", "waited %.1f s in %s", seconds_now() - since, what);
+    }
+}
+
+// Returns when the operation is complete (and with it all that were started before it).
+static inline void comm_wait(Comm *c, CommHandle handle) {
+    double start = seconds_now();
+    for (int64_t turn = 0; c->first < handle; turn++) {
+        comm_progress();
+        if (c->first < handle) { comm_idle(c, turn, start); }
+    }
+    c->waited_s += seconds_now() - start;
+}
+static inline bool comm_test(Comm *c, CommHandle handle) {
+    comm_progress();
+    return c->first >= handle;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Collectives: every member of the group starts them, in one order. They return at once.
+static inline CommHandle comm_start_op(Comm *c, CommOp op) {
+    if (op.group->n == 1) { // nobody to talk to
+        if (op.in && op.in != op.out) { memcpy(op.out + op.bounds[0] * (int64_t)op.element_bytes, op.in, (size_t)(op.bounds[1] - op.bounds[0]) * op.element_bytes); }
+        return 0;
+    }
+    if (c->started - c->first == COMM_QUEUE) { comm_wait(c, c->first + 1); }
+    op.what = c->what, op.unit = c->unit, op.step = c->step, op.phase = PHASE_NEW;
+    assert(op.group->me >= 0);
+    c->queue[c->started++ % COMM_QUEUE] = op;
+    comm_progress();
+    return c->started;
+}
+// data: slice i is valid at member i; afterwards all of it, everywhere.
+static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, const int64_t *bounds, size_t element_bytes) {
+    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, 0};
+    return comm_start_op(c, op);
+}
+// out, at my slice's place, = the sum over the members of in. out may be in. Other slices of out are left alone.
+static inline CommHandle comm_reduce_scatter(Comm *c, const Group *g, const float *in, float *out, const int64_t *bounds, DType wire) {
+    CommOp op = {COMM_REDUCE_SCATTER, 0, 0, NULL, g, bounds, NULL, (const char *)in, (char *)out, sizeof(float), wire, 0};
+    return comm_start_op(c, op);
+}
+// data = the sum over the members of data, the same bits everywhere. wire bf16: the result has been rounded to bf16 too.
+static inline CommHandle comm_all_reduce(Comm *c, const Group *g, float *data, const int64_t *bounds, DType wire) {
+    CommOp op = {COMM_ALL_REDUCE, 0, 0, NULL, g, bounds, NULL, (const char *)data, (char *)data, sizeof(float), wire, 0};
+    return comm_start_op(c, op);
+}
+// Slice i of send goes to member i; the slice of recv from member i begins at recv_bounds[i].
+static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *send, const int64_t *send_bounds, void *recv, const int64_t *recv_bounds,
+                                         size_t element_bytes) {
+    CommOp op = {COMM_ALL_TO_ALL, 0, 0, NULL, g, send_bounds, recv_bounds, (const char *)send, (char *)recv, element_bytes, DTYPE_FP32, 0};
+    return comm_start_op(c, op);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Setup and scalars: small, blocking, not counted. All ranks of the job call them.
+static inline void comm_barrier(Comm *c) { MPI_Barrier(c->setup); }
+static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) { MPI_Bcast(data, (int)bytes, MPI_BYTE, root, c->setup); }
+// all[r] = rank r's `mine`, of `bytes` each
+static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) {
+    MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, c->setup);
+}
+// data: elements bounds[r] .. bounds[r + 1] - 1 are valid at rank r; afterwards all of them, everywhere
+static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) {
+    for (int r = 0; r < c->ranks && c->ranks > 1; r++) { MPI_Bcast(data + bounds[r], (int)(bounds[r + 1] - bounds[r]), MPI_DOUBLE, r, c->setup); }
+}
+static inline int comm_agree(Comm *c, int value, MPI_Op op) {
+    int result = value;
+    MPI_Allreduce(&value, &result, 1, MPI_INT, op, c->setup);
+    return result;
+}
+static inline int comm_agree_max(Comm *c, int value) { return comm_agree(c, value, MPI_MAX); }
+static inline int comm_agree_min(Comm *c, int value) { return comm_agree(c, value, MPI_MIN); }
+
+#endif

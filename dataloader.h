@@ -1,0 +1,458 @@
+// dataloader.h: the data room. Token shards on disk -> batches of (inputs, targets); token numbers -> text.
+//
+// Files      llm.c's formats, little-endian, with a header of 256 int32:
+//            shard      magic 20240520, version 1, token count n; then n uint16 tokens
+//            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text id (version 2); then per token one length
+//                       byte (1-255) and that many bytes. Decodes only.
+// Stream     all shards of a pattern, in byte order of their names, joined into tokens 0 .. n-1. They are mapped, not
+//            copied. A shard must not be changed while it is in use: cutting it off ends the program with SIGBUS.
+// Window     T inputs and T targets, the targets being the tokens one further on. A window is a number:
+//            continuous  window w begins at token (w T) mod n, and what meets the end goes on at token 0
+//            document    a document begins at each end-of-text token (tokens before the first one are a document too);
+//                        it is cut from its beginning into windows of T targets. The last is padded: inputs with
+//                        end-of-text, targets with -1 (masked). No target crosses into the next document, so a document
+//                        of k tokens has k - 1 targets and ceil((k - 1) / T) windows.
+// Sample     the position of a run is one integer g, counted over the whole run:
+//            shuffle 0   continuous: window g; document: window g mod W
+//            shuffle 1   window permutation_e(g mod W) in epoch e = g div W, from (seed, e) alone. For continuous windows
+//                        W = (n - 1) div T: those that do not wrap
+// Invariants after dataset_open nothing is allocated or changed; every function of a const Dataset may be called by any
+//            thread of any rank, and gives every rank the same answer. Nothing here communicates. Files are untrusted:
+//            every length and every token is checked when a file is opened.
+#ifndef DATALOADER_H
+#define DATALOADER_H
+
+#include "base.h" // die, mix64, random_u64
+
+#include <fcntl.h>    // open
+#include <glob.h>     // patterns of shards
+#include <sys/mman.h> // mmap
+#include <sys/stat.h> // fstat
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the file formats are little-endian and read as they are"
+#endif
+
+enum {
+    DATA_HEADER_BYTES = 1024,
+    SHARD_MAGIC = 20240520,
+    SHARD_MAGIC_LLAMA3 = 20240801, // uint32 tokens: refused by name
+    TOKENIZER_MAGIC = 20240328,
+    GPT2_EOT = 50256,
+    DATA_VOCAB_MAX = 65536,        // what uint16 can hold
+    TARGET_BITS = 24,         // of a document window's table entry; the other 40 are its first token
+    PERMUTATION_ROUNDS = 64   // 2^-64 of all positions are never moved; the largest stream has 2^40
+};
+static const uint64_t PERMUTATION_STREAM = 0x73687566666c65; // "shuffle": keeps these numbers apart from other rooms'
+#define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
+
+typedef enum { WINDOWS_CONTINUOUS, WINDOWS_DOCUMENT } WindowKind;
+
+typedef struct {
+    const char *flag;   // the flag that gave the pattern, for messages: "--train"
+    int64_t T;          // tokens of a sample
+    int32_t vocab;      // tokens must be below this
+    int32_t eot;        // end-of-text token; used by document windows only
+    WindowKind windows;
+    bool shuffle;
+    uint64_t seed;      // of the shuffle
+} DatasetOptions;
+
+typedef struct {
+    void *map;              // the whole file
+    size_t bytes;
+    const uint16_t *tokens; // inside the map
+    int64_t begin, count;   // place in the stream; count > 0
+} TokenShard;
+
+typedef struct {
+    DatasetOptions options;
+    TokenShard *shards;   // by begin
+    int shard_count;
+    int64_t tokens;  // n
+    int64_t windows; // W: whole windows (continuous) or all windows (document). 0 is possible for continuous, unshuffled ones
+    uint64_t *table; // document windows: first token << TARGET_BITS | number of real targets; else NULL
+} Dataset;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files
+
+// Maps a file read-only. It must be a regular file with at least a header. Sets bytes; the caller unmaps.
+static inline void *data_map_file(const char *path, const char *what, const char *hint, size_t *bytes) {
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // not blocked by a pipe with nobody at its other end
+    if (fd < 0) { die(EXIT_INPUT, hint, "%s: cannot open %s: %s", path, what, strerror(errno)); }
+    struct stat info;
+    if (fstat(fd, &info) != 0) { die(EXIT_INPUT, hint, "%s: cannot stat %s: %s", path, what, strerror(errno)); }
+    if (!S_ISREG(info.st_mode)) {
+        die(EXIT_INPUT, hint, "%s: expected %s, found %s", path, what,
+            S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)" : "no regular file");
+    }
+    if (info.st_size < DATA_HEADER_BYTES) {
+        die(EXIT_INPUT, hint, "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path, what,
+            (int)DATA_HEADER_BYTES, (int64_t)info.st_size);
+    }
+    *bytes = (size_t)info.st_size;
+    void *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED) { die(EXIT_RESOURCES, "free address space or memory", "%s: cannot map %zu bytes: %s", path, *bytes, strerror(errno)); }
+    close(fd);
+    return map;
+}
+
+// First index i in 0 .. count-1 with a token >= low and <= high, or count. Whole blocks are passed over by vector code.
+static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t low, int32_t high) {
+    enum { BLOCK = 256 }; // a constant trip count, so that -O2 vectorises too
+    int64_t i = 0;
+    uint16_t first = (uint16_t)low, width = (uint16_t)(high - low);
+    for (; i + BLOCK <= count; i += BLOCK) {
+        uint16_t found = 0;
+        for (int j = 0; j < BLOCK; j++) { found |= (uint16_t)((uint16_t)(tokens[i + j] - first) <= width); }
+        if (found) { break; }
+    }
+    while (i < count && (tokens[i] < low || tokens[i] > high)) { i++; }
+    return i;
+}
+
+// Checks a shard's header, size and tokens. Returns its token count, which may be 0.
+static inline int64_t shard_check(const char *path, const void *map, size_t bytes, int32_t vocab) {
+    int32_t header[3];
+    memcpy(header, map, sizeof header);
+    if (header[0] == SHARD_MAGIC_LLAMA3) {
+        die(EXIT_INPUT, DATA_HINT, "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, uint32), which are not supported",
+            path, (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
+    }
+    if (header[0] != SHARD_MAGIC) {
+        die(EXIT_INPUT, DATA_HINT, "%s: expected a shard of tokens (magic %d), found magic %d", path, (int)SHARD_MAGIC, (int)header[0]);
+    }
+    if (header[1] != 1) { die(EXIT_INPUT, DATA_HINT, "%s: expected shard version 1, found %d", path, (int)header[1]); }
+    int64_t count = header[2];
+    if (count < 0) { die(EXIT_INPUT, DATA_HINT, "%s: expected a token count >= 0, found %" PRId64, path, count); }
+    if (bytes != (size_t)DATA_HEADER_BYTES + 2 * (size_t)count) {
+        die(EXIT_INPUT, "the file is cut off or damaged: make or copy it again", "%s: expected %" PRId64 " bytes for %" PRId64 " tokens, found %zu", path,
+            DATA_HEADER_BYTES + 2 * count, count, bytes);
+    }
+    const uint16_t *tokens = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES);
+    int64_t bad = vocab >= DATA_VOCAB_MAX ? count : find_token(tokens, count, vocab, DATA_VOCAB_MAX - 1);
+    if (bad < count) {
+        die(EXIT_INPUT, "the shard was made with a larger vocabulary than the model has: change one of them",
+            "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path, (int)vocab, (int)tokens[bad], bad);
+    }
+    return count;
+}
+
+static inline int data_compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// Maps and checks every shard that matches, in name order whatever the locale; fills shards, shard_count and tokens.
+static inline void dataset_map(Dataset *ds, const char *pattern) {
+    glob_t names;
+    memset(&names, 0, sizeof names);
+    int flags = GLOB_NOSORT;
+#ifdef GLOB_BRACE
+    flags |= GLOB_BRACE; // a list: "{one,two}.bin"
+#endif
+    int failed = glob(pattern, flags, NULL, &names);
+    if (failed == GLOB_NOSPACE) { die(EXIT_RESOURCES, "", "%s %s: no memory to list the files", ds->options.flag, pattern); }
+    if (failed || names.gl_pathc == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected shards of tokens, found no such file", ds->options.flag, pattern); }
+    qsort(names.gl_pathv, names.gl_pathc, sizeof *names.gl_pathv, data_compare_names);
+    ds->shards = (TokenShard *)checked_calloc(names.gl_pathc, sizeof(TokenShard), "the list of shards");
+    for (size_t i = 0; i < names.gl_pathc; i++) {
+        TokenShard shard;
+        shard.map = data_map_file(names.gl_pathv[i], "a shard of tokens", DATA_HINT, &shard.bytes);
+        posix_madvise(shard.map, shard.bytes, POSIX_MADV_SEQUENTIAL);
+        shard.count = shard_check(names.gl_pathv[i], shard.map, shard.bytes, ds->options.vocab);
+        posix_madvise(shard.map, shard.bytes, POSIX_MADV_NORMAL);
+        shard.tokens = (const uint16_t *)((const char *)shard.map + DATA_HEADER_BYTES);
+        shard.begin = ds->tokens;
+        if (shard.count) { ds->shards[ds->shard_count++] = shard; } else { munmap(shard.map, shard.bytes); }
+        ds->tokens += shard.count;
+    }
+    globfree(&names);
+    if (ds->tokens < 2) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected at least 2 tokens, found %" PRId64, ds->options.flag, pattern, ds->tokens); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Document windows: the table
+
+// First end-of-text token at or after `at`, or n. The hint `shard` moves along, for calls with growing `at`.
+static inline int64_t next_document(const Dataset *ds, int64_t at, int *shard) {
+    for (; *shard < ds->shard_count; (*shard)++) {
+        const TokenShard *s = &ds->shards[*shard];
+        int64_t offset = max_i64(at - s->begin, 0);
+        if (offset >= s->count) { continue; }
+        offset += find_token(s->tokens + offset, s->count - offset, ds->options.eot, ds->options.eot);
+        if (offset < s->count) { return s->begin + offset; }
+    }
+    return ds->tokens;
+}
+
+// Appends the windows of the document in tokens begin .. end-1; a document of one token has none.
+static inline void add_document(Dataset *ds, int64_t begin, int64_t end, size_t *room) {
+    for (int64_t at = begin; at + 1 < end; at += ds->options.T) {
+        if ((size_t)ds->windows == *room) {
+            *room = 2 * *room + 1024;
+            void *table = realloc(ds->table, *room * sizeof *ds->table);
+            if (!table) { die(EXIT_RESOURCES, "use --windows continuous or fewer shards", "cannot allocate a table of %zu document windows", *room); }
+            ds->table = (uint64_t *)table;
+        }
+        ds->table[ds->windows++] = (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
+    }
+}
+
+// Builds table and windows: 8 bytes a window, one pass over the stream.
+static inline void find_documents(Dataset *ds, const char *pattern) {
+    DatasetOptions o = ds->options;
+    if (o.eot < 0 || o.eot >= o.vocab) {
+        die(EXIT_INPUT, "give the --tokenizer of the shards, or use --windows continuous",
+            "--windows document: expected an end-of-text token below the vocabulary of %d, found %d", (int)o.vocab, (int)o.eot);
+    }
+    size_t room = 0;
+    int shard = 0;
+    int64_t end = next_document(ds, 0, &shard);
+    if (end == ds->tokens) {
+        die(EXIT_INPUT, "use --windows continuous, or prepare the shards with documents",
+            "%s %s: expected documents that begin with token %d, found none in %" PRId64 " tokens", o.flag, pattern, (int)o.eot, ds->tokens);
+    }
+    add_document(ds, 0, end, &room);
+    while (end < ds->tokens) {
+        int64_t begin = end;
+        end = next_document(ds, begin + 1, &shard);
+        add_document(ds, begin, end, &room);
+    }
+    if (ds->windows == 0) {
+        die(EXIT_INPUT, DATA_HINT, "%s %s: expected a document of 2 tokens or more, found only documents of 1 token", o.flag, pattern);
+    }
+    void *fitted = realloc(ds->table, (size_t)ds->windows * sizeof *ds->table);
+    if (fitted) { ds->table = (uint64_t *)fitted; }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Open and close
+
+// Opens every shard that matches the pattern (glob, with {one,two} lists). Any rank calls, alone or with the others.
+// Ends the program with EXIT_INPUT, naming the file, when a file or an option is wrong. Reads each shard once, to check it.
+static inline Dataset dataset_open(const char *pattern, DatasetOptions options) {
+    Dataset ds;
+    memset(&ds, 0, sizeof ds);
+    ds.options = options;
+    if (options.T < 1 || options.T >= INT64_C(1) << 22) {
+        die(EXIT_INPUT, "", "--seq-len: expected 1 to %d, found %" PRId64, (1 << 22) - 1, options.T);
+    }
+    if (options.vocab < 1) { die(EXIT_INPUT, "", "expected a vocabulary of at least 1, found %d", (int)options.vocab); }
+    dataset_map(&ds, pattern);
+    if (ds.tokens >= INT64_C(1) << 40) { // so that no product below and no table entry overflows
+        die(EXIT_INPUT, "use fewer shards", "%s %s: expected fewer than 2^40 tokens, found %" PRId64, options.flag, pattern, ds.tokens);
+    }
+    if (options.windows == WINDOWS_DOCUMENT) { find_documents(&ds, pattern); } else { ds.windows = (ds.tokens - 1) / options.T; }
+    if (options.shuffle && ds.windows == 0) {
+        die(EXIT_INPUT, "use a smaller --seq-len, more data or --shuffle 0",
+            "%s %s: expected at least one window of %" PRId64 " tokens and one more to shuffle, found %" PRId64 " tokens", options.flag, pattern,
+            options.T, ds.tokens);
+    }
+    return ds;
+}
+
+static inline void dataset_close(Dataset *ds) {
+    for (int i = 0; i < ds->shard_count; i++) { munmap(ds->shards[i].map, ds->shards[i].bytes); }
+    free(ds->shards);
+    free(ds->table);
+    memset(ds, 0, sizeof *ds);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Samples and windows
+
+// Where x of 0 .. count-1 goes in the permutation that key chooses; a bijection for every count >= 1.
+// Swap-or-not (Hoang, Morris, Rogaway 2012): a round pairs each x with pivot - x and a coin of the pair says whether the
+// two change places. So every round is a bijection on any count, nothing is stored and nothing is tried again.
+static inline int64_t permutation(uint64_t key, int64_t count, int64_t x) {
+    uint64_t n = (uint64_t)count, place = (uint64_t)x;
+    for (uint64_t round = 0; round < PERMUTATION_ROUNDS; round++) {
+        uint64_t round_key = mix64(key + round), pivot = round_key % n;
+        uint64_t partner = pivot >= place ? pivot - place : pivot + n - place;
+        uint64_t coin = mix64(round_key ^ (place > partner ? place : partner)) >> 63;
+        place = coin ? partner : place;
+    }
+    return (int64_t)place;
+}
+
+// Whole windows: what an epoch, a private run's draw or a validation "-1" ranges over. 0 if a stream is shorter than T + 1.
+static inline int64_t dataset_whole_windows(const Dataset *ds) { return ds->windows; }
+
+// Window number of sample g >= 0 of the run.
+static inline int64_t dataset_window(const Dataset *ds, int64_t g) {
+    assert(g >= 0);
+    if (ds->options.shuffle) {
+        uint64_t key = random_u64(ds->options.seed, PERMUTATION_STREAM, (uint64_t)(g / ds->windows));
+        return permutation(key, ds->windows, g % ds->windows);
+    }
+    return ds->options.windows == WINDOWS_DOCUMENT ? g % ds->windows : g;
+}
+
+// Real (not masked) targets of a window, 1 .. T. Document windows are 0 .. W-1; continuous ones may be any number >= 0.
+static inline int64_t dataset_window_targets(const Dataset *ds, int64_t window) {
+    assert(window >= 0 && (!ds->table || window < ds->windows));
+    return ds->table ? (int64_t)(ds->table[window] & ((1u << TARGET_BITS) - 1)) : ds->options.T;
+}
+
+// Real targets of sample g, without reading its tokens: the sum over a step's samples divides the step's loss on any rank.
+static inline int64_t dataset_targets(const Dataset *ds, int64_t g) { return dataset_window_targets(ds, dataset_window(ds, g)); }
+
+// out(count) = tokens at .. at+count-1 of the stream, 0 <= at < n; after token n-1 comes token 0, any number of times.
+static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, int32_t *out) {
+    int low = 0, high = ds->shard_count; // the shard that holds `at` is in low .. high-1
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (ds->shards[middle].begin <= at) { low = middle; } else { high = middle; }
+    }
+    for (int s = low; count > 0; s = s + 1 < ds->shard_count ? s + 1 : 0) {
+        const TokenShard *shard = &ds->shards[s];
+        int64_t piece = min_i64(count, shard->count - (at - shard->begin));
+        const uint16_t *in = shard->tokens + (at - shard->begin);
+        for (int64_t i = 0; i < piece; i++) { out[i] = in[i]; }
+        out += piece, count -= piece, at += piece;
+        if (at == ds->tokens) { at = 0; }
+    }
+}
+
+// inputs(T), targets(T) of one window.
+static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_t *inputs, int32_t *targets) {
+    int64_t T = ds->options.T, n = ds->tokens, real = dataset_window_targets(ds, window), held = min_i64(real + 1, T);
+    int64_t begin = ds->table ? (int64_t)(ds->table[window] >> TARGET_BITS) : window % n * T % n; // n T < 2^62
+    dataset_copy(ds, begin, held, inputs);
+    memcpy(targets, inputs + 1, (size_t)(held - 1) * sizeof *targets);
+    if (real == T) { dataset_copy(ds, (begin + T) % n, 1, targets + T - 1); }
+    for (int64_t i = held; i < T; i++) { inputs[i] = ds->options.eot; }
+    for (int64_t i = real; i < T; i++) { targets[i] = -1; }
+}
+
+// inputs(count, T), targets(count, T) of the samples g .. g+count-1.
+static inline void dataset_fill(const Dataset *ds, int64_t g, int64_t count, int32_t *inputs, int32_t *targets) {
+    int64_t T = ds->options.T;
+    for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, dataset_window(ds, g + i), inputs + i * T, targets + i * T); }
+}
+
+// inputs(count, T), targets(count, T) of the windows listed.
+static inline void dataset_fill_windows(const Dataset *ds, const int64_t *windows, int64_t count, int32_t *inputs, int32_t *targets) {
+    int64_t T = ds->options.T;
+    for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, windows[i], inputs + i * T, targets + i * T); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tokenizer: what text a token stands for
+
+typedef struct {
+    int32_t vocab;       // tokens known here; 0 without a file, unless tokens are bytes
+    int32_t eot;         // end-of-text token; -1 if unknown
+    bool from_file;      // then end-of-text stands for no text; without a file every token below 256 is one byte
+    uint32_t *begin;     // (vocab) place of a token's length byte in text; its bytes follow
+    unsigned char *text;
+} Tokenizer;
+
+#define TOKENIZER_HINT "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
+
+// Checks the header; sets vocab and eot.
+static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
+    int32_t header[4];
+    memcpy(header, map, sizeof header);
+    if (header[0] != TOKENIZER_MAGIC) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a tokenizer (magic %d), found magic %d", path, (int)TOKENIZER_MAGIC, (int)header[0]);
+    }
+    if (header[1] != 1 && header[1] != 2) { die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected tokenizer version 1 or 2, found %d", path, (int)header[1]); }
+    t->vocab = header[2];
+    t->eot = header[1] == 1 ? (int32_t)GPT2_EOT : header[3];
+    if (t->vocab < 1 || t->vocab > DATA_VOCAB_MAX) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a vocabulary of 1 to %d, found %d", path, (int)DATA_VOCAB_MAX, (int)t->vocab);
+    }
+    if (t->eot < 0 || t->eot >= t->vocab) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the vocabulary of %d, found %d", path, (int)t->vocab, (int)t->eot);
+    }
+}
+
+// Finds where each token begins in text(size); every length is checked against what is left.
+static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) {
+    t->begin = (uint32_t *)checked_calloc((size_t)t->vocab, sizeof *t->begin, "the tokenizer");
+    size_t at = 0;
+    for (int32_t id = 0; id < t->vocab; id++) {
+        if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
+            die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, (int)id, (int)t->vocab,
+                at < size && t->text[at] == 0 ? "none" : "the end of the file");
+        }
+        t->begin[id] = (uint32_t)at;
+        at += 1 + (size_t)t->text[at];
+    }
+    if (at != size) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected the end of the file after %d tokens (%zu bytes), found more", path, (int)t->vocab,
+            DATA_HEADER_BYTES + at);
+    }
+}
+
+// Without a file: tokens of a vocabulary up to 256 are bytes, with end-of-text 0; of a larger one nothing is known, except
+// that 50256 ends a text where the vocabulary has it.
+static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    t.vocab = vocab <= 256 ? vocab : 0;
+    t.eot = vocab <= 256 ? 0 : vocab > GPT2_EOT ? (int32_t)GPT2_EOT : -1;
+    t.text = (unsigned char *)checked_malloc(2 * 256, "the tokenizer");
+    for (int i = 0; i < 256; i++) { t.text[2 * i] = 1, t.text[2 * i + 1] = (unsigned char)i; }
+    tokenizer_index(&t, "", 2 * (size_t)t.vocab);
+    return t;
+}
+
+// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank calls; a bad file ends the program with EXIT_INPUT.
+static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
+    if (!path) { return tokenizer_of_bytes(vocab); }
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    t.from_file = true;
+    size_t bytes;
+    void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
+    tokenizer_header(&t, path, map);
+    size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1; // the 1: too long is seen as such
+    if (size > most) { size = most; }
+    t.text = (unsigned char *)checked_malloc(size, "the tokenizer");
+    memcpy(t.text, (const char *)map + DATA_HEADER_BYTES, size);
+    munmap(map, bytes);
+    tokenizer_index(&t, path, size);
+    return t;
+}
+
+static inline void tokenizer_close(Tokenizer *t) {
+    free(t->begin);
+    free(t->text);
+    memset(t, 0, sizeof *t);
+}
+
+// The bytes of a token, not ended by a zero, and their number; NULL and 0 for a token that is not known (-1 too).
+static inline const unsigned char *tokenizer_decode(const Tokenizer *t, int32_t id, int *length) {
+    bool known = id >= 0 && id < t->vocab;
+    *length = known ? t->text[t->begin[id]] : 0;
+    return known ? t->text + t->begin[id] + 1 : NULL;
+}
+
+// Bytes of text that a token stands for: none for end-of-text and for what is not known.
+static inline int tokenizer_bytes(const Tokenizer *t, int32_t id) {
+    int length;
+    tokenizer_decode(t, id, &length);
+    return t->from_file && id == t->eot ? 0 : length;
+}
+
+// Bytes that targets(count) stand for together, masked ones (-1) none: for bits per byte. 0 if the text is not known.
+static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *targets, int64_t count) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; i++) { sum += tokenizer_bytes(t, targets[i]); }
+    return sum;
+}
+
+// Writes a token's text. Control characters except newline and tab come out as \xNN, so a sample cannot drive a terminal;
+// other bytes go out as they are, since a character may be spread over several tokens. A token that is not known: [id].
+static inline void tokenizer_print(const Tokenizer *t, int32_t id, FILE *out) {
+    int length;
+    const unsigned char *bytes = tokenizer_decode(t, id, &length);
+    if (!bytes) { fprintf(out, "[%d]", (int)id); }
+    for (int i = 0; i < length; i++) {
+        bool control = (bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7f;
+        if (control) { fprintf(out, "\\x%02x", bytes[i]); } else { fputc(bytes[i], out); }
+    }
+}
+
+#endif

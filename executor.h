@@ -1,0 +1,248 @@
+// executor.h: runs a schedule. The one place where actions become work: MODEL computes, STORE holds states, COMM moves them.
+//
+// Buffers    boundary[u]  input of unit u (rows*T, C) in storage precision, u = 1 .. L+1: all that survives of a forward
+//                         pass under --recompute block
+//            blocks       activations inside blocks: one set per block, or a single one under --recompute block
+//            gradient[2]  gradients of boundaries, in turns: unit u writes one while its weight part still reads the other
+//            work         what a block's input part leaves for its weight part
+// All of it is taken once, in executor_make; executor_bytes says beforehand how much.
+// A micro-batch's loss is summed per sample, in fp64; samples are added in the order of their numbers, so the loss of a step
+// is the same for every layout.
+#ifndef EXECUTOR_H
+#define EXECUTOR_H
+
+#include "dataloader.h" // samples
+#include "zero.h"       // states
+
+typedef struct {
+    const GptModel *model;
+    Stream *stream;
+    Store *store;
+    const UnitMap *map;
+    int64_t T, rows; // largest shapes
+    bool recompute;
+    DType dtype;
+    // activations
+    void **boundary;   // [units]
+    BlockActs *blocks; // [layers or 1]
+    HeadActs head;
+    int32_t *tokens, *targets; // (rows, T) on the device
+    // buffers
+    BlockGradients work;
+    Real *gradient[2];
+    Real *input, *output;        // a block's input and output in compute precision, where that differs from storage precision
+    Real *logits;                // (Vp) one row, for generation
+    char *activations, *buffers; // the allocations all of these lie in
+    // host
+    int32_t *host_tokens, *host_targets;
+    float *host_losses; // (rows*T)
+    const Real **held;  // [storages] acquired parameters
+    int current;        // gradient[current] belongs to the boundary that backward has reached
+} Executor;
+
+// What one pass works on.
+typedef struct {
+    const Dataset *data;
+    int64_t first_sample;  // number of the pass's first sample in the run
+    int64_t samples;       // of this pass; rows beyond are left out
+    double *sample_losses; // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
+    float scale;           // of the loss: 1 / targets of the step
+    bool training;         // false: only losses
+} Pass;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory
+static inline void executor_carve_activations(Executor *e, Arena *a) {
+    int64_t N = e->rows * e->T, C = e->model->config.channels;
+    for (int u = 1; u < e->model->units; u++) { e->boundary[u] = arena_take(a, (size_t)(N * C) * dtype_size(e->dtype)); }
+    for (int b = 0; b < (e->recompute ? 1 : e->model->config.layers); b++) { e->blocks[b] = gpt_block_acts(a, &e->model->config, N); }
+    e->head = gpt_head_acts(a, &e->model->config, N);
+    e->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
+    e->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
+}
+static inline void executor_carve_buffers(Executor *e, Arena *a) {
+    int64_t N = e->rows * e->T, C = e->model->config.channels;
+    e->work = gpt_block_gradients(a, &e->model->config, N);
+    e->gradient[0] = arena_reals(a, N * C), e->gradient[1] = arena_reals(a, N * C);
+    e->input = e->output = NULL;
+    if (store_converts(e->dtype)) { e->input = arena_reals(a, N * C), e->output = arena_reals(a, N * C); }
+    e->logits = arena_reals(a, e->model->config.padded_vocab);
+}
+
+// Makes the executor for at most `rows` sequences of T tokens. allocate = false only counts: activation and buffer bytes.
+static inline Executor executor_make(const GptModel *m, const UnitMap *map, Store *store, Stream *stream, DType dtype, int64_t rows, int64_t T, bool recompute,
+                                     bool allocate, size_t *activation_bytes, size_t *buffer_bytes) {
+    Executor e;
+    memset(&e, 0, sizeof e);
+    e.model = m, e.map = map, e.store = store, e.stream = stream, e.dtype = dtype, e.rows = rows, e.T = T, e.recompute = recompute;
+    e.boundary = (void **)checked_calloc((size_t)m->units, sizeof(void *), "executor");
+    e.blocks = (BlockActs *)checked_calloc((size_t)m->config.layers, sizeof(BlockActs), "executor");
+    e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
+    Arena activations = {NULL, 0}, buffers = {NULL, 0};
+    executor_carve_activations(&e, &activations);
+    executor_carve_buffers(&e, &buffers);
+    *activation_bytes = activations.used, *buffer_bytes = buffers.used;
+    if (!allocate) { return e; }
+    e.activations = activations.base = (char *)memory_take(MEMORY_ACTIVATIONS, activations.used, "activations");
+    e.buffers = buffers.base = (char *)memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations");
+    activations.used = buffers.used = 0;
+    executor_carve_activations(&e, &activations);
+    executor_carve_buffers(&e, &buffers);
+    size_t N = (size_t)(rows * T);
+    e.host_tokens = (int32_t *)checked_malloc(N * sizeof(int32_t), "tokens");
+    e.host_targets = (int32_t *)checked_malloc(N * sizeof(int32_t), "targets");
+    e.host_losses = (float *)checked_malloc(N * sizeof(float), "losses");
+    return e;
+}
+static inline void executor_free(Executor *e) {
+    ops_free(e->activations), ops_free(e->buffers);
+    free(e->boundary), free(e->blocks), free(e->held), free(e->host_tokens), free(e->host_targets), free(e->host_losses);
+    memset(e, 0, sizeof *e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Boundaries: a unit's input and output in compute precision
+static inline const Real *boundary_read(Executor *e, int unit, int64_t n) {
+    if (!store_converts(e->dtype)) { return (const Real *)e->boundary[unit]; }
+    ops_unpack(e->stream, e->input, e->boundary[unit], e->dtype, n);
+    return e->input;
+}
+static inline Real *boundary_write_begin(Executor *e, int unit) { return store_converts(e->dtype) ? e->output : (Real *)e->boundary[unit]; }
+static inline void boundary_write_end(Executor *e, int unit, int64_t n) {
+    if (store_converts(e->dtype)) { ops_pack(e->stream, e->boundary[unit], e->output, e->dtype, n); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Compute actions
+typedef struct {
+    int unit;
+    int64_t rows, T, N, elements; // N = rows * T, elements = N * C
+    UnitStates states;
+} Work;
+
+static inline const BlockActs *executor_block(const Executor *e, int unit) { return &e->blocks[e->recompute ? 0 : unit - 1]; }
+
+// The losses of this micro-batch, summed per sample.
+static inline void executor_take_losses(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
+    ops_to_host(e->stream, e->host_losses, e->head.losses, (size_t)w->N * sizeof(float));
+    for (int64_t r = 0; r < w->rows; r++) {
+        double sum = 0;
+        for (int64_t t = 0; t < w->T; t++) { sum += (double)e->host_losses[r * w->T + t]; }
+        pass->sample_losses[first_row + r] = sum;
+    }
+}
+
+static inline void executor_load_samples(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
+    dataset_fill(pass->data, pass->first_sample + first_row, w->rows, e->host_tokens, e->host_targets);
+    ops_from_host(e->stream, e->tokens, e->host_tokens, (size_t)w->N * sizeof(int32_t));
+    ops_from_host(e->stream, e->targets, e->host_targets, (size_t)w->N * sizeof(int32_t));
+}
+
+static inline void run_forward(Executor *e, const Work *w) {
+    int unit = w->unit, head = e->model->units - 1;
+    if (unit == head) {
+        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, unit, w->elements), &e->head, w->N);
+        return;
+    }
+    const Real *x = unit ? boundary_read(e, unit, w->elements) : NULL;
+    Real *out = boundary_write_begin(e, unit + 1);
+    if (unit == 0) {
+        gpt_embedding_forward(e->stream, e->model, &w->states, out, e->tokens, w->rows, w->T);
+    } else {
+        gpt_block_forward(e->stream, e->model, &w->states, out, x, executor_block(e, unit), w->rows, w->T);
+    }
+    boundary_write_end(e, unit + 1, w->elements);
+}
+
+static inline void run_backward_input(Executor *e, const Work *w, const Pass *pass) {
+    const Real *x = boundary_read(e, w->unit, w->elements), *dout = e->gradient[e->current];
+    if (w->unit == e->model->units - 1) {
+        gpt_head_backward_input(e->stream, e->model, &w->states, e->gradient[e->current], x, &e->head, e->targets, w->N, pass->scale);
+        return;
+    }
+    gpt_block_backward_input(e->stream, e->model, &w->states, e->gradient[1 - e->current], dout, x, executor_block(e, w->unit), &e->work, w->rows, w->T);
+}
+
+static inline void run_backward_weight(Executor *e, const Work *w) {
+    const Real *dout = e->gradient[e->current];
+    if (w->unit == 0) {
+        gpt_embedding_backward_weight(e->stream, e->model, &w->states, dout, e->tokens, w->rows, w->T);
+        return;
+    }
+    const Real *x = boundary_read(e, w->unit, w->elements);
+    if (w->unit == e->model->units - 1) {
+        gpt_head_backward_weight(e->stream, e->model, &w->states, x, &e->head, w->N);
+        return;
+    }
+    gpt_block_backward_weight(e->stream, e->model, &w->states, dout, x, executor_block(e, w->unit), &e->work, w->rows, w->T);
+    e->current = 1 - e->current; // dout is no longer needed: from here on the gradient is that of this unit's input
+}
+
+static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
+    Work w;
+    memset(&w, 0, sizeof w);
+    w.unit = a->unit, w.rows = min_i64(a->rows, pass->samples - a->first_row), w.T = e->T;
+    if (w.rows <= 0) { return; }
+    w.N = w.rows * w.T, w.elements = w.N * e->model->config.channels;
+    int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
+    for (int i = 0; i < n; i++) {
+        StorageClass c = gpt_storage_class(e->model, storages[i]);
+        w.states.params[c] = e->held[storages[i]];
+        if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
+    }
+    if (a->kind == ACT_FORWARD && a->unit == 0) { executor_load_samples(e, &w, pass, a->first_row); }
+    switch (a->kind) {
+    case ACT_FORWARD: run_forward(e, &w); break;
+    case ACT_RECOMPUTE:
+        gpt_block_forward(e->stream, e->model, &w.states, NULL, boundary_read(e, w.unit, w.elements), executor_block(e, w.unit), w.rows, w.T);
+        break;
+    case ACT_BACKWARD_INPUT: run_backward_input(e, &w, pass); break;
+    default: run_backward_weight(e, &w);
+    }
+    bool losses = a->unit == e->model->units - 1 && a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
+    if (losses && !pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->targets, w.N); }
+    if (losses) { executor_take_losses(e, &w, pass, a->first_row); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Running. All ranks run the schedules of one program.
+
+// Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to the end; *at moves on.
+// The caller looks at loss and norm there, and runs the rest (the updates) with the optimizer settings of the step, or not.
+static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
+    while (*at < schedule->count) {
+        const Action *a = &schedule->actions[(*at)++];
+        switch (a->kind) {
+        case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->store->updates[a->storage] + a->version); break;
+        case ACT_RELEASE: store_release(e->store, a->storage); break;
+        case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
+        case ACT_UPDATE: store_update(e->store, a->storage, *optimizer); break;
+        case ACT_NORM: *norm = store_norm(e->store); return;
+        default: run_compute(e, a, pass);
+        }
+    }
+}
+
+// Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence through all units. Every rank calls it.
+static inline void executor_logits(Executor *e, const int32_t *tokens, int64_t n, float *logits) {
+    const GptModel *m = e->model;
+    Work w;
+    memset(&w, 0, sizeof w);
+    w.rows = 1, w.T = w.N = n, w.elements = n * m->config.channels;
+    ops_from_host(e->stream, e->tokens, tokens, (size_t)n * sizeof(int32_t));
+    for (w.unit = 0; w.unit < m->units; w.unit++) {
+        int storages[2], count = gpt_unit_storages(m, w.unit, storages);
+        for (int i = 0; i < count; i++) {
+            w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], e->store->updates[storages[i]]);
+        }
+        run_forward(e, &w);
+        if (w.unit == m->units - 1) {
+            const Real *last = real_at_const(e->head.lnf, (n - 1) * m->config.channels);
+            ops_matmul_forward(e->stream, e->logits, NULL, last, unit_param(m, &w.states, WTE), NULL, 1, m->config.channels, m->config.padded_vocab);
+        }
+        for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
+    }
+    ops_reals_to_host(e->stream, logits, e->logits, m->config.padded_vocab);
+}
+
+#endif

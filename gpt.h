@@ -1,0 +1,388 @@
+// gpt.h: the model. GPT-2's architecture exactly: learned positions, pre-layernorm blocks, tanh GELU, head tied to wte.
+//
+// Units      what a schedule computes: 0 the embedding, 1..L the blocks, L+1 the head (final layernorm + classifier).
+// Storages   contiguous buffers of parameters: wte | wpe | one per block | lnf. A unit names the storages it uses:
+//            embedding {wte, wpe}, block {its own}, head {lnf, wte}. That embedding and head name the same wte IS the tie.
+//            Everything that shards, gathers, saves or moves parameters handles storages by number.
+// Tensors    ONE table (tensor_specs): name, class of storage, shape, decay, initial values. Its order is llm.c's order on
+//            disk, where all layers of a tensor lie together; in memory a block's tensors lie together.
+// Backward   is split: the input part needs nothing of the gradients of parameters and hands its output gradient on; the
+//            weight part may run any time later, from what the input part left in BlockGradients. One exception: the head's
+//            wte gradient is made in its input part, because its logits exist only a chunk of rows at a time.
+// Tensors of activations are (N, ...) with N = rows * T, rows being the sequences of this action.
+#ifndef GPT_H
+#define GPT_H
+
+#include "ops.h"     // the arithmetic
+#include "options.h" // RECOMPUTE_*
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Configuration and descriptors
+typedef struct {
+    int64_t layers, heads, channels, vocab, padded_vocab, max_seq_len;
+} GptConfig;
+
+typedef struct {
+    const char *name;
+    int64_t layers, channels, heads, max_seq_len;
+} GptDescriptor;
+
+// GPT-2 by depth (llm.c's dN) and by size; GPT-3's sizes with head counts that divide the channels (the paper's 13B, 5140
+// channels, does not: 5120 here). gpt:100B is a geometry of our own: 12 * 80 * 10240^2 = 100.7e9.
+static const GptDescriptor gpt_descriptors[] = {
+    {"d6", 6, 384, 6, 1024},
+    {"d12", 12, 768, 12, 1024},
+    {"d24", 24, 1024, 16, 1024},
+    {"d36", 36, 1280, 20, 1024},
+    {"d48", 48, 1600, 25, 1024},
+    {"d60", 60, 1920, 30, 1024},
+    {"d72", 72, 2880, 30, 1024},
+    {"d84", 84, 3456, 36, 1024},
+    {"gpt2:124M", 12, 768, 12, 1024},
+    {"gpt2:350M", 24, 1024, 16, 1024},
+    {"gpt2:355M", 24, 1024, 16, 1024},
+    {"gpt2:774M", 36, 1280, 20, 1024},
+    {"gpt2:1558M", 48, 1600, 25, 1024},
+    {"gpt3:125M", 12, 768, 12, 2048},
+    {"gpt3:350M", 24, 1024, 16, 2048},
+    {"gpt3:760M", 24, 1536, 16, 2048},
+    {"gpt3:1.3B", 24, 2048, 16, 2048},
+    {"gpt3:2.7B", 32, 2560, 32, 2048},
+    {"gpt3:6.7B", 32, 4096, 32, 2048},
+    {"gpt3:13B", 40, 5120, 40, 2048},
+    {"gpt3:175B", 96, 12288, 96, 2048},
+    {"gpt:100B", 80, 10240, 80, 2048},
+};
+enum { GPT_DESCRIPTORS = (int)(sizeof gpt_descriptors / sizeof gpt_descriptors[0]), GPT2_VOCAB = 50257, VOCAB_PADDING = 128 };
+
+static inline void gpt_config_check(const GptConfig *c, const char *source) {
+    const char *hint = "layers, heads, channels and vocab must be positive, and heads must divide channels";
+    if (c->layers < 1 || c->layers > 10000 || c->channels < 1 || c->channels > 1 << 20 || c->heads < 1 || c->channels % c->heads || c->vocab < 1 ||
+        c->vocab > 1 << 24 || c->padded_vocab < c->vocab || c->padded_vocab > 1 << 25 || c->max_seq_len < 1 || c->max_seq_len > 1 << 24) {
+        die(EXIT_INPUT, hint,
+            "model %.100s is impossible: layers=%" PRId64 " heads=%" PRId64 " channels=%" PRId64 " vocab=%" PRId64 " padded=%" PRId64 " max_seq_len=%" PRId64,
+            source, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len);
+    }
+}
+
+// "layers=6,heads=6,channels=384,vocab=256": any order, each at most once; vocab may be left out (GPT-2's).
+static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len) {
+    GptConfig c = {0, 0, 0, 0, 0, 0};
+    const char *names[] = {"layers", "heads", "channels", "vocab"};
+    int64_t *slots[] = {&c.layers, &c.heads, &c.channels, &c.vocab};
+    for (const char *p = text; *p;) {
+        int i = 0;
+        size_t n = strcspn(p, "=");
+        while (i < 4 && (strlen(names[i]) != n || strncmp(p, names[i], n))) { i++; }
+        char *end = NULL;
+        long long value = i < 4 && p[n] == '=' ? strtoll(p + n + 1, &end, 10) : 0;
+        if (i == 4 || p[n] != '=' || end == p + n + 1 || (*end && *end != ',') || *slots[i] || value < 1) {
+            die(EXIT_INPUT, "for example \"layers=6,heads=6,channels=384,vocab=256\"", "--model \"%.100s\": cannot read \"%.40s\"", text, p);
+        }
+        *slots[i] = value;
+        p = *end ? end + 1 : end;
+    }
+    if (!c.vocab) { c.vocab = GPT2_VOCAB; }
+    c.padded_vocab = round_up(c.vocab, VOCAB_PADDING);
+    c.max_seq_len = seq_len;
+    gpt_config_check(&c, text);
+    return c;
+}
+
+// Returns false where the text is no descriptor (then it names a file).
+static inline bool gpt_config_from_descriptor(GptConfig *config, const char *text, int64_t seq_len) {
+    if (strchr(text, '=')) {
+        *config = gpt_config_from_pairs(text, seq_len);
+        return true;
+    }
+    const char *name = !strncmp(text, "gpt2:d", 6) ? text + 5 : text; // llm.c's other spelling
+    for (int i = 0; i < GPT_DESCRIPTORS; i++) {
+        const GptDescriptor *d = &gpt_descriptors[i];
+        if (strcmp(name, d->name)) { continue; }
+        GptConfig c = {d->layers, d->heads, d->channels, GPT2_VOCAB, round_up(GPT2_VOCAB, VOCAB_PADDING), d->max_seq_len};
+        *config = c;
+        return true;
+    }
+    return false;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tensors and storages
+typedef enum { STORAGE_WTE, STORAGE_WPE, STORAGE_BLOCK, STORAGE_LNF, STORAGE_CLASSES } StorageClass;
+typedef enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS } TensorId;
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // 0.02 z, and 0.02 z / sqrt(2 L) on residual outputs
+
+// A dimension is a multiple of one quantity of the configuration.
+typedef enum { OF_ONE, OF_CHANNELS, OF_VOCAB, OF_POSITIONS } DimOf;
+typedef struct {
+    const char *name;
+    StorageClass storage;
+    int rows_times;
+    DimOf rows_of;
+    int cols_times;
+    DimOf cols_of;
+    bool decay; // weight decay: 2-D tensors
+    TensorInit init;
+} TensorSpec;
+
+static const TensorSpec tensor_specs[TENSORS] = {
+    {"wte", STORAGE_WTE, 1, OF_VOCAB, 1, OF_CHANNELS, true, INIT_NORMAL},
+    {"wpe", STORAGE_WPE, 1, OF_POSITIONS, 1, OF_CHANNELS, true, INIT_NORMAL},
+    {"ln1w", STORAGE_BLOCK, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ONE},
+    {"ln1b", STORAGE_BLOCK, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
+    {"qkvw", STORAGE_BLOCK, 3, OF_CHANNELS, 1, OF_CHANNELS, true, INIT_NORMAL},
+    {"qkvb", STORAGE_BLOCK, 1, OF_ONE, 3, OF_CHANNELS, false, INIT_ZERO},
+    {"attprojw", STORAGE_BLOCK, 1, OF_CHANNELS, 1, OF_CHANNELS, true, INIT_RESIDUAL},
+    {"attprojb", STORAGE_BLOCK, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
+    {"ln2w", STORAGE_BLOCK, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ONE},
+    {"ln2b", STORAGE_BLOCK, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
+    {"fcw", STORAGE_BLOCK, 4, OF_CHANNELS, 1, OF_CHANNELS, true, INIT_NORMAL},
+    {"fcb", STORAGE_BLOCK, 1, OF_ONE, 4, OF_CHANNELS, false, INIT_ZERO},
+    {"fcprojw", STORAGE_BLOCK, 1, OF_CHANNELS, 4, OF_CHANNELS, true, INIT_RESIDUAL},
+    {"fcprojb", STORAGE_BLOCK, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
+    {"lnfw", STORAGE_LNF, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ONE},
+    {"lnfb", STORAGE_LNF, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
+};
+
+typedef struct {
+    GptConfig config;
+    int units, storages;                     // L + 2, L + 3
+    int64_t tensor_elements[TENSORS];        // of one layer
+    int64_t tensor_offset[TENSORS];          // inside its storage
+    int64_t class_elements[STORAGE_CLASSES]; // of one storage
+    int64_t parameters;                      // over all storages, vocabulary padding included
+} GptModel;
+
+static inline GptModel gpt_model(GptConfig config) {
+    GptModel m;
+    memset(&m, 0, sizeof m);
+    m.config = config;
+    m.units = (int)config.layers + 2;
+    m.storages = (int)config.layers + 3;
+    int64_t quantity[] = {1, config.channels, config.padded_vocab, config.max_seq_len};
+    for (int t = 0; t < TENSORS; t++) {
+        const TensorSpec *spec = &tensor_specs[t];
+        m.tensor_elements[t] = spec->rows_times * quantity[spec->rows_of] * spec->cols_times * quantity[spec->cols_of];
+        m.tensor_offset[t] = m.class_elements[spec->storage];
+        m.class_elements[spec->storage] += m.tensor_elements[t];
+    }
+    for (int c = 0; c < STORAGE_CLASSES; c++) { m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? config.layers : 1); }
+    return m;
+}
+
+// Storage numbers: 0 wte, 1 wpe, 2 .. L+1 the blocks, L+2 lnf.
+static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
+    return storage == 0 ? STORAGE_WTE : storage == 1 ? STORAGE_WPE : storage == m->storages - 1 ? STORAGE_LNF : STORAGE_BLOCK;
+}
+static inline int64_t gpt_storage_elements(const GptModel *m, int storage) { return m->class_elements[gpt_storage_class(m, storage)]; }
+static inline int gpt_storage_of_layer(int layer) { return 2 + layer; }
+
+// The storages that a unit uses, at most two; returns how many.
+static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]) {
+    if (unit == 0) {
+        storages[0] = 0, storages[1] = 1;
+        return 2;
+    }
+    if (unit == m->units - 1) {
+        storages[0] = m->storages - 1, storages[1] = 0;
+        return 2;
+    }
+    storages[0] = gpt_storage_of_layer(unit - 1);
+    return 1;
+}
+
+// A run of elements of one tensor inside a storage: what initialisation, decay and files walk over.
+typedef struct {
+    TensorId tensor;
+    int64_t layer;  // 0 outside blocks
+    int64_t offset; // in the storage
+    int64_t elements;
+} TensorPart;
+static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart parts[TENSORS]) {
+    int n = 0;
+    StorageClass wanted = gpt_storage_class(m, storage);
+    for (int t = 0; t < TENSORS; t++) {
+        if (tensor_specs[t].storage != wanted) { continue; }
+        TensorPart part = {(TensorId)t, wanted == STORAGE_BLOCK ? storage - 2 : 0, m->tensor_offset[t], m->tensor_elements[t]};
+        parts[n++] = part;
+    }
+    return n;
+}
+
+// Initial values of one storage: functions of (seed, tensor, element of the tensor over all layers) alone.
+static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed, float *out) {
+    TensorPart parts[TENSORS];
+    int n = gpt_storage_parts(m, storage, parts);
+    for (int i = 0; i < n; i++) {
+        TensorPart part = parts[i];
+        TensorInit init = tensor_specs[part.tensor].init;
+        float *values = out + part.offset;
+        double scale = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)m->config.layers) : 0.02;
+        int64_t real_ones = part.tensor == WTE ? m->config.vocab * m->config.channels : part.elements; // padding rows stay zero
+        int64_t first = part.layer * part.elements, last = first + real_ones;
+        for (int64_t e = 0; init < INIT_NORMAL && e < part.elements; e++) { values[e] = init == INIT_ONE; }
+        if (init < INIT_NORMAL) { continue; }
+#pragma omp parallel for schedule(static)
+        for (int64_t pair = first / 2; pair < (last + 1) / 2; pair++) {
+            double z[2];
+            random_normal_pair(seed, (uint64_t)part.tensor, (uint64_t)pair, z);
+            for (int64_t e = 2 * pair; e < 2 * pair + 2; e++) {
+                if (e >= first && e < last) { values[e - first] = (float)(scale * z[e - 2 * pair]); }
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Arithmetic of a training step, for the MFU and for predictions: the matrix products of one sample of T tokens.
+static inline double gpt_block_forward_flops(const GptModel *m, double tokens, double T) {
+    double C = (double)m->config.channels;
+    return tokens * (2.0 * 12.0 * C * C + 2.0 * C * T); // causal attention: half of 2 * 2 T C
+}
+static inline double gpt_head_forward_flops(const GptModel *m, double tokens) { return tokens * 2.0 * (double)(m->config.padded_vocab * m->config.channels); }
+static inline double gpt_step_flops(const GptModel *m, double tokens, double T) { // backward takes two of each product
+    return 3.0 * ((double)m->config.layers * gpt_block_forward_flops(m, tokens, T) + gpt_head_forward_flops(m, tokens));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Activations: carved from one buffer by a cursor, so that the same lines count bytes (base NULL) and hand out pointers.
+typedef struct {
+    char *base;
+    size_t used;
+} Arena;
+static inline void *arena_take(Arena *a, size_t bytes) {
+    void *p = a->base ? a->base + a->used : NULL;
+    a->used += (bytes + 63) / 64 * 64;
+    return p;
+}
+static inline Real *arena_reals(Arena *a, int64_t n) { return (Real *)arena_take(a, (size_t)n * ops_real_bytes()); }
+static inline float *arena_floats(Arena *a, int64_t n) { return (float *)arena_take(a, (size_t)n * sizeof(float)); }
+
+// What a block's forward leaves for its backward.
+typedef struct {
+    Real *ln1, *qkv, *att, *res2, *ln2, *fc, *gelu; // (N,C) (N,3C) (N,C) (N,C) (N,C) (N,4C) (N,4C)
+    float *mean1, *rstd1, *mean2, *rstd2, *lse;     // (N) each, (rows,NH,T)
+} BlockActs;
+static inline BlockActs gpt_block_acts(Arena *a, const GptConfig *c, int64_t N) {
+    BlockActs b;
+    int64_t C = c->channels;
+    b.ln1 = arena_reals(a, N * C), b.qkv = arena_reals(a, N * 3 * C), b.att = arena_reals(a, N * C), b.res2 = arena_reals(a, N * C);
+    b.ln2 = arena_reals(a, N * C), b.fc = arena_reals(a, N * 4 * C), b.gelu = arena_reals(a, N * 4 * C);
+    b.mean1 = arena_floats(a, N), b.rstd1 = arena_floats(a, N), b.mean2 = arena_floats(a, N), b.rstd2 = arena_floats(a, N);
+    b.lse = arena_floats(a, N * c->heads);
+    return b;
+}
+
+// What a block's input part leaves for its weight part (besides dout); tmp is scratch of either part.
+typedef struct {
+    Real *dfc, *dqkv, *dres2, *dln2, *dln1; // (N,4C) (N,3C) (N,C) (N,C) (N,C)
+} BlockGradients;
+static inline BlockGradients gpt_block_gradients(Arena *a, const GptConfig *c, int64_t N) {
+    BlockGradients g;
+    int64_t C = c->channels;
+    g.dfc = arena_reals(a, N * 4 * C), g.dqkv = arena_reals(a, N * 3 * C);
+    g.dres2 = arena_reals(a, N * C), g.dln2 = arena_reals(a, N * C), g.dln1 = arena_reals(a, N * C);
+    return g;
+}
+
+typedef struct {
+    Real *lnf, *dlnf;            // (N,C) each
+    float *mean, *rstd, *losses; // (N) each; losses: -log p(target)
+} HeadActs;
+static inline HeadActs gpt_head_acts(Arena *a, const GptConfig *c, int64_t N) {
+    HeadActs h;
+    h.lnf = arena_reals(a, N * c->channels), h.dlnf = arena_reals(a, N * c->channels);
+    h.mean = arena_floats(a, N), h.rstd = arena_floats(a, N), h.losses = arena_floats(a, N);
+    return h;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward and backward of each kind of unit
+
+// Parameters and gradients of a unit, by class of storage; `accumulate` says whether a gradient has a contribution already.
+typedef struct {
+    const Real *params[STORAGE_CLASSES];
+    float *grads[STORAGE_CLASSES];
+    bool accumulate[STORAGE_CLASSES];
+} UnitStates;
+static inline const Real *unit_param(const GptModel *m, const UnitStates *u, TensorId t) {
+    return real_at_const(u->params[tensor_specs[t].storage], m->tensor_offset[t]);
+}
+static inline float *unit_grad(const GptModel *m, const UnitStates *u, TensorId t) { return u->grads[tensor_specs[t].storage] + m->tensor_offset[t]; }
+
+// x(N,C) = wte[token] + wpe[position]
+static inline void gpt_embedding_forward(Stream *s, const GptModel *m, const UnitStates *u, Real *x, const int32_t *tokens, int64_t rows, int64_t T) {
+    ops_embedding_forward(s, x, tokens, unit_param(m, u, WTE), unit_param(m, u, WPE), rows, T, m->config.channels);
+}
+static inline void gpt_embedding_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *dx, const int32_t *tokens, int64_t rows,
+                                                 int64_t T) {
+    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dx, tokens, rows, T, m->config.channels, m->config.padded_vocab,
+                           m->config.max_seq_len, u->accumulate[STORAGE_WTE], u->accumulate[STORAGE_WPE]);
+}
+
+// out(N,C) = block(x(N,C)); out NULL: only the activations are wanted (recomputation).
+static inline void gpt_block_forward(Stream *s, const GptModel *m, const UnitStates *u, Real *out, const Real *x, const BlockActs *a, int64_t rows, int64_t T) {
+    int64_t C = m->config.channels, N = rows * T;
+    ops_layernorm_forward(s, a->ln1, a->mean1, a->rstd1, NULL, x, NULL, unit_param(m, u, LN1W), unit_param(m, u, LN1B), N, C);
+    ops_matmul_forward(s, a->qkv, NULL, a->ln1, unit_param(m, u, QKVW), unit_param(m, u, QKVB), N, C, 3 * C);
+    ops_attention_forward(s, a->att, a->lse, a->qkv, rows, T, C, m->config.heads);
+    ops_matmul_forward(s, a->res2, NULL, a->att, unit_param(m, u, ATTPROJW), unit_param(m, u, ATTPROJB), N, C, C);
+    ops_layernorm_forward(s, a->ln2, a->mean2, a->rstd2, a->res2, a->res2, x, unit_param(m, u, LN2W), unit_param(m, u, LN2B), N, C);
+    ops_matmul_forward(s, a->fc, a->gelu, a->ln2, unit_param(m, u, FCW), unit_param(m, u, FCB), N, C, 4 * C);
+    if (!out) { return; }
+    ops_matmul_forward(s, out, NULL, a->gelu, unit_param(m, u, FCPROJW), unit_param(m, u, FCPROJB), N, 4 * C, C);
+    ops_residual(s, out, out, a->res2, N * C);
+}
+
+// dx(N,C) from dout(N,C); leaves in g what the weight part needs. dx and dout are different buffers: the weight part reads dout.
+static inline void gpt_block_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *dout, const Real *x, const BlockActs *a,
+                                            const BlockGradients *g, int64_t rows, int64_t T) {
+    int64_t C = m->config.channels, N = rows * T;
+    size_t bytes = (size_t)(N * C) * ops_real_bytes();
+    ops_matmul_backward_input(s, g->dfc, dout, unit_param(m, u, FCPROJW), a->fc, N, 4 * C, C);
+    ops_matmul_backward_input(s, g->dln2, g->dfc, unit_param(m, u, FCW), NULL, N, C, 4 * C);
+    ops_copy(s, g->dres2, dout, bytes);
+    ops_layernorm_backward_input(s, g->dres2, g->dln2, a->res2, unit_param(m, u, LN2W), a->mean2, a->rstd2, N, C);
+    Real *datt = g->dln1; // its buffer is free until the gradient of ln1 is known
+    ops_matmul_backward_input(s, datt, g->dres2, unit_param(m, u, ATTPROJW), NULL, N, C, C);
+    ops_attention_backward(s, g->dqkv, datt, a->qkv, a->att, a->lse, rows, T, C, m->config.heads);
+    ops_matmul_backward_input(s, g->dln1, g->dqkv, unit_param(m, u, QKVW), NULL, N, C, 3 * C);
+    ops_copy(s, dx, g->dres2, bytes);
+    ops_layernorm_backward_input(s, dx, g->dln1, x, unit_param(m, u, LN1W), a->mean1, a->rstd1, N, C);
+}
+
+static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *dout, const Real *x, const BlockActs *a,
+                                             const BlockGradients *g, int64_t rows, int64_t T) {
+    int64_t C = m->config.channels, N = rows * T;
+    bool more = u->accumulate[STORAGE_BLOCK];
+    ops_matmul_backward_weight(s, unit_grad(m, u, FCPROJW), unit_grad(m, u, FCPROJB), dout, a->gelu, N, 4 * C, C, more);
+    ops_matmul_backward_weight(s, unit_grad(m, u, FCW), unit_grad(m, u, FCB), g->dfc, a->ln2, N, C, 4 * C, more);
+    ops_layernorm_backward_weight(s, unit_grad(m, u, LN2W), unit_grad(m, u, LN2B), g->dln2, a->res2, a->mean2, a->rstd2, N, C, more);
+    ops_matmul_backward_weight(s, unit_grad(m, u, ATTPROJW), unit_grad(m, u, ATTPROJB), g->dres2, a->att, N, C, C, more);
+    ops_matmul_backward_weight(s, unit_grad(m, u, QKVW), unit_grad(m, u, QKVB), g->dqkv, a->ln1, N, C, 3 * C, more);
+    ops_layernorm_backward_weight(s, unit_grad(m, u, LN1W), unit_grad(m, u, LN1B), g->dln1, x, a->mean1, a->rstd1, N, C, more);
+}
+
+static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStates *u, const Real *x, const HeadActs *h, int64_t N) {
+    ops_layernorm_forward(s, h->lnf, h->mean, h->rstd, NULL, x, NULL, unit_param(m, u, LNFW), unit_param(m, u, LNFB), N, m->config.channels);
+}
+// Only the losses (evaluation).
+static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, const int32_t *targets, int64_t N) {
+    ops_classifier(s, h->losses, NULL, NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab, 0.0f,
+                   false);
+}
+// Losses, dx(N,C) and the head's part of the wte gradient, each sample's tokens weighted by `scale` (1 / tokens of the step).
+static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
+                                           const int32_t *targets, int64_t N, float scale) {
+    int64_t C = m->config.channels;
+    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), h->lnf, unit_param(m, u, WTE), targets, N, C, m->config.vocab, m->config.padded_vocab, scale,
+                   u->accumulate[STORAGE_WTE]);
+    ops_zero(s, dx, (size_t)(N * C) * ops_real_bytes());
+    ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N, C);
+}
+static inline void gpt_head_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *x, const HeadActs *h, int64_t N) {
+    ops_layernorm_backward_weight(s, unit_grad(m, u, LNFW), unit_grad(m, u, LNFB), h->dlnf, x, h->mean, h->rstd, N, m->config.channels,
+                                  u->accumulate[STORAGE_LNF]);
+}
+
+#endif

@@ -1,0 +1,122 @@
+// ops.h: the tensor operations. Declared once; implemented by ops_cpu.h (OpenMP + CBLAS) and ops_cuda.cuh (CUDA).
+//
+// Every operation takes the Stream it runs on first. On the GPU it is a CUDA stream and the call returns at once; on the
+// processor it is a team of threads and the call returns when done. Nothing outside the implementation dereferences
+// tensor data: Real is an incomplete type, so the compiler enforces it (real_at() does pointer arithmetic).
+//
+// Types      Real    an element in compute precision (fp32 on the processor whatever --dtype is; --dtype on the GPU)
+//            float   gradients of parameters, optimizer states, statistics
+//            void*   storage and message precision, with its DType (convert with ops_unpack / ops_pack)
+// Shapes     row-major; N = rows of a matrix (sequences x T), C channels, OC output channels, NH heads, V vocabulary,
+//            Vp padded vocabulary. Weights are (OC, C), as in PyTorch's Linear and llm.c.
+// accumulate false: the result is written; true: it is added. The first contribution of a step writes, so gradients
+//            need no clearing pass.
+// Determinism: the same call with the same thread count gives the same bits. Element-wise operations, norms and the
+//            optimizers give the same bits for any thread count.
+// Aliasing   none unless a comment allows it. Sizes of zero rows are legal and do nothing.
+#ifndef OPS_H
+#define OPS_H
+
+#include "base.h" // DType
+
+typedef struct Real Real; // never completed: see above
+
+typedef struct {
+    int threads;            // of the team on the processor
+    void (*progress)(void); // called between tiles by the calling thread, so that messages move while it computes; may be NULL
+    void *workspace;        // ops_workspace_bytes(), allocated once by the caller through ops_alloc
+    size_t workspace_bytes;
+    void *device; // what the GPU build needs (handles, CUDA stream); NULL on the processor
+} Stream;
+
+// Largest shapes the model will ask for; what the workspace must hold follows from it.
+typedef struct {
+    int64_t rows, T, C, NH, V, Vp; // rows: sequences of a micro-batch
+} OpsShape;
+static size_t ops_workspace_bytes(OpsShape shape, int threads);
+
+// --- memory and precision --------------------------------------------------------------------------------------------
+static void *ops_alloc(size_t bytes); // device memory, 64-byte aligned, zero-filled (so its pages exist); NULL if there is none
+static void ops_free(void *p);
+static Real *real_at(Real *p, int64_t elements);
+static const Real *real_at_const(const Real *p, int64_t elements);
+static size_t ops_real_bytes(void);                                        // of one Real
+static void ops_copy(Stream *s, void *to, const void *from, size_t bytes); // inside the device
+static void ops_zero(Stream *s, void *p, size_t bytes);
+static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);
+static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes);             // returns when done
+static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);         // returns when done
+static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);         // storage -> compute
+static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);           // compute -> storage, nearest even
+static void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n); // fp32 -> storage
+
+// --- memory ledger: every large buffer is taken here once, before the loop, under the kind it is reported as ----------
+typedef enum { MEMORY_PARAMETERS, MEMORY_GRADIENTS, MEMORY_OPTIMIZER, MEMORY_ACTIVATIONS, MEMORY_BUFFERS, MEMORY_KINDS } MemoryKind;
+static const char *const memory_names[MEMORY_KINDS] = {"parameters", "gradients", "optimizer", "activations", "buffers"};
+static size_t memory_taken[MEMORY_KINDS]; // measured: what was really allocated
+
+static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) {
+    void *p = ops_alloc(bytes ? bytes : 1);
+    if (!p) {
+        die(EXIT_RESOURCES, "try --recompute block, a smaller --micro-batch or --seq-len, or --dtype bf16", "cannot allocate %zu bytes for %s", bytes, what);
+    }
+    memory_taken[kind] += bytes;
+    return p;
+}
+
+// --- embedding -------------------------------------------------------------------------------------------------------
+// out(rows*T, C) = wte[token] + wpe[position]
+static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows, int64_t T, int64_t C);
+// dwte(Vp, C), dwpe(maxT, C). accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero from T on).
+static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C, int64_t Vp,
+                                   int64_t maxT, bool accumulate_wte, bool accumulate_wpe);
+
+// --- layernorm (epsilon 1e-5), statistics kept in fp32 ----------------------------------------------------------------
+// sum = a + b where b is given (sum may be a), else sum is not written and a is normalised. out = (sum - mean) * rstd * weight + bias
+static void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum, const Real *a, const Real *b, const Real *weight, const Real *bias,
+                                  int64_t N, int64_t C);
+// din += gradient through the normalisation (the residual path is already in din)
+static void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in, const Real *weight, const float *mean, const float *rstd,
+                                         int64_t N, int64_t C);
+static void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, const float *mean, const float *rstd,
+                                          int64_t N, int64_t C, bool accumulate);
+
+// --- matmul ----------------------------------------------------------------------------------------------------------
+// out(N, OC) = in(N, C) weight^T + bias (bias may be NULL). Where gelu is given, gelu(N, OC) = GELU_tanh(out) as well.
+static void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight, const Real *bias, int64_t N, int64_t C, int64_t OC);
+// din(N, C) = dout(N, OC) weight; where pre_gelu(N, C) is given, times GELU_tanh'(pre_gelu).
+static void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight, const Real *pre_gelu, int64_t N, int64_t C, int64_t OC);
+// dweight(OC, C) [+]= dout^T in; dbias(OC) [+]= column sums of dout (dbias may be NULL)
+static void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, int64_t N, int64_t C, int64_t OC,
+                                       bool accumulate);
+// out = a + b, n elements; out may be a
+static void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n);
+
+// --- causal attention, softmax(q k^T / sqrt(C/NH)) v, tile by tile: no (T,T) matrix beyond a tile is ever held --------
+// qkv(rows, T, 3C): all q, all k, all v of a token, heads inside. out(rows, T, C). lse(rows, NH, T): log-sum-exp of each score row.
+static void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows, int64_t T, int64_t C, int64_t NH);
+static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv, const Real *out, const float *lse, int64_t rows, int64_t T,
+                                   int64_t C, int64_t NH);
+
+// --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ------------------------
+// losses(N): -log p(target) of each row, natural log; 0 where target is -1 (a masked row, which also gets no gradient).
+// dx(N, C) = scale * dlogits wte, dwte(Vp, C) [+]= scale * dlogits^T x; both NULL: losses only. Columns V..Vp-1 take no part;
+// their rows of dwte get no gradient (zero where accumulate is false).
+static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, const Real *x, const Real *wte, const int32_t *targets, int64_t N, int64_t C,
+                           int64_t V, int64_t Vp, float scale, bool accumulate);
+
+// --- optimizers and norms --------------------------------------------------------------------------------------------
+// One pass over memory. master is the fp32 parameter; param (storage precision) gets its rounded copy; with DTYPE_FP32
+// param == master. g = grad * grad_scale.
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay, momentum, grad_scale;
+    int64_t step; // from 1: bias correction
+} OptimizerStep;
+// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
+static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
+// b = momentum b + g + wd p; p -= lr b
+static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
+// partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, on the host
+static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
+
+#endif

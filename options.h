@@ -1,0 +1,300 @@
+// options.h: every flag, once. The table below generates the struct, the parser, --help, the startup table and the log
+// header, so they cannot drift apart. The pair table says what does not compose.
+//
+// Forms: --name value, --name=value, -x value. A FLAG may stand alone (--dry-run) or take 0 or 1 (--resume 0).
+// Anything wrong (unknown name, bad number, out of range, impossible combination) ends the program with exit code 2 before
+// anything is allocated, with one message that says what to change.
+#ifndef OPTIONS_H
+#define OPTIONS_H
+
+#include "base.h" // die
+
+enum { OPTION_TEXT_MAX = 900 }; // paths built from an option fit the buffers of 1100 bytes and more that hold them
+
+// Kinds: INT int64_t | NUM double | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1
+#define OPTION_KIND_LIST OPTION_INT, OPTION_NUM, OPTION_TEXT, OPTION_PICK, OPTION_FLAG
+typedef enum { OPTION_KIND_LIST } OptionKind;
+typedef int64_t OptionINT;
+typedef double OptionNUM;
+typedef const char *OptionTEXT;
+typedef int64_t OptionPICK;
+typedef int64_t OptionFLAG;
+
+enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // order of --lr-schedule
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // order of --optimizer
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
+
+// clang-format off
+//  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
+#define OPTION_TABLE(X)                                                                                                                        \
+    X(TEXT, "data", train, "train", "i", "data/text_gpt2_train_*.bin", 0, 0, "glob", "training shards (llm.c format)")                       \
+    X(TEXT, "data", val, "val", "j", "data/text_gpt2_val_*.bin", 0, 0, "glob", "validation shards")                                          \
+    X(TEXT, "data", tokenizer, "tokenizer", "", "", 0, 0, "file", "tokenizer .bin, to print samples; empty: found beside the shards")          \
+    X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "", "a new permutation of the windows each epoch; 0: in order")                         \
+    X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the stream anywhere, or at documents")             \
+    X(INT, "data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")                                                  \
+    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step")                                   \
+    X(INT, "data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens", "per optimizer step, all ranks; 0: micro-batch x T x ranks")     \
+    X(TEXT, "model", model, "model", "e", "d12", 0, 0, "", "d12, gpt2:124M, gpt3:1.3B, \"layers=6,heads=6,channels=384,vocab=256\", or a .bin file") \
+    X(INT, "run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")                                              \
+    X(TEXT, "run", out, "out", "o", "", 0, 0, "folder", "where checkpoints go; empty: none are written")                                       \
+    X(TEXT, "run", log, "log", "", "", 0, 0, "file", "JSON lines")                                                                             \
+    X(FLAG, "run", json, "json", "", "0", 0, 1, "", "--dry-run as one JSON object on stdout")                                                  \
+    X(TEXT, "run", export_file, "export", "", "", 0, 0, "file", "write the model in llm.c's format after the last step")                       \
+    X(FLAG, "run", dry_run, "dry-run", "", "0", 0, 1, "", "print the prediction of memory, traffic and time, and stop")                        \
+    X(FLAG, "run", compat, "compat", "", "0", 0, 1, "", "print which flags do not combine, and stop")                                          \
+    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the action list of one step, and stop")                           \
+    X(INT, "run", val_every, "val-every", "v", "20", 0, 1e12, "steps", "validate every N steps and at the end; 0: never")                      \
+    X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e12, "batches", "per validation; -1: all of it once")                            \
+    X(INT, "run", sample_every, "sample-every", "s", "0", 0, 1e12, "steps", "print generated text every N steps and at the end; 0: never")     \
+    X(INT, "run", sample_tokens, "sample-tokens", "g", "64", 1, 1048576, "tokens", "to generate")                                              \
+    X(NUM, "run", temperature, "temperature", "", "1.0", 0, 100, "", "of generated text; 0: the likeliest token")                              \
+    X(INT, "run", save_every, "save-every", "n", "0", 0, 1e12, "steps", "checkpoint every N steps and at the end; 0: only when stopped")       \
+    X(INT, "run", keep, "keep", "nk", "0", 0, 1e6, "checkpoints", "newest to keep; 0: all")                                                    \
+    X(FLAG, "run", resume, "resume", "y", "0", 0, 1, "", "go on from the newest valid checkpoint in --out")                                    \
+    X(INT, "run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")                                           \
+    X(INT, "run", threads, "threads", "", "0", 0, 1024, "threads", "per rank; 0: cores / ranks on the node")                                   \
+    X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, "adamw|sgd", "")                                                           \
+    X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                                                            \
+    X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                                                               \
+    X(PICK, "optimizer", lr_schedule, "lr-schedule", "k", "cosine", 0, 0, "cosine|linear|constant|wsd", "wsd: the last 20 % decay by 1 - sqrt") \
+    X(INT, "optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps", "linear warm-up")                                                        \
+    X(NUM, "optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "", "of the peak, at the last step")                         \
+    X(NUM, "optimizer", weight_decay, "weight-decay", "c", "0.0", 0, 100, "", "on 2-D tensors")                                                \
+    X(NUM, "optimizer", beta1, "beta1", "", "0.9", 0, 0.999999, "", "of adamw")                                                                \
+    X(NUM, "optimizer", beta2, "beta2", "", "0.95", 0, 0.99999999, "", "of adamw")                                                             \
+    X(NUM, "optimizer", eps, "eps", "", "1e-8", 1e-30, 1, "", "of adamw")                                                                      \
+    X(NUM, "optimizer", grad_clip, "grad-clip", "", "1.0", 0, 1e30, "", "largest global gradient norm; 0: off")                                \
+    X(NUM, "optimizer", skip_loss_z, "skip-loss-z", "sl", "0", 0, 1e6, "sigma", "skip an update whose loss is an outlier by more; 0: off")     \
+    X(NUM, "optimizer", skip_grad_z, "skip-grad-z", "sg", "0", 0, 1e6, "sigma", "the same for the gradient norm; 0: off")                      \
+    X(PICK, "precision", dtype, "dtype", "", "fp32", 0, 0, "fp32|bf16", "of working parameters, stage boundaries and messages")                \
+    X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
+    X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
+    X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are")
+// clang-format on
+
+typedef struct {
+#define FIELD(kind, group, field, ...) Option##kind field;
+    OPTION_TABLE(FIELD)
+#undef FIELD
+} Options;
+
+enum {
+#define INDEX(kind, group, field, ...) OPTION_INDEX_##field,
+    OPTION_TABLE(INDEX)
+#undef INDEX
+        OPTION_COUNT
+};
+
+typedef struct {
+    OptionKind kind;
+    size_t offset; // in Options
+    const char *group, *name, *letter, *fallback;
+    double low, high;
+    const char *choices, *help; // choices of a PICK, else the unit
+} OptionSpec;
+
+static const OptionSpec option_specs[OPTION_COUNT] = {
+#define SPEC(kind, group, field, name, letter, fallback, low, high, choices, help)                                                                             \
+    {OPTION_##kind, offsetof(Options, field), group, name, letter, fallback, low, high, choices, help},
+    OPTION_TABLE(SPEC)
+#undef SPEC
+};
+
+// Which options the user gave (the others have their defaults).
+typedef struct {
+    bool at[OPTION_COUNT];
+} OptionsGiven;
+
+static inline void *option_slot(const Options *options, const OptionSpec *spec) { return (char *)(uintptr_t)options + spec->offset; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Printing values: the startup table, the log header and --help all come through here.
+static inline void option_value_text(const Options *options, const OptionSpec *spec, char *out, size_t bytes) {
+    const void *slot = option_slot(options, spec);
+    if (spec->kind == OPTION_TEXT) {
+        snprintf(out, bytes, "%s", *(const char *const *)slot);
+        return;
+    }
+    if (spec->kind == OPTION_NUM) {
+        snprintf(out, bytes, "%.10g", *(const double *)slot);
+        return;
+    }
+    int64_t value = *(const int64_t *)slot;
+    if (spec->kind != OPTION_PICK) {
+        snprintf(out, bytes, "%" PRId64, value);
+        return;
+    }
+    const char *choice = spec->choices;
+    for (; value > 0; value--) { choice = strchr(choice, '|') + 1; }
+    snprintf(out, bytes, "%.*s", (int)strcspn(choice, "|"), choice);
+}
+
+static inline void options_print_help(FILE *to) {
+    fprintf(to, "train_gpt: pretrains GPT models.   mpirun -np RANKS ./train_gpt [--flag value ...]\n");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        if (i == 0 || strcmp(spec->group, option_specs[i - 1].group)) { fprintf(to, "\n%s\n", spec->group); }
+        char left[64];
+        snprintf(left, sizeof left, "--%s%s%s", spec->name, *spec->letter ? ", -" : "", spec->letter);
+        fprintf(to, "  %-26s %s%s%s%s%s (default %s)\n", left, *spec->choices ? "<" : "", spec->choices, *spec->choices ? ">" : "", *spec->choices ? " " : "",
+                spec->help, *spec->fallback ? spec->fallback : "none");
+    }
+    fprintf(to, "\nExit codes: 0 done, 2 bad input, 3 resources (memory, disk), 4 a peer was lost.\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parsing
+static inline const OptionSpec *option_find(const char *argument, size_t length) {
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *name = option_specs[i].name, *letter = option_specs[i].letter;
+        if (length > 2 && !strncmp(argument, "--", 2) && strlen(name) == length - 2 && !strncmp(argument + 2, name, length - 2)) { return &option_specs[i]; }
+        if (length > 1 && argument[1] != '-' && strlen(letter) == length - 1 && !strncmp(argument + 1, letter, length - 1)) { return &option_specs[i]; }
+    }
+    return NULL;
+}
+
+// Levenshtein distance, for "did you mean"; names are short.
+static inline int option_distance(const char *a, const char *b) {
+    int row[64], n = (int)min_i64((int64_t)strlen(b), 63);
+    for (int j = 0; j <= n; j++) { row[j] = j; }
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            if (row[j] + 1 < best) { best = row[j] + 1; }
+            if (row[j - 1] + 1 < best) { best = row[j - 1] + 1; }
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+__attribute__((noreturn)) static inline void option_unknown(const char *argument) {
+    const char *near_name = option_specs[0].name;
+    char bare[64], hint[160];
+    snprintf(bare, sizeof bare, "%.*s", (int)strcspn(argument, "="), argument);
+    const char *wanted = bare + strspn(bare, "-");
+    for (int i = 1; i < OPTION_COUNT; i++) {
+        if (option_distance(wanted, option_specs[i].name) < option_distance(wanted, near_name)) { near_name = option_specs[i].name; }
+    }
+    snprintf(hint, sizeof hint, "the nearest is --%s; --help lists all", near_name);
+    die(EXIT_INPUT, hint, "unknown flag %.80s", argument);
+}
+
+static inline int64_t option_pick(const OptionSpec *spec, const char *text) {
+    const char *choice = spec->choices;
+    for (int64_t i = 0;; i++) {
+        size_t n = strcspn(choice, "|");
+        if (strlen(text) == n && !strncmp(choice, text, n)) { return i; }
+        if (!choice[n]) { break; }
+        choice += n + 1;
+    }
+    die(EXIT_INPUT, "--help lists all flags", "--%s takes one of %s, found \"%.80s\"", spec->name, spec->choices, text);
+}
+
+static inline void option_set(Options *options, const OptionSpec *spec, const char *text) {
+    void *slot = option_slot(options, spec);
+    if (strlen(text) > OPTION_TEXT_MAX) {
+        die(EXIT_INPUT, "use a shorter path", "--%s takes at most %d characters, found %zu", spec->name, OPTION_TEXT_MAX, strlen(text));
+    }
+    if (spec->kind == OPTION_TEXT) {
+        *(const char **)slot = text;
+        return;
+    }
+    if (spec->kind == OPTION_PICK) {
+        *(int64_t *)slot = option_pick(spec, text);
+        return;
+    }
+    char *end = NULL;
+    errno = 0;
+    double value = strtod(text, &end);
+    bool whole = spec->kind != OPTION_NUM;
+    if (end == text || *end || errno == ERANGE || !isfinite(value) || (whole && value != floor(value))) {
+        die(EXIT_INPUT, spec->help, "--%s takes a %s, found \"%.80s\"", spec->name, whole ? "whole number" : "number", text);
+    }
+    if (value < spec->low || value > spec->high) {
+        die(EXIT_INPUT, spec->help, "--%s must be from %.15g to %.15g, found %.80s", spec->name, spec->low, spec->high, text);
+    }
+    if (whole) {
+        *(int64_t *)slot = (int64_t)value;
+    } else {
+        *(double *)slot = value;
+    }
+}
+
+// Returns how many arguments were used (1 or 2).
+static inline int option_take(Options *options, OptionsGiven *given, const char *argument, const char *next) {
+    const char *equals = strchr(argument, '=');
+    size_t length = equals && !strncmp(argument, "--", 2) ? (size_t)(equals - argument) : strlen(argument);
+    const OptionSpec *spec = *argument == '-' ? option_find(argument, length) : NULL;
+    if (!spec) { option_unknown(argument); }
+    if (given->at[spec - option_specs]) { die(EXIT_INPUT, "give each flag once", "--%s is given twice", spec->name); }
+    given->at[spec - option_specs] = true;
+    if (argument[length] == '=') {
+        option_set(options, spec, argument + length + 1);
+        return 1;
+    }
+    bool bare = spec->kind == OPTION_FLAG && (!next || (strcmp(next, "0") && strcmp(next, "1")));
+    if (bare) {
+        option_set(options, spec, "1");
+        return 1;
+    }
+    if (!next) { die(EXIT_INPUT, spec->help, "--%s needs a value", spec->name); }
+    option_set(options, spec, next);
+    return 2;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What does not compose. `why` finishes the sentence "--a with --b: ...". Tests walk this table.
+typedef struct {
+    const char *a, *b, *why;
+    bool (*clash)(const Options *o, const OptionsGiven *given);
+} OptionPair;
+
+static inline bool clash_resume_out(const Options *o, const OptionsGiven *g) { return (void)g, o->resume && !*o->out; }
+static inline bool clash_save_out(const Options *o, const OptionsGiven *g) { return (void)g, o->save_every && !*o->out; }
+static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run; }
+static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
+static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
+    return o->optimizer == OPTIMIZER_SGD && (g->at[OPTION_INDEX_beta1] || g->at[OPTION_INDEX_beta2] || g->at[OPTION_INDEX_eps]);
+}
+static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
+
+static const OptionPair option_pairs[] = {
+    {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},
+    {"save-every", "out", "needs a folder to save into", clash_save_out},
+    {"json", "dry-run", "only a dry run prints an object; training writes JSON lines to --log FILE", clash_json_dry},
+    {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
+    {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
+    {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
+};
+enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
+
+static inline void options_print_compat(FILE *to) {
+    fprintf(to, "Every combination of flags is accepted, but for these:\n");
+    for (int i = 0; i < OPTION_PAIRS; i++) { fprintf(to, "  --%-12s with --%-12s %s\n", option_pairs[i].a, option_pairs[i].b, option_pairs[i].why); }
+}
+
+// Fills options from the command line; ends the program on --help and on any mistake. All ranks call it with the same arguments.
+static inline void options_parse(Options *options, OptionsGiven *given, int argc, char **argv) {
+    memset(options, 0, sizeof *options);
+    memset(given, 0, sizeof *given);
+    for (int i = 0; i < OPTION_COUNT; i++) { option_set(options, &option_specs[i], option_specs[i].fallback); }
+    for (int i = 1; i < argc;) { i += option_take(options, given, argv[i], i + 1 < argc ? argv[i + 1] : NULL); }
+    for (int i = 0; i < OPTION_PAIRS; i++) {
+        const OptionPair *pair = &option_pairs[i];
+        if (pair->clash(options, given)) { die(EXIT_INPUT, "--compat lists what does not combine", "--%s with --%s: %s", pair->a, pair->b, pair->why); }
+    }
+}
+
+static inline bool options_ask_help(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) { return true; }
+    }
+    return false;
+}
+
+#endif

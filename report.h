@@ -1,0 +1,305 @@
+// report.h: the numbers the program always tells. Predictions before anything is allocated, progress in the loop, predicted
+// against measured at the end; for people on the terminal, and as JSON lines for programs (names in docs/formats.md).
+//
+// Predictions are sums over the action list: memory from the layouts that will be carved, traffic from what each REDUCE will
+// send, time from the simulator with the rates measured at start. Rank 0 speaks.
+#ifndef REPORT_H
+#define REPORT_H
+
+#include "checkpoint.h" // TextBuffer
+#include "executor.h"   // what is predicted
+#include "options.h"    // the flags in the log header
+
+// ---------------------------------------------------------------------------------------------------------------------
+// JSON
+typedef struct {
+    FILE *file;  // NULL: no log
+    bool failed; // a write failed (disk full): warned once, training goes on
+} Log;
+
+static inline void json_add_number(TextBuffer *t, double x) { // full precision; JSON has no infinities
+    if (isfinite(x)) {
+        text_add(t, "%.17g", x);
+    } else {
+        text_add(t, "null");
+    }
+}
+static inline void json_add_field(TextBuffer *t, const char *name, double x) {
+    text_add(t, ",\"%s\":", name);
+    json_add_number(t, x);
+}
+static inline void json_add_string(TextBuffer *t, const char *s) {
+    text_add(t, "\"");
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') {
+            text_add(t, "\\%c", c);
+        } else if (c < 32) {
+            text_add(t, "\\u%04x", c);
+        } else {
+            text_add(t, "%c", c);
+        }
+    }
+    text_add(t, "\"");
+}
+static inline void json_add_flags(TextBuffer *t, const Options *o) {
+    text_add(t, "{");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        char value[1100];
+        option_value_text(o, spec, value, sizeof value);
+        text_add(t, "%s\"%s\":", i ? "," : "", spec->name);
+        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK) {
+            json_add_string(t, value);
+        } else {
+            text_add(t, "%s", value);
+        }
+    }
+    text_add(t, "}");
+}
+
+// A new run starts a new file; a resumed one adds to it, after what a kill may have left of its last line.
+static inline Log log_open(const char *path, bool resumed) {
+    Log log = {NULL, false};
+    if (!*path) { return log; }
+    log.file = fopen(path, resumed ? "ab+" : "wb");
+    if (!log.file) { die(EXIT_INPUT, "--log names a file that can be written", "cannot write %s: %s", path, strerror(errno)); }
+    if (resumed && !fseek(log.file, -1, SEEK_END) && fgetc(log.file) != '\n') { fseek(log.file, 0, SEEK_END), fputc('\n', log.file); }
+    return log;
+}
+// Writes one line and frees it.
+static inline void log_line(Log *log, TextBuffer *t) {
+    if (log->file) {
+        bool bad = fprintf(log->file, "%s\n", t->text) < 0 || fflush(log->file);
+        if (bad && !log->failed) { fprintf(stderr, "warning: cannot write the log: %s; training goes on\n", strerror(errno)); }
+        log->failed |= bad;
+    }
+    free(t->text);
+    memset(t, 0, sizeof *t);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rates of this machine, measured at start with all ranks at work: what MFU and predicted times refer to
+typedef struct {
+    double flops_per_s;         // matrix products of this rank, its threads
+    double bytes_per_s;         // streaming memory
+    double message_bytes_per_s; // sending to other ranks
+} Rates;
+
+static inline double measure_flops(Stream *s) {
+    enum { N = 1024 };
+    size_t bytes = (size_t)N * N * 4;
+    Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
+    if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    double best = 0, start = seconds_now();
+    for (int i = 0; i < 4 || seconds_now() - start < 0.2; i++) {
+        double t = seconds_now();
+        ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
+        best = fmax(best, 2.0 * N * N * N / (seconds_now() - t));
+    }
+    ops_free(a), ops_free(b), ops_free(c);
+    return best;
+}
+static inline double measure_bytes(Stream *s) {
+    size_t bytes = (size_t)16 << 20;
+    char *a = (char *)ops_alloc(bytes), *b = (char *)ops_alloc(bytes);
+    if (!a || !b) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    double best = 0;
+    for (int i = 0; i < 4; i++) {
+        double t = seconds_now();
+        ops_copy(s, b, a, bytes);
+        best = fmax(best, 2.0 * (double)bytes / (seconds_now() - t));
+    }
+    ops_free(a), ops_free(b);
+    return best;
+}
+static inline double measure_messages(Comm *comm, const Group *group) {
+    if (comm->ranks == 1) { return INFINITY; }
+    int64_t n = 1 << 20, *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
+    for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
+    float *data = (float *)ops_alloc((size_t)n * 4);
+    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
+    double best = 0;
+    int64_t sent[LINK_KINDS] = {0, 0};
+    comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, 4, sent);
+    for (int i = 0; i < 3; i++) {
+        comm_barrier(comm);
+        double t = seconds_now();
+        comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
+        best = fmax(best, (double)(sent[0] + sent[1]) / (seconds_now() - t));
+    }
+    comm_reset_counters(comm);
+    ops_free(data), free(bounds);
+    return best;
+}
+
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Group *group) {
+    comm_barrier(comm);
+    rates->flops_per_s = measure_flops(s);
+    rates->bytes_per_s = measure_bytes(s);
+    rates->message_bytes_per_s = measure_messages(comm, group);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Predictions
+typedef struct {
+    size_t memory[MEMORY_KINDS], host; // host: resident bytes of the process besides these
+    int64_t traffic[COMM_KINDS][LINK_KINDS];
+    double step_s;
+} Prediction;
+
+// Costs of one action for the simulator.
+typedef struct {
+    const GptModel *model;
+    Rates rates;
+    double T;
+    int ranks;
+    bool adam;
+} Costs;
+static inline double action_seconds(const void *context, int rank, const Action *a) {
+    const Costs *c = (const Costs *)context;
+    (void)rank;
+    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels,
+           elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
+    bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
+    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / c->rates.flops_per_s : 0;
+    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / c->rates.flops_per_s : 0;
+    double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
+    switch (a->kind) {
+    case ACT_FORWARD:
+    case ACT_RECOMPUTE: return product + (block ? 20 : 2) * pass;
+    case ACT_BACKWARD_INPUT: return product + 3 * classifier + (block ? 20 : 6) * pass;
+    case ACT_BACKWARD_WEIGHT: return product + 4 * pass;
+    case ACT_REDUCE: return c->ranks > 1 ? 2.0 * elements * 4 * (c->ranks - 1) / c->ranks / c->rates.message_bytes_per_s : 0;
+    case ACT_NORM: return (double)c->model->parameters * 4 / c->rates.bytes_per_s;
+    case ACT_UPDATE: return elements * (c->adam ? 28 : 20) / c->rates.bytes_per_s;
+    default: return 0;
+    }
+}
+
+// Traffic of one step: what each REDUCE of this rank's schedule will send.
+static inline void predict_traffic(const Schedule *schedule, const GptModel *m, const Group *group, DType wire, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
+    for (int i = 0; i < schedule->count; i++) {
+        if (schedule->actions[i].kind != ACT_REDUCE) { continue; }
+        store_bounds(gpt_storage_elements(m, schedule->actions[i].storage), group->n, bounds);
+        comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, dtype_size(wire), traffic[COMM_ALL_REDUCE]);
+    }
+    free(bounds);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tables and JSON of memory and traffic
+static inline size_t memory_device(const size_t memory[MEMORY_KINDS]) {
+    size_t sum = 0;
+    for (int k = 0; k < MEMORY_KINDS; k++) { sum += memory[k]; }
+    return sum;
+}
+static inline void json_add_memory(TextBuffer *t, const size_t memory[MEMORY_KINDS], size_t host) {
+    text_add(t, "{");
+    for (int k = 0; k < MEMORY_KINDS; k++) { text_add(t, "\"%s\":%zu,", memory_names[k], memory[k]); }
+    text_add(t, "\"device\":%zu,\"host\":%zu}", memory_device(memory), host);
+}
+static inline void json_add_traffic(TextBuffer *t, int64_t traffic[COMM_KINDS][LINK_KINDS], const int64_t total[LINK_KINDS]) {
+    text_add(t, "{");
+    for (int l = 0; l < LINK_KINDS; l++) {
+        text_add(t, "\"%s\":{", comm_link_names[l]);
+        for (int k = 0; k < COMM_KINDS; k++) { text_add(t, "%s\"%s\":%" PRId64, k ? "," : "", comm_kind_names[k], traffic[k][l]); }
+        text_add(t, "},");
+    }
+    text_add(t, "\"total\":{\"intra\":%" PRId64 ",\"inter\":%" PRId64 "}}", total[0], total[1]);
+}
+static inline void traffic_total(int64_t traffic[COMM_KINDS][LINK_KINDS], int64_t total[LINK_KINDS]) {
+    for (int l = 0; l < LINK_KINDS; l++) {
+        total[l] = 0;
+        for (int k = 0; k < COMM_KINDS; k++) { total[l] += traffic[k][l]; }
+    }
+}
+static inline void print_bytes(const char *name, double predicted, double measured) {
+    printf("  %-14s %12.3f MiB", name, predicted / 1048576);
+    if (measured >= 0) { printf(" predicted, %12.3f MiB measured", measured / 1048576); }
+    printf("\n");
+}
+static inline void print_memory(const size_t predicted[MEMORY_KINDS], size_t host, const size_t *measured, double measured_host) {
+    for (int k = 0; k < MEMORY_KINDS; k++) { print_bytes(memory_names[k], (double)predicted[k], measured ? (double)measured[k] : -1); }
+    print_bytes("device", (double)memory_device(predicted), measured ? (double)memory_device(measured) : -1);
+    print_bytes("host", (double)host, measured ? measured_host : -1);
+}
+static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    for (int k = 0; k < COMM_KINDS; k++) {
+        if (traffic[k][0] + traffic[k][1]) {
+            printf("  %-14s %12.3f MiB inside a node, %12.3f MiB between nodes\n", comm_kind_names[k], (double)traffic[k][0] / 1048576,
+                   (double)traffic[k][1] / 1048576);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What the operating system knows
+
+// Bytes of a line of /proc/self/status such as "VmHWM:"; 0 where there is none.
+static inline double process_memory(const char *field) {
+    char line[256];
+    double kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (!strncmp(line, field, strlen(field))) { kib = atof(line + strlen(field)); }
+    }
+    if (f) { fclose(f); }
+    return kib * 1024;
+}
+// Joules since boot of the processor packages; NAN where the machine does not tell.
+static inline double energy_joules(void) {
+    double sum = 0;
+    int found = 0;
+    for (int package = 0; package < 64; package++) {
+        char path[96];
+        snprintf(path, sizeof path, "/sys/class/powercap/intel-rapl:%d/energy_uj", package);
+        FILE *f = fopen(path, "r");
+        double microjoules;
+        if (f && fscanf(f, "%lf", &microjoules) == 1) { sum += microjoules * 1e-6, found++; }
+        if (f) { fclose(f); }
+    }
+    return found ? sum : NAN;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Progress in the loop: on a terminal one line that is drawn again, otherwise one line a step
+typedef struct {
+    bool terminal, drawn; // a line is drawn and not ended
+    int64_t steps, first; // of the run; done before it (resumed)
+    double ms;            // moving average
+} ProgressBar;
+
+// mpirun gives its ranks a terminal of their own even when its output goes into a file, so its own output counts too.
+static inline bool output_is_terminal(void) {
+    char link[64], target[64];
+    snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
+    ssize_t n = readlink(link, target, sizeof target - 1);
+    return isatty(STDOUT_FILENO) && n > 0 && (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
+}
+
+static inline void progress_step(ProgressBar *bar, int64_t step, double loss, double norm, double lr, double ms, double tokens_per_s, double mfu) {
+    bar->ms = step - bar->first <= 1 ? ms : 0.9 * bar->ms + 0.1 * ms;
+    double left = (double)(bar->steps - step) * bar->ms / 1000;
+    if (!bar->terminal) {
+        printf("step %5" PRId64 "/%" PRId64 " | loss %8.6f | norm %8.4f | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step,
+               bar->steps, loss, norm, lr, ms, tokens_per_s, 100 * mfu, left);
+        fflush(stdout);
+        return;
+    }
+    char drawn[31];
+    int filled = bar->steps ? (int)(30 * step / bar->steps) : 30;
+    for (int i = 0; i < 30; i++) { drawn[i] = i < filled ? '#' : '.'; }
+    drawn[30] = 0;
+    printf("\r[%s] %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tok/s  MFU %.0f %%  %d:%02d left \033[K", drawn, step, bar->steps, loss, tokens_per_s, 100 * mfu,
+           (int)left / 60, (int)left % 60);
+    bar->drawn = true;
+    fflush(stdout);
+}
+static inline void progress_break(ProgressBar *bar) { // before other text
+    if (bar->drawn) { printf("\n"); }
+    bar->drawn = false;
+}
+
+#endif

@@ -1,0 +1,472 @@
+// schedule.h: who computes what, when: as data. One array of actions per rank, for ONE optimizer step.
+//
+// Builders emit compute and message actions. Policies lower them: they insert RECOMPUTE, ACQUIRE, RELEASE, REDUCE, NORM,
+// UPDATE into the same array (zero.h). Then nothing is hidden: ONE validator proves a program before it runs, ONE executor
+// runs it (executor.h), ONE simulator times it, ONE printer draws it; predicted traffic is a sum over actions.
+//
+// Fields     micro     micro-batch of this step, from 0
+//            first_row, rows   its samples, as positions among the S samples of the step (rows may differ per action and rank)
+//            unit, storage     as gpt.h numbers them; this header knows them only through a UnitMap
+//            step, version     relative to the step that runs: version 0 are the parameters before its update, 1 after
+//            peer              the other rank of SEND and RECV
+// Invariants (proved by schedule_validate): every SEND meets its RECV with the same unit, micro-batch and rows, without
+//            deadlock when messages are rendezvous; a unit's forward follows its input, its backward input follows its
+//            forward and the next unit's backward, its backward weight follows its backward input; parameters are acquired
+//            while they are used; REDUCE(storage) follows every contribution, UPDATE follows REDUCE and NORM, and no
+//            acquire of version v + 1 comes before the update that makes it; live activations fit the slots.
+#ifndef SCHEDULE_H
+#define SCHEDULE_H
+
+#include "base.h" // checked_malloc, die
+
+typedef enum {
+    ACT_FORWARD,
+    ACT_BACKWARD_INPUT,
+    ACT_BACKWARD_WEIGHT,
+    ACT_RECOMPUTE, // compute, per unit and micro-batch
+    ACT_SEND_FORWARD,
+    ACT_RECV_FORWARD,
+    ACT_SEND_BACKWARD,
+    ACT_RECV_BACKWARD, // a unit's output / the gradient of a unit's input
+    ACT_ACQUIRE,
+    ACT_RELEASE,
+    ACT_REDUCE,
+    ACT_NORM,
+    ACT_UPDATE, // states, per storage (NORM: all of them)
+    ACTION_KINDS
+} ActionKind;
+static const char *const action_names[ACTION_KINDS] = {
+    "FORWARD",       "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "SEND_FORWARD", "RECV_FORWARD", "SEND_BACKWARD",
+    "RECV_BACKWARD", "ACQUIRE",        "RELEASE",         "REDUCE",    "NORM",         "UPDATE",
+};
+static inline bool action_computes(ActionKind kind) { return kind <= ACT_RECOMPUTE; }
+static inline bool action_sends(ActionKind kind) { return kind == ACT_SEND_FORWARD || kind == ACT_SEND_BACKWARD; }
+static inline bool action_receives(ActionKind kind) { return kind == ACT_RECV_FORWARD || kind == ACT_RECV_BACKWARD; }
+
+typedef struct {
+    ActionKind kind;
+    int unit, storage, micro, peer; // -1 where it does not apply
+    int64_t first_row, rows;
+    int64_t step, version;
+} Action;
+
+typedef struct {
+    Action *actions;
+    int count, capacity;
+} Schedule;
+
+// What the plan must know of the model: which storages a unit uses.
+typedef struct {
+    int units, storages;
+    int (*of_unit)[2];
+    int *of_unit_count;
+    bool (*by_input)[2]; // this gradient is made by the unit's input part, not by its weight part (gpt.h: the head's wte)
+} UnitMap;
+
+// The whole job: one schedule per rank.
+typedef struct {
+    UnitMap map;
+    int ranks, micro_batches;
+    int64_t slots; // micro-batches whose activations a rank can hold at once
+    bool recompute;
+    Schedule *rank;
+} Program;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Building
+static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
+    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0};
+    return a;
+}
+static inline void schedule_add(Schedule *s, Action a) {
+    if (s->count == s->capacity) {
+        s->capacity = s->capacity ? 2 * s->capacity : 64;
+        s->actions = (Action *)realloc(s->actions, (size_t)s->capacity * sizeof(Action));
+        if (!s->actions) { die(EXIT_RESOURCES, NULL, "cannot hold a schedule of %d actions", s->capacity); }
+    }
+    s->actions[s->count++] = a;
+}
+static inline void schedule_free(Schedule *s) {
+    free(s->actions);
+    memset(s, 0, sizeof *s);
+}
+static inline void program_free(Program *p) {
+    for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
+    free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.by_input);
+    memset(p, 0, sizeof *p);
+}
+
+// Sequential accumulation (the schedule of plain data parallelism): the step's `samples` are dealt to the ranks in
+// contiguous, nearly equal parts; a rank works through its part, at most `micro_rows` samples at a time, forward then backward.
+// training = false: forward only (evaluation).
+static inline void schedule_sequential(Program *p, int64_t samples, int64_t micro_rows, bool training) {
+    for (int r = 0; r < p->ranks; r++) {
+        int64_t begin = part_begin(samples, p->ranks, r), end = part_begin(samples, p->ranks, r + 1);
+        for (int micro = 0; begin < end; micro++, begin += micro_rows) {
+            Action a = action_make(ACT_FORWARD, 0, -1, micro);
+            a.first_row = begin, a.rows = min_i64(micro_rows, end - begin);
+            for (a.unit = 0; a.unit < p->map.units; a.unit++) { schedule_add(&p->rank[r], a); }
+            for (a.unit = p->map.units - 1; training && a.unit >= 0; a.unit--) {
+                if (a.unit > 0) { a.kind = ACT_BACKWARD_INPUT, schedule_add(&p->rank[r], a); } // the embedding has no input gradient
+                a.kind = ACT_BACKWARD_WEIGHT, schedule_add(&p->rank[r], a);
+            }
+            if (micro + 1 > p->micro_batches) { p->micro_batches = micro + 1; }
+        }
+    }
+    p->slots = 1;
+}
+
+// Lowering: keep only block inputs; compute a block's other activations again just before its backward.
+static inline void schedule_lower_recompute(Program *p) {
+    p->recompute = true;
+    for (int r = 0; r < p->ranks; r++) {
+        Schedule out = {NULL, 0, 0};
+        for (int i = 0; i < p->rank[r].count; i++) {
+            Action a = p->rank[r].actions[i];
+            bool block = a.unit > 0 && a.unit < p->map.units - 1;
+            if (a.kind == ACT_BACKWARD_INPUT && block) {
+                Action again = a;
+                again.kind = ACT_RECOMPUTE;
+                schedule_add(&out, again);
+            }
+            schedule_add(&out, a);
+        }
+        schedule_free(&p->rank[r]);
+        p->rank[r] = out;
+    }
+}
+
+// Does this action add to the gradient of a storage?
+static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
+    if (a->kind != ACT_BACKWARD_WEIGHT && a->kind != ACT_BACKWARD_INPUT) { return false; }
+    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+        if (map->of_unit[a->unit][k] == storage) { return map->by_input[a->unit][k] == (a->kind == ACT_BACKWARD_INPUT); }
+    }
+    return false;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Walking: plays the program with rendezvous messages. visit(context, rank, action, peer) is called in an order that a real
+// run could have; SEND and RECV are visited together (the sender first, peer = the receiver's rank; then the receiver).
+typedef void (*ScheduleVisit)(void *context, int rank, const Action *action, int peer);
+
+static inline bool actions_match(const Action *send, int sender, const Action *recv, int receiver) {
+    bool kinds = (send->kind == ACT_SEND_FORWARD && recv->kind == ACT_RECV_FORWARD) || (send->kind == ACT_SEND_BACKWARD && recv->kind == ACT_RECV_BACKWARD);
+    return kinds && send->peer == receiver && recv->peer == sender && send->unit == recv->unit && send->micro == recv->micro &&
+           send->first_row == recv->first_row && send->rows == recv->rows;
+}
+
+// Where a rank's NORM stands (only updates follow it); its length where there is none, which nobody gets past.
+static inline int schedule_norm_index(const Schedule *s) {
+    for (int i = s->count - 1; i >= 0; i--) {
+        if (s->actions[i].kind == ACT_NORM) { return i; }
+    }
+    return s->count + 1;
+}
+
+// Lets rank r go on as far as it can; returns whether it moved.
+static inline bool walk_rank(const Program *p, int *at, int r, ScheduleVisit visit, void *context) {
+    bool moved = false;
+    for (; at[r] < p->rank[r].count; at[r]++, moved = true) {
+        const Action *a = &p->rank[r].actions[at[r]];
+        if (action_receives(a->kind)) { return moved; } // the sender's turn moves it
+        if (action_sends(a->kind)) {
+            int q = a->peer;
+            if (q < 0 || q >= p->ranks || at[q] >= p->rank[q].count || !actions_match(a, r, &p->rank[q].actions[at[q]], q)) { return moved; }
+            visit(context, r, a, q);
+            visit(context, q, &p->rank[q].actions[at[q]], r);
+            at[q]++;
+        } else if (a->kind == ACT_NORM) { // all ranks meet here
+            for (int q = 0; q < p->ranks; q++) {
+                if (at[q] < schedule_norm_index(&p->rank[q])) { return moved; }
+            }
+            visit(context, r, a, -1);
+        } else {
+            visit(context, r, a, -1);
+        }
+    }
+    return moved;
+}
+
+// Returns -1, or the first rank that is stuck for ever; at[] (per rank) then says where each rank stands.
+static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
+    for (int r = 0; r < p->ranks; r++) { at[r] = 0; }
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int r = 0; r < p->ranks; r++) { moved |= walk_rank(p, at, r, visit, context); }
+    }
+    for (int r = 0; r < p->ranks; r++) {
+        if (at[r] < p->rank[r].count) { return r; }
+    }
+    return -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Validator
+enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, RECOMPUTED = 32 };
+
+typedef struct {
+    const Program *program;
+    unsigned char *done;                       // [rank][unit][micro] flags above
+    int *contributions;                        // [rank][storage] still to come
+    signed char *acquired, *reduced, *updated; // [rank][storage]
+    int *live;                                 // [rank] micro-batches with activations
+    bool *normed;                              // [rank]
+    char *error;                               // first violation, empty while valid
+    size_t error_bytes;
+} Validator;
+
+static inline unsigned char *validator_done(Validator *v, int rank, int unit, int micro) {
+    return &v->done[((size_t)rank * (size_t)v->program->map.units + (size_t)unit) * (size_t)v->program->micro_batches + (size_t)micro];
+}
+__attribute__((format(printf, 4, 5))) static inline void validator_fail(Validator *v, int rank, const Action *a, const char *format, ...) {
+    if (*v->error) { return; }
+    char what[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    snprintf(v->error, v->error_bytes, "rank %d: %s unit %d storage %d micro-batch %d: %s", rank, action_names[a->kind], a->unit, a->storage, a->micro, what);
+}
+
+// The unit's parameters must be held while it computes.
+static inline void validate_parameters(Validator *v, int rank, const Action *a) {
+    const UnitMap *map = &v->program->map;
+    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+        int storage = map->of_unit[a->unit][k];
+        if (!v->acquired[rank * map->storages + storage]) { validator_fail(v, rank, a, "parameters of storage %d are not acquired", storage); }
+    }
+}
+
+static inline void validate_forward(Validator *v, int rank, const Action *a) {
+    unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    if (*me & DONE_FORWARD) { validator_fail(v, rank, a, "runs twice"); }
+    bool local_input = a->unit == 0 || (*validator_done(v, rank, a->unit - 1, a->micro) & DONE_FORWARD);
+    if (!local_input && !(*me & HAVE_INPUT)) { validator_fail(v, rank, a, "its input is not there"); }
+    bool first = true; // the first forward of a micro-batch on this rank takes a slot
+    for (int u = 0; u < v->program->map.units; u++) { first = first && !(*validator_done(v, rank, u, a->micro) & DONE_FORWARD); }
+    if (first && ++v->live[rank] > v->program->slots) { validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->slots); }
+    *me |= DONE_FORWARD;
+}
+static inline void validate_backward_input(Validator *v, int rank, const Action *a) {
+    int units = v->program->map.units;
+    unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    bool block = a->unit > 0 && a->unit < units - 1;
+    if (!(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "its forward has not run"); }
+    if (*me & DONE_INPUT) { validator_fail(v, rank, a, "runs twice"); }
+    bool local = a->unit == units - 1 || (*validator_done(v, rank, a->unit + 1, a->micro) & DONE_INPUT);
+    if (!local && !(*me & HAVE_GRADIENT)) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
+    if (v->program->recompute && block && !(*me & RECOMPUTED)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
+    *me |= DONE_INPUT;
+}
+static inline void validate_backward_weight(Validator *v, int rank, const Action *a) {
+    unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    bool ready = a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && ((*me & HAVE_GRADIENT) || (*validator_done(v, rank, 1, a->micro) & DONE_INPUT));
+    if (!ready) { validator_fail(v, rank, a, "its backward input has not run"); }
+    if (*me & DONE_WEIGHT) { validator_fail(v, rank, a, "runs twice"); }
+    *me |= DONE_WEIGHT;
+    bool last = true; // the last backward of a micro-batch on this rank frees its slot
+    for (int u = 0; u < v->program->map.units; u++) {
+        unsigned char d = *validator_done(v, rank, u, a->micro);
+        last = last && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
+    }
+    if (last) { v->live[rank]--; }
+}
+static inline void validate_recompute(Validator *v, int rank, const Action *a) {
+    unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    if (!(*me & DONE_FORWARD) || (*me & DONE_INPUT)) { validator_fail(v, rank, a, "belongs between its forward and its backward"); }
+    *me |= RECOMPUTED;
+}
+static inline void validate_message(Validator *v, int rank, const Action *a) {
+    unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    if (a->kind == ACT_SEND_FORWARD && !(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "sends an output that is not computed"); }
+    if (a->kind == ACT_SEND_BACKWARD && !(*me & DONE_INPUT)) { validator_fail(v, rank, a, "sends a gradient that is not computed"); }
+    // RECV_FORWARD(unit) brings the input of unit + 1, RECV_BACKWARD(unit) the gradient of the output of unit - 1
+    if (a->kind == ACT_RECV_FORWARD && a->unit + 1 < v->program->map.units) { *validator_done(v, rank, a->unit + 1, a->micro) |= HAVE_INPUT; }
+    if (a->kind == ACT_RECV_BACKWARD && a->unit > 0) { *validator_done(v, rank, a->unit - 1, a->micro) |= HAVE_GRADIENT; }
+}
+
+static inline void validate_state(Validator *v, int rank, const Action *a) {
+    int at = rank * v->program->map.storages + a->storage;
+    if (a->kind == ACT_NORM) {
+        for (int s = 0; s < v->program->map.storages; s++) {
+            if (!v->reduced[rank * v->program->map.storages + s]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
+        }
+        v->normed[rank] = true;
+    } else if (a->kind == ACT_ACQUIRE) {
+        if (v->acquired[at]) { validator_fail(v, rank, a, "is acquired already"); }
+        if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
+        v->acquired[at] = 1;
+    } else if (a->kind == ACT_RELEASE) {
+        if (!v->acquired[at]) { validator_fail(v, rank, a, "is not acquired"); }
+        v->acquired[at] = 0;
+    } else if (a->kind == ACT_REDUCE) {
+        if (v->contributions[at]) { validator_fail(v, rank, a, "%d contributions are still to come", v->contributions[at]); }
+        if (v->reduced[at]) { validator_fail(v, rank, a, "runs twice"); }
+        v->reduced[at] = 1;
+    } else if (a->kind == ACT_UPDATE) {
+        if (!v->reduced[at] || !v->normed[rank]) { validator_fail(v, rank, a, "needs REDUCE and NORM first"); }
+        if (v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
+        if (v->updated[at]) { validator_fail(v, rank, a, "runs twice"); }
+        v->updated[at] = 1;
+    }
+}
+
+static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
+    const Program *p = v->program;
+    bool per_unit = action_computes(a->kind) || action_sends(a->kind) || action_receives(a->kind);
+    bool good = !per_unit || (a->unit >= 0 && a->unit < p->map.units && a->micro >= 0 && a->micro < p->micro_batches && a->rows > 0);
+    good = good && (per_unit || a->kind == ACT_NORM || (a->storage >= 0 && a->storage < p->map.storages));
+    if (!good) { validator_fail(v, rank, a, "a field is out of range"); }
+    return good;
+}
+
+static inline void validator_visit(void *context, int rank, const Action *a, int peer) {
+    (void)peer;
+    Validator *v = (Validator *)context;
+    if (*v->error || !validate_ranges(v, rank, a)) { return; }
+    if (action_computes(a->kind)) { validate_parameters(v, rank, a); }
+    for (int s = 0; s < v->program->map.storages; s++) { // gradients stop changing once they are reduced
+        if (!action_contributes(&v->program->map, a, s)) { continue; }
+        if (v->reduced[rank * v->program->map.storages + s]) { validator_fail(v, rank, a, "storage %d is already reduced", s); }
+        v->contributions[rank * v->program->map.storages + s]--;
+    }
+    switch (a->kind) {
+    case ACT_FORWARD: validate_forward(v, rank, a); break;
+    case ACT_BACKWARD_INPUT: validate_backward_input(v, rank, a); break;
+    case ACT_BACKWARD_WEIGHT: validate_backward_weight(v, rank, a); break;
+    case ACT_RECOMPUTE: validate_recompute(v, rank, a); break;
+    case ACT_SEND_FORWARD:
+    case ACT_RECV_FORWARD:
+    case ACT_SEND_BACKWARD:
+    case ACT_RECV_BACKWARD: validate_message(v, rank, a); break;
+    default: validate_state(v, rank, a);
+    }
+}
+
+// What must have happened by the end: every forward has its backward, every storage its update, nothing is still held.
+static inline void validate_end(Validator *v) {
+    const Program *p = v->program;
+    for (int r = 0; r < p->ranks; r++) {
+        for (int u = 0; u < p->map.units; u++) {
+            for (int m = 0; m < p->micro_batches; m++) {
+                unsigned char d = *validator_done(v, r, u, m);
+                if ((d & DONE_FORWARD) && !(d & DONE_WEIGHT) && !*v->error) {
+                    snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has a forward but no backward weight", r, u, m);
+                }
+            }
+        }
+        for (int s = 0; s < p->map.storages; s++) {
+            bool bad = !v->updated[r * p->map.storages + s] || v->acquired[r * p->map.storages + s];
+            if (bad && !*v->error) { snprintf(v->error, v->error_bytes, "rank %d: storage %d is not updated, or still held, at the end", r, s); }
+        }
+    }
+}
+
+static inline void validator_start(Validator *v, const Program *p) {
+    size_t per_storage = (size_t)p->ranks * (size_t)p->map.storages;
+    memset(v, 0, sizeof *v);
+    v->program = p;
+    v->done = (unsigned char *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->contributions = (int *)checked_calloc(per_storage, sizeof(int), "validator");
+    v->acquired = (signed char *)checked_calloc(per_storage, 1, "validator");
+    v->reduced = (signed char *)checked_calloc(per_storage, 1, "validator");
+    v->updated = (signed char *)checked_calloc(per_storage, 1, "validator");
+    v->live = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
+    v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
+    for (int r = 0; r < p->ranks; r++) {
+        for (int i = 0; i < p->rank[r].count; i++) {
+            const Action *a = &p->rank[r].actions[i];
+            if (!action_computes(a->kind) || a->unit < 0 || a->unit >= p->map.units) { continue; }
+            for (int s = 0; s < p->map.storages; s++) { v->contributions[r * p->map.storages + s] += action_contributes(&p->map, a, s); }
+        }
+    }
+}
+
+// Proves the invariants of the banner. On a violation returns false and describes the first one in error.
+static inline bool schedule_validate(const Program *p, char *error, size_t error_bytes) {
+    Validator v;
+    validator_start(&v, p);
+    v.error = error, v.error_bytes = error_bytes;
+    *error = 0;
+    int *at = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
+    int stuck = schedule_walk(p, at, validator_visit, &v);
+    if (stuck >= 0 && !*error) {
+        const Action *a = &p->rank[stuck].actions[at[stuck]];
+        validator_fail(&v, stuck, a, "deadlock: action %d waits for ever (peer %d)", at[stuck], a->peer);
+    }
+    if (!*error) { validate_end(&v); }
+    free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.live), free(v.normed);
+    return !*error;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Simulator: each rank has a clock for compute and one for its collectives, which run beside it; NORM waits for both and
+// for all ranks. Costs come from the caller.
+typedef double (*ActionSeconds)(const void *context, int rank, const Action *action);
+typedef struct {
+    const Program *program;
+    ActionSeconds seconds;
+    const void *costs;
+    double *clock, *comm; // [rank]
+    double *busy;         // [rank] time spent computing
+    double *issued;       // [storage] when the last rank issued its REDUCE
+} Simulation;
+
+static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
+    Simulation *s = (Simulation *)context;
+    double cost = s->seconds(s->costs, rank, a);
+    if (action_receives(a->kind)) { return; } // timed with its sender
+    if (action_sends(a->kind)) {
+        double both = fmax(s->clock[rank], s->clock[peer]) + cost;
+        s->clock[rank] = s->clock[peer] = both;
+        return;
+    }
+    if (a->kind == ACT_REDUCE) {
+        s->comm[rank] = fmax(s->comm[rank], s->clock[rank]) + cost;
+        return;
+    }
+    if (a->kind == ACT_NORM) { // the walker lets ranks through one after another; the slowest decides for all
+        for (int r = 0; r < s->program->ranks; r++) { s->clock[rank] = fmax(s->clock[rank], fmax(s->clock[r], s->comm[r])); }
+    }
+    s->clock[rank] += cost;
+    s->busy[rank] += cost;
+}
+
+// Predicted seconds of one step; busy (may be NULL) gets each rank's compute time.
+static inline double schedule_simulate(const Program *p, ActionSeconds seconds, const void *costs, double *busy) {
+    size_t n = (size_t)p->ranks;
+    Simulation s;
+    memset(&s, 0, sizeof s);
+    s.program = p, s.seconds = seconds, s.costs = costs;
+    s.clock = (double *)checked_calloc(n, sizeof(double), "simulator");
+    s.comm = (double *)checked_calloc(n, sizeof(double), "simulator");
+    s.busy = (double *)checked_calloc(n, sizeof(double), "simulator");
+    int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
+    schedule_walk(p, at, simulator_visit, &s);
+    double end = 0;
+    for (int r = 0; r < p->ranks; r++) { end = fmax(end, fmax(s.clock[r], s.comm[r])); }
+    if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }
+    free(s.clock), free(s.comm), free(s.busy), free(at);
+    return end;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Printer: one line per run of actions of the same kind and micro-batch, one block per rank.
+static inline void schedule_print(FILE *to, const Program *p) {
+    for (int r = 0; r < p->ranks; r++) {
+        fprintf(to, "rank %d: %d actions\n", r, p->rank[r].count);
+        for (int i = 0; i < p->rank[r].count; i++) {
+            const Action *a = &p->rank[r].actions[i];
+            fprintf(to, "  %5d %-16s", i, action_names[a->kind]);
+            if (a->unit >= 0) {
+                fprintf(to, " unit %-3d micro-batch %-3d samples %" PRId64 "..%" PRId64, a->unit, a->micro, a->first_row, a->first_row + a->rows - 1);
+            }
+            if (a->storage >= 0) { fprintf(to, " storage %-3d version %" PRId64, a->storage, a->version); }
+            if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
+            fprintf(to, "\n");
+        }
+    }
+}
+
+#endif

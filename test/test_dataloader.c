@@ -1,0 +1,731 @@
+// test_dataloader.c: the data room against slow, obvious references. Every shard and tokenizer is written here, into a
+// temporary folder, byte by byte; what must end the program runs in a child, whose exit code and message are checked.
+#include "dataloader.h"
+
+#include <setjmp.h>   // cmocka needs it
+#include <stddef.h>   // cmocka needs it
+#include <sys/wait.h> // children
+#include <unistd.h>   // fork, ftruncate
+
+#include <cmocka.h> // after the headers it needs
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing files
+
+static char folder[256];
+
+static const char *path_of(const char *name) { // two live at a time
+    static char paths[2][512];
+    static int turn;
+    turn ^= 1;
+    snprintf(paths[turn], sizeof paths[turn], "%s/%s", folder, name);
+    return paths[turn];
+}
+static void write_file(const char *name, const void *data, size_t bytes) {
+    FILE *f = fopen(path_of(name), "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+}
+static void write_shard_as(const char *name, int32_t magic, int32_t version, int32_t claimed, const uint16_t *tokens, int64_t count) {
+    size_t bytes = 1024 + 2 * (size_t)count;
+    unsigned char *data = calloc(bytes, 1);
+    int32_t header[3] = {magic, version, claimed};
+    memcpy(data, header, sizeof header);
+    if (count) { memcpy(data + 1024, tokens, 2 * (size_t)count); }
+    write_file(name, data, bytes);
+    free(data);
+}
+static void write_shard(const char *name, const uint16_t *tokens, int64_t count) {
+    write_shard_as(name, 20240520, 1, (int32_t)count, tokens, count);
+}
+static void clear_folder(void) {
+    glob_t found;
+    if (glob(path_of("*"), 0, NULL, &found) == 0) {
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            if (unlink(found.gl_pathv[i]) != 0) { rmdir(found.gl_pathv[i]); }
+        }
+        globfree(&found);
+    }
+}
+static int make_folder(void **state) {
+    (void)state;
+    const char *base = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/test_dataloader.XXXXXX", base ? base : "/tmp");
+    return mkdtemp(folder) ? 0 : -1;
+}
+static int remove_folder(void **state) {
+    (void)state;
+    clear_folder();
+    return rmdir(folder);
+}
+static int fresh(void **state) {
+    (void)state;
+    clear_folder();
+    return 0;
+}
+
+static DatasetOptions options_of(int64_t T, WindowKind windows, bool shuffle, uint64_t seed) {
+    DatasetOptions o = {"--train", T, 1000, 7, windows, shuffle, seed};
+    return o;
+}
+static Dataset open_all(int64_t T, WindowKind windows, bool shuffle, uint64_t seed) {
+    return dataset_open(path_of("*.bin"), options_of(T, windows, shuffle, seed));
+}
+static void count_up(uint16_t *tokens, int64_t n, int first) {
+    for (int64_t i = 0; i < n; i++) { tokens[i] = (uint16_t)(first + i); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Samples of continuous windows
+
+static void test_sample_by_hand(void **state) {
+    (void)state;
+    const uint16_t tokens[10] = {10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
+    write_shard("a.bin", tokens, 10);
+    Dataset ds = open_all(4, WINDOWS_CONTINUOUS, false, 0);
+    int32_t inputs[16], targets[16];
+    dataset_fill(&ds, 0, 4, inputs, targets);
+    const int32_t expected_inputs[16] = {10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 10, 11, 12, 13, 14, 15};
+    const int32_t expected_targets[16] = {11, 12, 13, 14, 15, 16, 17, 18, 19, 10, 11, 12, 13, 14, 15, 16};
+    assert_memory_equal(inputs, expected_inputs, sizeof inputs);
+    assert_memory_equal(targets, expected_targets, sizeof targets);
+    assert_int_equal(ds.tokens, 10);
+    assert_int_equal(dataset_whole_windows(&ds), 2); // 10 tokens: 0..4 and 4..8
+    assert_int_equal(dataset_targets(&ds, 2), 4);
+    dataset_close(&ds);
+}
+
+static void check_samples(const Dataset *ds, const uint16_t *stream, int64_t n, int64_t T, int64_t samples) {
+    assert_int_equal(ds->tokens, n);
+    int32_t *inputs = malloc((size_t)(samples * T) * 4), *targets = malloc((size_t)(samples * T) * 4);
+    dataset_fill(ds, 0, samples, inputs, targets);
+    for (int64_t g = 0; g < samples; g++) {
+        for (int64_t t = 0; t < T; t++) {
+            assert_int_equal(inputs[g * T + t], stream[(g * T + t) % n]);
+            assert_int_equal(targets[g * T + t], stream[(g * T + t + 1) % n]);
+        }
+    }
+    free(inputs);
+    free(targets);
+}
+// Every n from 2 and every T, T > n too, the stream cut into four shards at random places (some of them empty).
+static void test_sample_rule(void **state) {
+    (void)state;
+    uint16_t stream[24];
+    count_up(stream, 24, 100);
+    const char *names[4] = {"s0.bin", "s1.bin", "s2.bin", "s3.bin"};
+    for (int64_t n = 2; n <= 24; n++) {
+        int64_t cut[5] = {0, 0, 0, 0, n};
+        for (int i = 1; i < 4; i++) { cut[i] = cut[i - 1] + (int64_t)(random_u64(1, (uint64_t)n, (uint64_t)i) % (uint64_t)(n - cut[i - 1] + 1)); }
+        for (int i = 0; i < 4; i++) { write_shard(names[i], stream + cut[i], cut[i + 1] - cut[i]); }
+        for (int64_t T = 1; T <= 60; T++) {
+            Dataset ds = open_all(T, WINDOWS_CONTINUOUS, false, 0);
+            check_samples(&ds, stream, n, T, 2 * n + 3);
+            assert_int_equal(dataset_whole_windows(&ds), (n - 1) / T);
+            dataset_close(&ds);
+        }
+    }
+}
+static void test_far_samples(void **state) { // g T does not fit into 64 bits
+    (void)state;
+    uint16_t stream[13];
+    count_up(stream, 13, 0);
+    write_shard("a.bin", stream, 13);
+    int64_t T = 1000003;
+    int32_t *inputs = malloc((size_t)T * 4), *targets = malloc((size_t)T * 4);
+    Dataset ds = open_all(T, WINDOWS_CONTINUOUS, false, 0);
+    for (int64_t g = INT64_MAX - 5; g < INT64_MAX; g++) {
+        dataset_fill(&ds, g, 1, inputs, targets);
+        int64_t begin = (int64_t)((unsigned __int128)g * (unsigned __int128)T % 13);
+        assert_int_equal(inputs[0], begin);
+        assert_int_equal(inputs[T - 1], (begin + T - 1) % 13);
+        assert_int_equal(targets[T - 1], (begin + T) % 13);
+    }
+    dataset_close(&ds);
+    free(inputs);
+    free(targets);
+}
+static void test_name_order(void **state) { // bytes of the name, whatever the locale; one sample over four shards
+    (void)state;
+    const uint16_t a = 1, b = 2, c = 3, d = 4;
+    write_shard("B.bin", &a, 1);
+    write_shard("_.bin", &b, 1);
+    write_shard("a10.bin", &c, 1);
+    write_shard("a9.bin", &d, 1);
+    Dataset ds = open_all(4, WINDOWS_CONTINUOUS, false, 0);
+    int32_t inputs[4], targets[4];
+    const int32_t expected_inputs[4] = {1, 2, 3, 4}, expected_targets[4] = {2, 3, 4, 1};
+    dataset_fill(&ds, 0, 1, inputs, targets);
+    assert_memory_equal(inputs, expected_inputs, sizeof inputs);
+    assert_memory_equal(targets, expected_targets, sizeof targets);
+    dataset_close(&ds);
+    ds = dataset_open(path_of("{a9,B}.bin"), options_of(1, WINDOWS_CONTINUOUS, false, 0)); // a list is sorted too
+    dataset_fill(&ds, 0, 2, inputs, targets);
+    assert_int_equal(ds.tokens, 2);
+    assert_int_equal(inputs[0], 1);
+    assert_int_equal(inputs[1], 4);
+    dataset_close(&ds);
+}
+static void write_sparse(const char *name, int32_t count, uint16_t last) {
+    write_shard_as(name, 20240520, 1, count, NULL, 0);
+    FILE *f = fopen(path_of(name), "r+b");
+    assert_non_null(f);
+    int64_t end = 1024 + 2 * (int64_t)count;
+    if (ftruncate(fileno(f), end) != 0) { fclose(f); skip(); }
+    assert_int_equal(fseeko(f, end - 2, SEEK_SET), 0);
+    assert_int_equal(fwrite(&last, 2, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+}
+static void test_large_files(void **state) { // files over 2 GiB and more than 2^31 tokens; sparse, so they take no room
+    (void)state;
+    const int32_t each = 1200000000;
+    write_sparse("a.bin", each, 11);
+    write_sparse("b.bin", each, 12);
+    write_sparse("c.bin", each, 13);
+    DatasetOptions o = options_of(4, WINDOWS_CONTINUOUS, false, 0);
+    o.vocab = 65536; // every uint16 is a token: nothing to scan
+    Dataset ds = dataset_open(path_of("*.bin"), o);
+    assert_true(ds.tokens == INT64_C(3600000000));
+    for (int i = 0; i < 3; i++) {
+        int32_t inputs[4], targets[4];
+        dataset_fill(&ds, (i + 1) * (int64_t)each / 4 - 1, 1, inputs, targets);
+        assert_int_equal(inputs[2], 0);
+        assert_int_equal(inputs[3], 11 + i);
+        assert_int_equal(targets[2], 11 + i);
+        assert_int_equal(targets[3], 0);
+    }
+    dataset_close(&ds);
+}
+static void test_fill_windows(void **state) { // an explicit list, and fill in pieces = fill at once
+    (void)state;
+    uint16_t stream[50];
+    count_up(stream, 50, 200);
+    write_shard("a.bin", stream, 50);
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        Dataset ds = open_all(3, WINDOWS_CONTINUOUS, shuffle, 5);
+        int32_t whole[2][60], inputs[60], targets[60];
+        int64_t windows[20];
+        dataset_fill(&ds, 11, 20, whole[0], whole[1]);
+        for (int i = 0; i < 20; i++) {
+            dataset_fill(&ds, 11 + i, 1, inputs + 3 * i, targets + 3 * i);
+            windows[i] = dataset_window(&ds, 11 + i);
+        }
+        assert_memory_equal(inputs, whole[0], sizeof inputs);
+        assert_memory_equal(targets, whole[1], sizeof targets);
+        dataset_fill_windows(&ds, windows, 20, inputs, targets);
+        assert_memory_equal(inputs, whole[0], sizeof inputs);
+        assert_memory_equal(targets, whole[1], sizeof targets);
+        dataset_close(&ds);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shuffling
+
+static void check_bijective(uint64_t key, int64_t W) {
+    unsigned char *seen = calloc((size_t)W, 1);
+    for (int64_t x = 0; x < W; x++) {
+        int64_t y = permutation(key, W, x);
+        assert_true(y >= 0 && y < W);
+        assert_false(seen[y]);
+        seen[y] = 1;
+    }
+    free(seen);
+}
+static void test_permutation_is_bijective(void **state) {
+    (void)state;
+    for (int64_t W = 1; W <= 200; W++) {
+        for (uint64_t key = 0; key < 20; key++) { check_bijective(mix64(key), W); }
+    }
+    const int64_t large[] = {1009, 4096, 65535, 65537, 99991, 1 << 17};
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) { check_bijective(mix64(i), large[i]); }
+}
+// Sum of (found - expected)^2 / expected; its mean is the degrees of freedom f, its deviation sqrt(2 f).
+static double chi_square(const int *counts, int cells, double expected) {
+    double sum = 0;
+    for (int i = 0; i < cells; i++) { sum += (counts[i] - expected) * (counts[i] - expected) / expected; }
+    return sum;
+}
+static void assert_chi_square(const int *counts, int cells, double expected, double freedom) {
+    double found = chi_square(counts, cells, expected), deviation = sqrt(2 * freedom);
+    if (found > freedom + 5 * deviation || found < freedom - 5 * deviation) { fail_msg("chi-square %g with %g degrees of freedom", found, freedom); }
+}
+static void test_permutation_small_is_uniform(void **state) { // all 6, 24 and 120 orders of 3, 4 and 5 windows are equally frequent
+    (void)state;
+    for (int W = 3; W <= 5; W++) {
+        int counts[3125] = {0}, seen[3125], orders = 0, factorial = W == 3 ? 6 : W == 4 ? 24 : 120;
+        for (uint64_t e = 0; e < 24000; e++) {
+            int code = 0;
+            for (int x = 0; x < W; x++) { code = code * W + (int)permutation(random_u64(3, 4, e), W, x); }
+            counts[code]++;
+        }
+        for (int i = 0; i < 3125; i++) {
+            if (counts[i]) { seen[orders++] = counts[i]; }
+        }
+        assert_int_equal(orders, factorial);
+        assert_chi_square(seen, factorial, 24000.0 / factorial, factorial - 1);
+    }
+}
+static void test_permutation_large_is_uniform(void **state) {
+    (void)state;
+    const int W = 10007, epochs = 16;
+    int cells[256] = {0}, steps[64] = {0}, fixed = 0, order[2] = {0, 0};
+    for (uint64_t e = 0; e < (uint64_t)epochs; e++) {
+        int64_t before = permutation(mix64(e), W, W - 1);
+        for (int64_t x = 0; x < W; x++) {
+            int64_t y = permutation(mix64(e), W, x);
+            cells[x * 16 / W * 16 + y * 16 / W]++;              // where does it go
+            steps[(y - before + W) % W * 64 / W]++;             // how far from its neighbour
+            if (e) { order[y > permutation(mix64(e - 1), W, x)]++; } // the epoch before says nothing
+            fixed += y == x;
+            before = y;
+        }
+    }
+    assert_chi_square(cells, 256, W * epochs / 256.0, 225); // rows and columns are full: 15 x 15 are free
+    assert_chi_square(steps, 64, W * epochs / 64.0, 63);
+    assert_true(abs(order[0] - order[1]) < 5 * sqrt(W * epochs));
+    assert_in_range(fixed, 2, 36); // 16 expected, deviation 4
+}
+static void test_shuffled_epochs(void **state) {
+    (void)state;
+    uint16_t stream[100];
+    count_up(stream, 100, 0);
+    write_shard("a.bin", stream, 60);
+    write_shard("b.bin", stream + 60, 40);
+    Dataset ds = open_all(3, WINDOWS_CONTINUOUS, true, 42), other = open_all(3, WINDOWS_CONTINUOUS, true, 43);
+    const int64_t W = 33; // (100 - 1) div 3
+    assert_int_equal(dataset_whole_windows(&ds), W);
+    int same_epoch = 0, same_seed = 0, same_place = 0;
+    for (int64_t e = 0; e < 10; e++) {
+        unsigned char seen[33] = {0};
+        for (int64_t i = 0; i < W; i++) {
+            int32_t inputs[3], targets[3];
+            dataset_fill(&ds, e * W + i, 1, inputs, targets);
+            int64_t w = inputs[0] / 3;
+            for (int t = 0; t < 3; t++) { // a whole window that does not wrap
+                assert_int_equal(inputs[t], w * 3 + t);
+                assert_int_equal(targets[t], w * 3 + t + 1);
+            }
+            assert_int_equal(w, dataset_window(&ds, e * W + i));
+            assert_int_equal(dataset_targets(&ds, e * W + i), 3);
+            assert_false(seen[w]);
+            seen[w] = 1;
+            same_epoch += w == dataset_window(&ds, (e + 1) * W + i);
+            same_seed += w == dataset_window(&other, e * W + i);
+            same_place += w == i;
+        }
+    }
+    assert_in_range(same_epoch, 0, 30); // 10 expected of each, 330 if nothing changed
+    assert_in_range(same_seed, 0, 30);
+    assert_in_range(same_place, 0, 30);
+    dataset_close(&ds);
+    dataset_close(&other);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Document windows (7 is end-of-text)
+
+static void test_documents_by_hand(void **state) {
+    (void)state;
+    const uint16_t a[] = {1, 2, 7, 10, 11, 12, 13}, b[] = {14, 7, 7, 20, 21, 22, 23, 7};
+    write_shard("a.bin", a, 7);
+    write_shard("b.bin", b, 8);
+    // documents: {1 2} {7 10 11 12 13 | 14} over the border {7} {7 20 21 22 23} {7}
+    const int32_t expected[5][2][3] = {
+        {{1, 2, 7}, {2, -1, -1}},     {{7, 10, 11}, {10, 11, 12}}, {{12, 13, 14}, {13, 14, -1}},
+        {{7, 20, 21}, {20, 21, 22}},  {{22, 23, 7}, {23, -1, -1}},
+    };
+    const int real[5] = {1, 3, 2, 3, 1};
+    Dataset ds = open_all(3, WINDOWS_DOCUMENT, false, 0);
+    assert_int_equal(dataset_whole_windows(&ds), 5);
+    for (int64_t g = 0; g < 12; g++) { // wraps
+        int32_t inputs[3], targets[3];
+        dataset_fill(&ds, g, 1, inputs, targets);
+        assert_memory_equal(inputs, expected[g % 5][0], sizeof inputs);
+        assert_memory_equal(targets, expected[g % 5][1], sizeof targets);
+        assert_int_equal(dataset_targets(&ds, g), real[g % 5]);
+        assert_int_equal(dataset_window_targets(&ds, g % 5), real[g % 5]);
+    }
+    dataset_close(&ds);
+}
+// A stream of documents of random lengths (1 and multiples of T among them) against a loop over its documents.
+static void check_documents(const uint16_t *stream, int64_t n, int64_t T, bool shuffle) {
+    Dataset ds = open_all(T, WINDOWS_DOCUMENT, shuffle, 9);
+    int64_t window = 0, all = 0, sum = 0;
+    int32_t *inputs = malloc((size_t)T * 4), *targets = malloc((size_t)T * 4);
+    for (int64_t begin = 0, end; begin < n; begin = end) {
+        for (end = begin + 1; end < n && stream[end] != 7; end++) {}
+        for (int64_t at = begin; at < end - 1; at += T, window++) {
+            dataset_fill_window(&ds, window, inputs, targets);
+            int64_t real = 0;
+            for (int64_t t = 0; t < T; t++) {
+                assert_int_equal(inputs[t], at + t < end ? stream[at + t] : 7);
+                assert_int_equal(targets[t], at + t + 1 < end ? stream[at + t + 1] : -1);
+                real += targets[t] != -1;
+            }
+            assert_true(real >= 1);
+            assert_int_equal(dataset_window_targets(&ds, window), real);
+            all += real;
+        }
+    }
+    assert_int_equal(dataset_whole_windows(&ds), window);
+    for (int64_t i = 0; i < window; i++) { sum += dataset_targets(&ds, 3 * window + i); } // an epoch has each window once
+    assert_int_equal(sum, all);
+    free(inputs);
+    free(targets);
+    dataset_close(&ds);
+}
+static void test_documents(void **state) {
+    (void)state;
+    enum { N = 6000 };
+    static uint16_t stream[N];
+    for (int i = 0; i < N; i++) { stream[i] = (uint16_t)(8 + random_u64(1, 2, (uint64_t)i) % 900); }
+    uint64_t k = 0;
+    for (int64_t i = 5; i < N; k++) { // short documents, sometimes one of 1 token or of a few hundred
+        stream[i] = 7;
+        uint64_t r = random_u64(3, 4, k);
+        i += 1 + (int64_t)(r % 10 == 0 ? r / 10 % 700 : r / 10 % 17);
+    }
+    write_shard("a.bin", stream, 1000);
+    write_shard("b.bin", stream + 1000, 3001);
+    write_shard("c.bin", stream + 4001, N - 4001);
+    const int64_t lengths[] = {1, 2, 3, 4, 8, 64, 1000, 7000};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        check_documents(stream, N, lengths[i], false);
+        check_documents(stream, N, lengths[i], true);
+    }
+}
+static void test_documents_shuffled(void **state) {
+    (void)state;
+    uint16_t stream[90];
+    for (int i = 0; i < 90; i++) { stream[i] = (uint16_t)(i % 9 ? 100 + i : 7); }
+    write_shard("a.bin", stream, 90);
+    Dataset ds = open_all(4, WINDOWS_DOCUMENT, true, 1); // ten documents of 9: two windows each
+    assert_int_equal(dataset_whole_windows(&ds), 20);
+    int same = 0, ordered = 0;
+    for (int64_t e = 0; e < 10; e++) {
+        unsigned char seen[20] = {0};
+        for (int64_t i = 0; i < 20; i++) {
+            int64_t w = dataset_window(&ds, 20 * e + i);
+            assert_in_range(w, 0, 19);
+            assert_false(seen[w]);
+            seen[w] = 1;
+            same += w == dataset_window(&ds, 20 * (e + 1) + i);
+            ordered += w == i;
+        }
+    }
+    assert_in_range(same, 0, 30);
+    assert_in_range(ordered, 0, 30);
+    dataset_close(&ds);
+}
+static void test_find_token(void **state) { // every place, inside and outside of whole blocks
+    (void)state;
+    static uint16_t tokens[1100];
+    for (int64_t i = 0; i < 1100; i++) {
+        tokens[i] = 500;
+        assert_int_equal(find_token(tokens, 1100, 500, 65535), i);
+        assert_int_equal(find_token(tokens, 1100, 500, 500), i);
+        assert_int_equal(find_token(tokens, 1100, 501, 65535), 1100);
+        assert_int_equal(find_token(tokens, i, 500, 500), i);
+        tokens[i] = 0;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tokenizers
+
+// Five tokens: "hi", newline, "\x1b[2J" (clears a terminal), 255 letters x, and one whose text is "<eot>".
+static size_t tokenizer_image(unsigned char *data, int32_t version, int32_t vocab, int32_t eot) {
+    memset(data, 0, 1024);
+    int32_t header[4] = {20240328, version, vocab, eot};
+    memcpy(data, header, sizeof header);
+    static const char text[] = "\2hi\1\n\4\x1b[2J";
+    size_t at = 1024;
+    memcpy(data + at, text, sizeof text - 1), at += sizeof text - 1;
+    data[at++] = 255;
+    memset(data + at, 'x', 255), at += 255;
+    memcpy(data + at, "\5<eot>", 6);
+    return at + 6;
+}
+static void assert_token(const Tokenizer *t, int32_t id, const char *text, int bytes) {
+    int length;
+    const unsigned char *found = tokenizer_decode(t, id, &length);
+    assert_int_equal(length, strlen(text));
+    assert_memory_equal(found, text, strlen(text));
+    assert_int_equal(tokenizer_bytes(t, id), bytes);
+}
+static void test_tokenizer_2(void **state) {
+    (void)state;
+    unsigned char data[2048];
+    write_file("t.bin", data, tokenizer_image(data, 2, 5, 4));
+    Tokenizer t = tokenizer_open(path_of("t.bin"), 5);
+    assert_int_equal(t.vocab, 5);
+    assert_int_equal(t.eot, 4);
+    assert_token(&t, 0, "hi", 2);
+    assert_token(&t, 1, "\n", 1);
+    assert_token(&t, 2, "\x1b[2J", 4);
+    assert_token(&t, 4, "<eot>", 0);
+    assert_int_equal(tokenizer_bytes(&t, 3), 255);
+    const int32_t unknown[] = {-1, 5, INT32_MAX, INT32_MIN};
+    for (int i = 0; i < 4; i++) {
+        int length = 1;
+        assert_null(tokenizer_decode(&t, unknown[i], &length));
+        assert_int_equal(length, 0);
+        assert_int_equal(tokenizer_bytes(&t, unknown[i]), 0);
+    }
+    const int32_t targets[] = {0, -1, 3, 4, 2, 0, 77};
+    assert_int_equal(tokenizer_count_bytes(&t, targets, 7), 2 + 0 + 255 + 0 + 4 + 2 + 0);
+    tokenizer_close(&t);
+}
+static void test_tokenizer_1(void **state) { // version 1: no id, 50256 is end-of-text
+    (void)state;
+    enum { V = 50257, BYTES = 1024 + 2 * V };
+    unsigned char *data = calloc(BYTES, 1);
+    int32_t header[4] = {20240328, 1, V, 3};
+    memcpy(data, header, sizeof header);
+    for (int i = 0; i < V; i++) { data[1024 + 2 * i] = 1, data[1024 + 2 * i + 1] = (unsigned char)(i * 7); }
+    write_file("t.bin", data, BYTES);
+    Tokenizer t = tokenizer_open(path_of("t.bin"), V);
+    assert_int_equal(t.eot, 50256);
+    int length;
+    assert_int_equal(tokenizer_decode(&t, 50255, &length)[0], (unsigned char)(50255 * 7));
+    assert_int_equal(tokenizer_bytes(&t, 50255), 1);
+    assert_int_equal(tokenizer_bytes(&t, 50256), 0);
+    tokenizer_close(&t);
+    free(data);
+}
+static void test_no_tokenizer(void **state) {
+    (void)state;
+    const int32_t targets[] = {0, 65, -1, 255, 255};
+    Tokenizer t = tokenizer_open(NULL, 256); // bytes
+    assert_int_equal(t.eot, 0);
+    assert_int_equal(tokenizer_count_bytes(&t, targets, 5), 4);
+    assert_token(&t, 65, "A", 1);
+    tokenizer_close(&t);
+    t = tokenizer_open(NULL, 100);
+    assert_int_equal(tokenizer_count_bytes(&t, targets, 5), 2);
+    tokenizer_close(&t);
+    t = tokenizer_open(NULL, 257); // unknown
+    assert_int_equal(t.eot, -1);
+    assert_int_equal(tokenizer_count_bytes(&t, targets, 5), 0);
+    tokenizer_close(&t);
+    t = tokenizer_open(NULL, 50257);
+    assert_int_equal(t.eot, 50256);
+    tokenizer_close(&t);
+}
+static void test_print(void **state) {
+    (void)state;
+    unsigned char data[2048];
+    size_t bytes = tokenizer_image(data, 2, 6, 4);
+    memcpy(data + bytes, "\6\t\x7f\xe2\x82\0\r", 7); // half a character, a zero byte
+    write_file("t.bin", data, bytes + 7);
+    Tokenizer t = tokenizer_open(path_of("t.bin"), 6);
+    FILE *f = fopen(path_of("printed"), "w+b");
+    assert_non_null(f);
+    const int32_t ids[] = {0, 1, 2, 4, 5, 99, -1};
+    for (int i = 0; i < 7; i++) { tokenizer_print(&t, ids[i], f); }
+    rewind(f);
+    char found[256] = {0};
+    assert_true(fread(found, 1, sizeof found - 1, f) > 0);
+    assert_string_equal(found, "hi\n\\x1b[2J<eot>\t\\x7f\xe2\x82\\x00\\x0d[99][-1]");
+    fclose(f);
+    tokenizer_close(&t);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Bad files: exit code 2 and a message that names the file
+
+static void open_shards(const char *path) {
+    Dataset ds = dataset_open(path, options_of(4, WINDOWS_CONTINUOUS, false, 0));
+    dataset_close(&ds);
+}
+static void open_shuffled(const char *path) {
+    Dataset ds = dataset_open(path, options_of(4, WINDOWS_CONTINUOUS, true, 0));
+    dataset_close(&ds);
+}
+static void open_documents(const char *path) {
+    Dataset ds = dataset_open(path, options_of(4, WINDOWS_DOCUMENT, false, 0));
+    dataset_close(&ds);
+}
+static void open_documents_bad_eot(const char *path) {
+    DatasetOptions o = options_of(4, WINDOWS_DOCUMENT, false, 0);
+    o.eot = 50256;
+    Dataset ds = dataset_open(path, o);
+    dataset_close(&ds);
+}
+static void open_bad_length(const char *path) {
+    Dataset ds = dataset_open(path, options_of(0, WINDOWS_CONTINUOUS, false, 0));
+    dataset_close(&ds);
+}
+static void open_tokenizer(const char *path) {
+    Tokenizer t = tokenizer_open(path, 5);
+    tokenizer_close(&t);
+}
+
+// Runs attempt(path) in a child; returns its exit code, or 1000 + signal. Its stderr goes to message(4096).
+static int run_child(void (*attempt)(const char *), const char *path, char *message) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], 2);
+        close(ends[0]);
+        attempt(path);
+        _exit(0);
+    }
+    close(ends[1]);
+    size_t held = 0;
+    for (ssize_t got; (got = read(ends[0], message + held, 4095 - held)) > 0;) { held += (size_t)got; }
+    message[held] = 0;
+    close(ends[0]);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+static void assert_refused(void (*attempt)(const char *), const char *name, const char *words) {
+    char message[4096], path[512];
+    snprintf(path, sizeof path, "%s", path_of(name));
+    int code = run_child(attempt, path, message);
+    if (code != EXIT_INPUT || !strstr(message, path) || !strstr(message, words)) {
+        fail_msg("%s: expected exit code 2 and a message with \"%s\", found %d: %s", path, words, code, message);
+    }
+}
+static void assert_accepted(void (*attempt)(const char *), const char *name) {
+    char message[4096];
+    int code = run_child(attempt, path_of(name), message);
+    if (code != 0) { fail_msg("%s: expected success, found %d: %s", name, code, message); }
+}
+
+static void test_bad_shards(void **state) {
+    (void)state;
+    const uint16_t tokens[6] = {1, 2, 3, 4, 999, 6}, large[6] = {1, 2, 3, 4, 1000, 6};
+    assert_refused(open_shards, "none-*.bin", "make data");
+    assert_refused(open_shards, "none.bin", "scripts/prepare_data.py");
+    write_shard("good", tokens, 6);
+    assert_accepted(open_shards, "good");
+    write_shard_as("magic", 20240326, 1, 6, tokens, 6);
+    assert_refused(open_shards, "magic", "found magic 20240326");
+    write_shard_as("llama", 20240801, 7, 6, tokens, 6);
+    assert_refused(open_shards, "llama", "Llama 3");
+    write_shard_as("version", 20240520, 2, 6, tokens, 6);
+    assert_refused(open_shards, "version", "version 1, found 2");
+    write_shard_as("negative", 20240520, 1, -6, tokens, 6);
+    assert_refused(open_shards, "negative", "found -6");
+    write_shard_as("short", 20240520, 1, 7, tokens, 6);
+    assert_refused(open_shards, "short", "expected 1038 bytes for 7 tokens, found 1036");
+    write_shard_as("long", 20240520, 1, 5, tokens, 6);
+    assert_refused(open_shards, "long", "expected 1034 bytes for 5 tokens, found 1036");
+    write_shard_as("huge", 20240520, 1, INT32_MAX, tokens, 6);
+    assert_refused(open_shards, "huge", "found 1036");
+    write_shard("vocab", large, 6);
+    assert_refused(open_shards, "vocab", "vocabulary of 1000, found 1000 at token 4");
+    write_file("empty", tokens, 0);
+    assert_refused(open_shards, "empty", "found a file of 0 bytes");
+    write_file("stub", tokens, 12);
+    assert_refused(open_shards, "stub", "found a file of 12 bytes");
+    write_shard("two", tokens, 2);
+    assert_accepted(open_shards, "two");
+    write_shard("one", tokens, 1);
+    assert_refused(open_shards, "one", "at least 2 tokens, found 1");
+    write_shard("nothing", tokens, 0);
+    assert_refused(open_shards, "nothing", "at least 2 tokens, found 0");
+    assert_int_equal(mkdir(path_of("directory"), 0700), 0);
+    assert_refused(open_shards, "directory", "found a directory");
+    assert_int_equal(mkfifo(path_of("fifo"), 0600), 0);
+    assert_refused(open_shards, "fifo", "found no regular file"); // and does not wait for a writer
+    assert_int_equal(symlink("nowhere", path_of("link")), 0);
+    assert_refused(open_shards, "link", "cannot open");
+}
+static void test_bad_options(void **state) {
+    (void)state;
+    const uint16_t tokens[5] = {1, 2, 3, 4, 5}, ends[5] = {7, 7, 7, 7, 7}, document[5] = {7, 2, 3, 4, 5};
+    write_shard("five", tokens, 5);
+    assert_accepted(open_shuffled, "five"); // T = 4: one whole window
+    write_shard("four", tokens, 4);
+    assert_refused(open_shuffled, "four", "found 4 tokens");
+    assert_refused(open_documents, "five", "begin with token 7, found none");
+    write_shard("ends", ends, 5);
+    assert_refused(open_documents, "ends", "only documents of 1 token");
+    write_shard("document", document, 5);
+    assert_accepted(open_documents, "document");
+    char message[4096];
+    assert_int_equal(run_child(open_documents_bad_eot, path_of("document"), message), EXIT_INPUT);
+    assert_non_null(strstr(message, "--tokenizer"));
+    assert_int_equal(run_child(open_bad_length, path_of("document"), message), EXIT_INPUT);
+    assert_non_null(strstr(message, "--seq-len"));
+}
+static void test_bad_tokenizers(void **state) {
+    (void)state;
+    unsigned char data[4096] = {0};
+    size_t bytes = tokenizer_image(data, 2, 5, 4);
+    write_file("good", data, bytes);
+    assert_accepted(open_tokenizer, "good");
+    assert_refused(open_tokenizer, "none", "cannot open");
+    for (size_t cut = 0; cut < bytes; cut += cut < 1020 ? 255 : 1) { // every shorter file
+        write_file("cut", data, cut);
+        assert_refused(open_tokenizer, "cut", cut < 1024 ? "a header of 1024 bytes" : "found the end of the file");
+    }
+    write_file("long", data, bytes + 1);
+    assert_refused(open_tokenizer, "long", "expected the end of the file after 5 tokens");
+    write_file("longer", data, 4096);
+    assert_refused(open_tokenizer, "longer", "expected the end of the file after 5 tokens");
+    data[1024] = 0;
+    write_file("zero", data, bytes);
+    assert_refused(open_tokenizer, "zero", "for token 0 of 5, found none");
+    write_file("version", data, tokenizer_image(data, 3, 5, 4));
+    assert_refused(open_tokenizer, "version", "version 1 or 2, found 3");
+    write_file("eot", data, tokenizer_image(data, 2, 5, 5));
+    assert_refused(open_tokenizer, "eot", "below the vocabulary of 5, found 5");
+    write_file("eot-", data, tokenizer_image(data, 2, 5, -1));
+    assert_refused(open_tokenizer, "eot-", "below the vocabulary of 5, found -1");
+    write_file("version1", data, tokenizer_image(data, 1, 5, 4));
+    assert_refused(open_tokenizer, "version1", "below the vocabulary of 5, found 50256");
+    const int32_t vocabs[] = {0, -1, INT32_MIN, INT32_MAX, 65537};
+    for (int i = 0; i < 5; i++) {
+        write_file("vocab", data, tokenizer_image(data, 2, vocabs[i], 0));
+        assert_refused(open_tokenizer, "vocab", "a vocabulary of 1 to 65536");
+    }
+    tokenizer_image(data, 2, 1, 0);
+    data[1024] = 255; // the longest file that one token can make, and one byte more
+    write_file("largest", data, 1024 + 256);
+    assert_accepted(open_tokenizer, "largest");
+    write_file("larger", data, 1024 + 257);
+    assert_refused(open_tokenizer, "larger", "expected the end of the file after 1 tokens");
+    write_shard("shard", NULL, 0);
+    assert_refused(open_tokenizer, "shard", "found magic 20240520");
+}
+static void test_fuzz(void **state) { // damaged headers and texts: refused or read, never a crash
+    (void)state;
+    unsigned char data[2048], shard[1024 + 40] = {0};
+    int32_t header[3] = {20240520, 1, 20};
+    for (uint64_t i = 0; i < 300; i++) {
+        char message[4096];
+        bool tokens = i % 3 == 0;
+        size_t bytes = tokens ? sizeof shard : tokenizer_image(data, 2, 5, 4);
+        unsigned char *file = tokens ? shard : data;
+        if (tokens) { memset(shard, 0, sizeof shard), memcpy(shard, header, sizeof header); }
+        for (uint64_t k = 0; k < 1 + i % 4; k++) {
+            uint64_t r = random_u64(77, i, k), at = r % (tokens ? 12 : 40);
+            file[tokens || at < 16 ? at : 1024 + at - 16] = (unsigned char)(r >> 32);
+        }
+        write_file("f", file, bytes);
+        int code = run_child(tokens ? open_shards : open_tokenizer, path_of("f"), message);
+        if (code != 0 && code != EXIT_INPUT) { fail_msg("case %d: %d: %s", (int)i, code, message); }
+    }
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup(name, fresh)
+    const struct CMUnitTest tests[] = {
+        TEST(test_sample_by_hand), TEST(test_sample_rule), TEST(test_far_samples), TEST(test_name_order),
+        TEST(test_large_files), TEST(test_fill_windows), TEST(test_permutation_is_bijective),
+        TEST(test_permutation_small_is_uniform), TEST(test_permutation_large_is_uniform), TEST(test_shuffled_epochs),
+        TEST(test_documents_by_hand), TEST(test_documents), TEST(test_documents_shuffled), TEST(test_find_token),
+        TEST(test_tokenizer_2), TEST(test_tokenizer_1), TEST(test_no_tokenizer), TEST(test_print),
+        TEST(test_bad_shards), TEST(test_bad_options), TEST(test_bad_tokenizers), TEST(test_fuzz),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,595 @@
+// test_gpt.c: proves the model. Logits, loss, all 16 gradients and 10 steps of three optimizers agree with PyTorch's numbers
+// (test/golden, made by make_golden.py), whatever the micro-batch, with recomputation and, more loosely, in bf16. The tensor
+// table covers every parameter once, files lie as llm.c's, initial values are what the banner says, and every descriptor is
+// the model that its name promises. What must end the program runs in a child, whose exit code and message are checked.
+#define _GNU_SOURCE
+#include "ops_cpu.h"
+#include "checkpoint.h"
+#include "executor.h"
+
+#include <setjmp.h>   // cmocka needs it
+#include <stddef.h>   // cmocka needs it
+#include <sys/wait.h> // children
+
+#include <cmocka.h> // after the headers it needs
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The golden files
+
+enum { B = 3, T = 20, V = 101, VP = 128, C = 48, LAYERS = 3, MAX_T = 24, UPDATES = 10, RUNS = 3, STORED = 92208 };
+static const char *const model_path = "test/golden/gpt_tiny_model.bin";
+static struct {
+    int32_t x[B][T], y[B][T];
+    float logits[B][T][V], loss, gradients[STORED];
+    double losses[4][UPDATES], norms[4][UPDATES]; // runs 0..2 on (x, y), run 3 on the shard
+} golden;
+
+static void read_all(FILE *f, void *to, size_t bytes) { assert_int_equal(fread(to, 1, bytes, f), bytes); }
+static int read_golden(void **state) {
+    (void)state;
+    int32_t header[256];
+    FILE *f = fopen("test/golden/gpt_tiny.bin", "rb"); // from the root of the repository
+    assert_non_null(f);
+    read_all(f, header, sizeof header);
+    assert_true(header[0] == 20240327 && header[1] == 2 && header[2] == B && header[3] == T);
+    read_all(f, golden.x, sizeof golden.x), read_all(f, golden.y, sizeof golden.y);
+    read_all(f, golden.logits, sizeof golden.logits), read_all(f, &golden.loss, sizeof golden.loss);
+    read_all(f, golden.gradients, sizeof golden.gradients);
+    read_all(f, golden.losses, RUNS * UPDATES * sizeof(double)), read_all(f, golden.norms, RUNS * UPDATES * sizeof(double));
+    read_all(f, golden.losses[3], UPDATES * sizeof(double)), read_all(f, golden.norms[3], UPDATES * sizeof(double));
+    assert_int_equal(fgetc(f), EOF);
+    fclose(f);
+    return 0;
+}
+
+// The batch (x, y) as a data set of three windows that do not overlap: x[0..T) and y[T-1] of each.
+static uint16_t batch_tokens[B * (T + 1)];
+static TokenShard batch_shard = {NULL, 0, batch_tokens, 0, B * (T + 1)};
+static uint64_t batch_table[B];
+static Dataset batch_dataset(void) {
+    for (int b = 0; b < B; b++) {
+        for (int t = 0; t < T; t++) { batch_tokens[b * (T + 1) + t] = (uint16_t)golden.x[b][t]; }
+        batch_tokens[b * (T + 1) + T] = (uint16_t)golden.y[b][T - 1];
+        batch_table[b] = ((uint64_t)(b * (T + 1)) << TARGET_BITS) | T;
+    }
+    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0}, &batch_shard, 1, B * (T + 1), B, batch_table};
+    return d;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A rig: everything that trains the golden model on one rank
+
+static Comm comm;
+static Group world;
+typedef struct {
+    int rows; // of a micro-batch
+    bool recompute, sgd;
+    DType dtype;
+} Setting;
+typedef struct {
+    Setting setting;
+    GptModel model;
+    Program program;
+    Stream stream;
+    Store store;
+    Executor executor;
+    Dataset batch;
+    double sample_losses[B];
+} Rig;
+
+static UnitMap map_of(const GptModel *m) {
+    UnitMap map = {m->units, m->storages, NULL, NULL, NULL};
+    map.of_unit = calloc((size_t)m->units, sizeof *map.of_unit);
+    map.of_unit_count = calloc((size_t)m->units, sizeof(int));
+    map.by_input = calloc((size_t)m->units, sizeof *map.by_input);
+    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
+    map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
+    return map;
+}
+static Program program_of(const GptModel *m, Setting setting, bool training) {
+    Program p;
+    memset(&p, 0, sizeof p);
+    p.map = map_of(m), p.ranks = 1;
+    p.rank = calloc(1, sizeof(Schedule));
+    schedule_sequential(&p, B, setting.rows, training);
+    if (training && setting.recompute) { schedule_lower_recompute(&p); }
+    zero_lower_parameters(&p);
+    if (training) { zero_lower_updates(&p); }
+    return p;
+}
+static Rig *rig_make(Setting setting) {
+    Rig *r = calloc(1, sizeof *r);
+    DType file_dtype;
+    size_t unused[2];
+    r->setting = setting;
+    r->model = gpt_model(model_file_config(model_path, &file_dtype));
+    assert_int_equal(file_dtype, DTYPE_FP32);
+    r->program = program_of(&r->model, setting, true);
+    r->stream.threads = 2;
+    OpsShape shape = {setting.rows, T, C, 3, V, VP};
+    r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
+    r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
+    r->store = store_make(&r->model, &comm, &world, &r->stream, setting.dtype, DTYPE_FP32, !setting.sgd);
+    r->executor = executor_make(&r->model, &r->program.map, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
+    model_file_load(model_path, &r->store, file_dtype);
+    r->batch = batch_dataset();
+    return r;
+}
+static void rig_free(Rig *r) {
+    ops_free(r->stream.workspace);
+    executor_free(&r->executor), store_free(&r->store), program_free(&r->program);
+    free(r);
+}
+static double rig_loss(const Rig *r) {
+    double sum = 0;
+    for (int b = 0; b < B; b++) { sum += r->sample_losses[b]; }
+    return sum / (B * T);
+}
+// Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
+static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
+    Pass pass = {data, k * B, B, r->sample_losses, (float)(1.0 / (B * T)), true};
+    double norm = -1;
+    *at = 0;
+    executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
+    return norm;
+}
+static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
+    Pass pass = {&r->batch, 0, B, r->sample_losses, 0, true};
+    executor_run(&r->executor, &r->program.rank[0], &at, &pass, &optimizer, 0, NULL);
+    assert_int_equal(at, r->program.rank[0].count);
+}
+// Gradients of the whole model in file order.
+static float *rig_file_gradients(const Rig *r) {
+    float *all = malloc(STORED * sizeof(float));
+    for (int storage = 0; storage < r->model.storages; storage++) {
+        TensorPart parts[TENSORS];
+        int n = gpt_storage_parts(&r->model, storage, parts);
+        for (int i = 0; i < n; i++) {
+            const float *from = r->store.grads + r->store.offset[storage] + parts[i].offset;
+            memcpy(all + model_file_offset(&r->model, parts[i].tensor, parts[i].layer), from, (size_t)parts[i].elements * sizeof(float));
+        }
+    }
+    return all;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Against PyTorch
+
+static double largest(const float *x, int64_t n) {
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) { most = fmax(most, fabs((double)x[i])); }
+    return most;
+}
+static void check_close(const char *what, const float *found, const float *expected, int64_t n, double tolerance) {
+    double scale = largest(expected, n);
+    for (int64_t i = 0; i < n; i++) {
+        double error = fabs((double)found[i] - (double)expected[i]);
+        if (!(error <= tolerance * scale)) { fail_msg("%s[%d]: expected %g, found %g, largest %g", what, (int)i, (double)expected[i], (double)found[i], scale); }
+    }
+}
+static void check_number(const char *what, int step, double found, double expected, double tolerance) {
+    if (!(fabs(found - expected) <= tolerance * fabs(expected))) { fail_msg("%s of step %d: expected %.9g, found %.9g", what, step, expected, found); }
+}
+
+// fp32: an fp32 sum of some hundred terms is good to about 1e-6; a dozen of them in a row leave 1e-5; 1e-4 has room. The loss is
+// a mean of 60 numbers and better. bf16: a parameter or boundary is rounded by up to 2^-9 = 0.2 %. 60 rows average the loss; a
+// gradient's element has several such roundings on its path, and is compared with the largest of its tensor: 2 %.
+static const double LOSS_FP32 = 1e-5, GRADIENT_FP32 = 1e-4, NORM_FP32 = 1e-5, LOSS_BF16 = 1e-3, GRADIENT_BF16 = 2e-2;
+
+static void test_logits(void **state) {
+    (void)state;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        Setting setting = {3, recompute, false, DTYPE_FP32};
+        Rig *r = rig_make(setting);
+        float logits[VP];
+        for (int i = 0; i < B * T; i++) {
+            executor_logits(&r->executor, golden.x[i / T], i % T + 1, logits);
+            check_close("logits", logits, golden.logits[i / T][i % T], V, GRADIENT_FP32);
+        }
+        rig_free(r);
+    }
+}
+
+static const Setting settings[] = {
+    {3, false, false, DTYPE_FP32}, {3, true, false, DTYPE_FP32},  {2, false, false, DTYPE_FP32}, {1, false, false, DTYPE_FP32}, {2, true, true, DTYPE_FP32},
+    {1, true, false, DTYPE_FP32},  {3, false, false, DTYPE_BF16}, {2, true, false, DTYPE_BF16},  {1, false, true, DTYPE_BF16},
+};
+enum { SETTINGS = (int)(sizeof settings / sizeof settings[0]) };
+
+// Rows that belong to no token and positions that were not used get exactly no gradient.
+static void check_unused_rows(const float *gradients) {
+    for (int64_t i = V * C; i < VP * C; i++) { assert_true(gradients[i] == 0); }
+    const float *wpe = gradients + VP * C;
+    for (int64_t i = T * C; i < MAX_T * C; i++) { assert_true(wpe[i] == 0); }
+}
+static void check_gradients(const Rig *r) {
+    float *found = rig_file_gradients(r);
+    double tolerance = r->setting.dtype == DTYPE_BF16 ? GRADIENT_BF16 : GRADIENT_FP32;
+    for (int t = 0; t < TENSORS; t++) {
+        int64_t from = model_file_offset(&r->model, (TensorId)t, 0), to = t + 1 < TENSORS ? model_file_offset(&r->model, (TensorId)(t + 1), 0) : STORED;
+        check_close(tensor_specs[t].name, found + from, golden.gradients + from, to - from, tolerance);
+    }
+    check_unused_rows(found);
+    free(found);
+}
+// Twice: the second pass must not see the first one's sums.
+static void test_loss_and_gradients(void **state) {
+    (void)state;
+    for (int i = 0; i < SETTINGS; i++) {
+        Rig *r = rig_make(settings[i]);
+        bool bf16 = settings[i].dtype == DTYPE_BF16;
+        int at;
+        for (int pass = 0; pass < 2; pass++) {
+            double norm = rig_gradients(r, &r->batch, 0, &at);
+            check_number("loss", i, rig_loss(r), (double)golden.loss, bf16 ? LOSS_BF16 : LOSS_FP32);
+            check_number("norm", i, norm, golden.norms[0][0], bf16 ? GRADIENT_BF16 : NORM_FP32);
+            check_gradients(r);
+        }
+        rig_free(r);
+    }
+}
+// Recomputation repeats the same arithmetic on the same numbers: the same bits.
+static void test_recompute_changes_no_bit(void **state) {
+    (void)state;
+    for (int dtype = DTYPE_FP32; dtype <= DTYPE_BF16; dtype++) {
+        float *gradients[2];
+        for (int recompute = 0; recompute < 2; recompute++) {
+            Setting setting = {2, recompute, false, (DType)dtype};
+            Rig *r = rig_make(setting);
+            int at;
+            rig_gradients(r, &r->batch, 0, &at);
+            gradients[recompute] = rig_file_gradients(r);
+            rig_free(r);
+        }
+        assert_memory_equal(gradients[0], gradients[1], STORED * sizeof(float));
+        free(gradients[0]), free(gradients[1]);
+    }
+}
+// A validation pass has the losses of a training pass and leaves the gradients alone.
+static void test_evaluation(void **state) {
+    (void)state;
+    for (int i = 0; i < SETTINGS; i++) {
+        Rig *r = rig_make(settings[i]);
+        Program evaluation = program_of(&r->model, settings[i], false);
+        Pass pass = {&r->batch, 0, B, r->sample_losses, 0, false};
+        int at = 0;
+        executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
+        check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);
+        assert_true(largest(r->store.grads, STORED) == 0);
+        pass.samples = 1; // the last batch of a validation may be short: rows beyond are left out
+        r->sample_losses[1] = r->sample_losses[2] = -7, at = 0;
+        executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
+        assert_true(r->sample_losses[0] > 0 && r->sample_losses[1] == -7 && r->sample_losses[2] == -7);
+        program_free(&evaluation);
+        rig_free(r);
+    }
+}
+
+static OptimizerStep optimizer_of(int run, double norm) {
+    OptimizerStep adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0, 1, 0}, sgd = {0.05f, 0, 0, 0, 0.1f, 0.9f, 1, 0};
+    OptimizerStep o = run == 2 ? sgd : adamw;
+    bool clip = run == 1 || run == 3;
+    o.grad_scale = clip ? (float)fmin(1, 1 / norm) : 1.0f;
+    return o;
+}
+// Each step's rounding feeds the next: Adam divides by sqrt(v), so elements whose gradient is near zero move by lr either way.
+static void check_run(int run, Setting setting, double loss_tolerance, double norm_tolerance) {
+    setting.sgd = run == 2;
+    Rig *r = rig_make(setting);
+    DatasetOptions options = {"--train", T, V, 0, WINDOWS_CONTINUOUS, false, 0};
+    Dataset shard = dataset_open("test/golden/gpt_tiny_tokens.bin", options);
+    for (int k = 0; k < UPDATES; k++) {
+        int at;
+        double norm = rig_gradients(r, run == 3 ? &shard : &r->batch, k, &at);
+        check_number("loss", k, rig_loss(r), golden.losses[run][k], loss_tolerance);
+        check_number("norm", k, norm, golden.norms[run][k], norm_tolerance);
+        rig_update(r, at, optimizer_of(run, norm));
+    }
+    for (int64_t i = V * C; i < VP * C; i++) { assert_true(r->store.master[i] == 0); } // the padding stays out of it
+    for (int s = 0; s < r->model.storages; s++) { assert_int_equal(r->store.updates[s], UPDATES); }
+    dataset_close(&shard);
+    rig_free(r);
+}
+static void test_ten_steps(void **state) {
+    (void)state;
+    for (int run = 0; run < 4; run++) {
+        for (int rows = 1; rows <= B; rows++) {
+            Setting setting = {rows, rows == 2, false, DTYPE_FP32};
+            check_run(run, setting, LOSS_FP32, GRADIENT_FP32);
+        }
+    }
+}
+// 1e-2 after ten steps: the weights that are used are rounded anew each step (the masters are not).
+static void test_ten_steps_in_bf16(void **state) {
+    (void)state;
+    for (int run = 0; run < 4; run++) {
+        Setting setting = {2, run == 1, false, DTYPE_BF16};
+        check_run(run, setting, 1e-2, 4e-2);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The tensor table
+
+static GptModel model_from(const char *text, int64_t seq_len) {
+    GptConfig config = {0, 0, 0, 0, 0, 0};
+    assert_true(gpt_config_from_descriptor(&config, text, seq_len));
+    return gpt_model(config);
+}
+static void test_parameter_counts(void **state) {
+    (void)state;
+    GptModel gpt2 = model_from("gpt2:124M", 64), tiny = model_from("layers=3,heads=3,channels=48,vocab=101", MAX_T);
+    assert_int_equal(gpt2.parameters, 124475904); // llm.c's number, 50304 rows of wte
+    assert_int_equal(tiny.parameters, STORED);
+    assert_true(gpt2.units == 14 && gpt2.storages == 15);
+}
+// llm.c's order on disk; offsets worked out by hand for L = 3, C = 48: C^2 = 2304.
+static void test_file_offsets(void **state) {
+    (void)state;
+    static const int64_t expected[TENSORS] = {0,     6144,  7296,  7440,  7584,  28320, 28752, 35664,
+                                              35808, 35952, 36096, 63744, 64320, 91968, 92112, 92160};
+    GptModel m = model_from("layers=3,heads=3,channels=48,vocab=101", MAX_T);
+    for (int t = 0; t < TENSORS; t++) { assert_int_equal(model_file_offset(&m, (TensorId)t, 0), expected[t]); }
+    assert_int_equal(model_file_offset(&m, QKVW, 2), 7584 + 2 * 3 * 2304);
+    assert_int_equal(model_file_offset(&m, FCPROJB, 1), 91968 + 48);
+}
+// Every element of every storage belongs to one part, and every element of the file to one part.
+static void test_parts_cover_everything_once(void **state) {
+    (void)state;
+    static const char *const models[] = {"layers=3,heads=3,channels=48,vocab=101", "layers=1,heads=1,channels=1,vocab=1", "layers=5,heads=7,channels=21,vocab=300"};
+    for (int i = 0; i < 3; i++) {
+        GptModel m = model_from(models[i], 9);
+        unsigned char *file = calloc((size_t)m.parameters, 1);
+        int64_t stored = 0;
+        for (int storage = 0; storage < m.storages; storage++) {
+            TensorPart parts[TENSORS];
+            int n = gpt_storage_parts(&m, storage, parts);
+            int64_t at = 0;
+            for (int p = 0; p < n; p++) {
+                assert_int_equal(parts[p].offset, at); // no hole, no overlap
+                at += parts[p].elements;
+                for (int64_t e = 0; e < parts[p].elements; e++) { file[model_file_offset(&m, parts[p].tensor, parts[p].layer) + e]++; }
+            }
+            assert_int_equal(at, gpt_storage_elements(&m, storage));
+            stored += at;
+        }
+        assert_int_equal(stored, m.parameters);
+        for (int64_t e = 0; e < m.parameters; e++) { assert_int_equal(file[e], 1); }
+        free(file);
+    }
+}
+// Decay is for 2-D tensors: those with more than one row.
+static void test_decay_is_for_matrices(void **state) {
+    (void)state;
+    for (int t = 0; t < TENSORS; t++) { assert_int_equal(tensor_specs[t].decay, tensor_specs[t].rows_of != OF_ONE); }
+    for (int t = 0; t < TENSORS; t++) { assert_int_equal(tensor_specs[t].decay, tensor_specs[t].init >= INIT_NORMAL); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Initial values
+
+static float *initial_values(const GptModel *m, uint64_t seed, int threads) { // in file order
+    float *all = calloc((size_t)m->parameters, sizeof(float)), *one = malloc((size_t)m->parameters * sizeof(float));
+    omp_set_num_threads(threads);
+    for (int storage = 0; storage < m->storages; storage++) {
+        TensorPart parts[TENSORS];
+        int n = gpt_storage_parts(m, storage, parts);
+        memset(one, 0, (size_t)m->parameters * sizeof(float));
+        gpt_initialise(m, storage, seed, one);
+        for (int i = 0; i < n; i++) { memcpy(all + model_file_offset(m, parts[i].tensor, parts[i].layer), one + parts[i].offset, (size_t)parts[i].elements * sizeof(float)); }
+    }
+    free(one);
+    return all;
+}
+// Five standard errors: a right program fails once in two million times, and the seeds are fixed.
+static void check_moments(const char *name, const float *x, int64_t n, double deviation) {
+    double sum = 0, squares = 0, inside = 0;
+    for (int64_t i = 0; i < n; i++) { sum += (double)x[i], squares += (double)x[i] * (double)x[i], inside += fabs((double)x[i]) < deviation; }
+    double mean = sum / (double)n, found = sqrt(squares / (double)n), error = 5 / sqrt((double)n);
+    if (fabs(mean) > error * deviation) { fail_msg("%s: mean %g", name, mean); }
+    if (fabs(found / deviation - 1) > error / sqrt(2.0)) { fail_msg("%s: deviation %g, expected %g", name, found, deviation); }
+    if (fabs(inside / (double)n - 0.682689) > error * 0.47) { fail_msg("%s: %g of the values within one deviation", name, inside / (double)n); } // normal, not just any
+}
+static void test_initial_distribution(void **state) {
+    (void)state;
+    GptModel m = model_from("layers=2,heads=4,channels=64,vocab=500", 64);
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        float *x = initial_values(&m, seed, 2);
+        for (int t = 0; t < TENSORS; t++) {
+            TensorInit init = tensor_specs[t].init;
+            const float *values = x + model_file_offset(&m, (TensorId)t, 0);
+            int64_t n = m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 2 : 1), used = t == WTE ? 500 * 64 : n;
+            for (int64_t i = 0; i < n && init < INIT_NORMAL; i++) { assert_true(values[i] == (init == INIT_ONE ? 1.0f : 0.0f)); }
+            if (init >= INIT_NORMAL) { check_moments(tensor_specs[t].name, values, used, init == INIT_RESIDUAL ? 0.01 : 0.02); } // 0.02 / sqrt(2 L)
+            for (int64_t i = used; i < n; i++) { assert_true(values[i] == 0); }                                                // padding rows
+        }
+        free(x);
+    }
+}
+// A function of (seed, tensor, element over all layers) alone. With 5 channels pairs of normals straddle layers.
+static void test_initial_values_by_element(void **state) {
+    (void)state;
+    GptModel m = model_from("layers=3,heads=1,channels=5,vocab=7", 3);
+    float *x = initial_values(&m, 99, 2);
+    for (int t = 0; t < TENSORS; t++) {
+        if (tensor_specs[t].init < INIT_NORMAL) { continue; }
+        double scale = tensor_specs[t].init == INIT_RESIDUAL ? 0.02 / sqrt(6.0) : 0.02;
+        int64_t n = t == WTE ? 7 * 5 : m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 3 : 1);
+        for (int64_t i = 0; i < n; i++) {
+            double z[2];
+            random_normal_pair(99, (uint64_t)t, (uint64_t)(i / 2), z);
+            assert_true(x[model_file_offset(&m, (TensorId)t, 0) + i] == (float)(scale * z[i % 2]));
+        }
+    }
+    free(x);
+}
+static void test_initial_values_depend_on_the_seed_only(void **state) {
+    (void)state;
+    GptModel m = model_from("layers=3,heads=1,channels=5,vocab=70", 3);
+    float *one = initial_values(&m, 7, 1), *three = initial_values(&m, 7, 3), *other = initial_values(&m, 8, 1);
+    assert_memory_equal(one, three, (size_t)m.parameters * sizeof(float));
+    for (int t = 0; t < TENSORS; t++) {
+        int64_t at = model_file_offset(&m, (TensorId)t, 0), same = 0;
+        for (int64_t i = 0; i < 5; i++) { same += one[at + i] == other[at + i]; }
+        assert_int_equal(same, tensor_specs[t].init < INIT_NORMAL ? 5 : 0);
+    }
+    free(one), free(three), free(other);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Descriptors
+
+// "gpt3:6.7B" -> 6.7e9; 0 where the name has no size.
+static double size_in_name(const char *name) {
+    const char *colon = strchr(name, ':');
+    char unit = 0;
+    double size = 0;
+    if (!colon || sscanf(colon + 1, "%lf%c", &size, &unit) != 2) { return 0; }
+    return size * (unit == 'B' ? 1e9 : 1e6);
+}
+static void test_every_descriptor(void **state) {
+    (void)state;
+    for (int i = 0; i < GPT_DESCRIPTORS; i++) {
+        const GptDescriptor *d = &gpt_descriptors[i];
+        GptModel m = model_from(d->name, 64);
+        const GptConfig *c = &m.config;
+        gpt_config_check(c, d->name); // ends the program if it is impossible
+        assert_true(c->layers == d->layers && c->channels == d->channels && c->heads == d->heads && c->max_seq_len == d->max_seq_len);
+        assert_true(c->vocab == 50257 && c->padded_vocab == 50304 && c->channels % c->heads == 0);
+        double named = size_in_name(d->name), unpadded = (double)(m.parameters - (c->padded_vocab - c->vocab) * c->channels);
+        // names are rounded to two or three digits; gpt2:350M is 355 M, gpt3:350M 356 M
+        if (named > 0 && fabs(unpadded / named - 1) > 0.02) { fail_msg("%s has %g parameters", d->name, unpadded); }
+        if (d->name[0] == 'd') { assert_int_equal(atoi(d->name + 1), c->layers); }
+        for (int j = 0; j < i; j++) { assert_string_not_equal(d->name, gpt_descriptors[j].name); }
+    }
+}
+static void test_other_spellings(void **state) {
+    (void)state;
+    GptConfig a, b;
+    assert_true(gpt_config_from_descriptor(&a, "d12", 64) && gpt_config_from_descriptor(&b, "gpt2:d12", 64));
+    assert_memory_equal(&a, &b, sizeof a);
+    static const char *const files[] = {"", "d13", "gpt2", "gpt2:124", "gpt2:124M ", "model.bin", "gpt3:d12", "D12"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) { assert_false(gpt_config_from_descriptor(&a, files[i], 64)); }
+}
+static void test_pairs(void **state) {
+    (void)state;
+    typedef struct {
+        const char *text;
+        int64_t seq_len;
+        GptConfig expected; // layers, heads, channels, vocab, padded, positions
+    } Case;
+    static const Case cases[] = {
+        {"layers=6,heads=6,channels=384,vocab=256", 128, {6, 6, 384, 256, 256, 128}},
+        {"vocab=257,channels=8,layers=1,heads=2", 1, {1, 2, 8, 257, 384, 1}},
+        {"channels=64,heads=4,layers=2", 1024, {2, 4, 64, 50257, 50304, 1024}},
+        {"layers=1,heads=1,channels=1,vocab=1", 7, {1, 1, 1, 1, 128, 7}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        GptConfig found;
+        assert_true(gpt_config_from_descriptor(&found, cases[i].text, cases[i].seq_len));
+        assert_memory_equal(&found, &cases[i].expected, sizeof found);
+    }
+}
+
+// The exit code of a child that reads the descriptor, and what it said.
+static int child_reads(const char *text, char *message, size_t bytes) {
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        GptConfig config;
+        dup2(ends[1], STDERR_FILENO);
+        gpt_config_from_descriptor(&config, text, 64);
+        _exit(EXIT_DONE);
+    }
+    close(ends[1]);
+    size_t held = 0;
+    for (ssize_t got; (got = read(ends[0], message + held, bytes - 1 - held)) > 0;) { held += (size_t)got; }
+    message[held] = 0;
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+static void test_bad_pairs_are_refused(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        // text, words of the message
+        {"layers=0,heads=1,channels=1", "cannot read \"layers=0"},
+        {"layers=-1,heads=1,channels=1", "cannot read \"layers=-1"},
+        {"layers=6", "impossible: layers=6 heads=0 channels=0"},
+        {"vocab=256", "impossible: layers=0"},
+        {"layers=6,channels=64", "heads=0"},
+        {"layers=6,heads=2", "channels=0"},
+        {"heads=5,layers=1,channels=64", "impossible: layers=1 heads=5 channels=64"},
+        {"heads=128,layers=1,channels=64", "impossible"},
+        {"layers=1,layers=2,heads=1,channels=64", "cannot read \"layers=2"},
+        {"layers=1,heads=1,channels=64,vocab=5,vocab=5", "cannot read \"vocab=5\""},
+        {"layers=99999999999999999999,heads=1,channels=64", "impossible"},
+        {"layers=1,heads=1,channels=99999999999999999999", "impossible"},
+        {"layers=1,heads=99999999999999999999,channels=64", "impossible"},
+        {"layers=1,heads=1,channels=64,vocab=99999999999999999999", "impossible"},
+        {"layers=-99999999999999999999,heads=1,channels=64", "cannot read"},
+        {"layers=10001,heads=1,channels=64", "impossible"},
+        {"layers=1,heads=1,channels=2097152", "impossible"},
+        {"layers=1,heads=1,channels=64,vocab=16777217", "impossible"},
+        {"bogus=3", "cannot read \"bogus=3\""},
+        {"layers=1,heads=1,channels=64,bogus=3", "cannot read \"bogus=3\""},
+        {"layer=1,heads=1,channels=64", "cannot read"},
+        {"layerss=1,heads=1,channels=64", "cannot read"},
+        {"Layers=1,heads=1,channels=64", "cannot read"},
+        {"layers=,heads=1,channels=64", "cannot read"},
+        {"layers=x,heads=1,channels=64", "cannot read"},
+        {"layers=6x,heads=1,channels=64", "cannot read"},
+        {"layers=6.5,heads=1,channels=64", "cannot read"},
+        {"layers=1e3,heads=1,channels=64", "cannot read"},
+        {"layers=0x10,heads=1,channels=64", "cannot read"},
+        {"layers=1,,heads=1,channels=64", "cannot read"},
+        {",layers=1,heads=1,channels=64", "cannot read"},
+        {"layers=1;heads=1,channels=64", "cannot read"},
+        {"layers=1,heads=1,channels=64,", "cannot read"},
+        {"layers=1,heads=1,channels", "cannot read \"channels\""},
+        {"layers==1", "cannot read"},
+        {"=", "cannot read"},
+        {"=1", "cannot read"},
+        {"./folder=a/model.bin", "cannot read"},
+    };
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char message[4096];
+        int code = child_reads(cases[i][0], message, sizeof message);
+        if (code != EXIT_INPUT || !strstr(message, cases[i][1])) { print_error("\"%s\": exit code %d, \"%s\" in: %s\n", cases[i][0], code, cases[i][1], message), wrong++; }
+    }
+    assert_int_equal(wrong, 0);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_logits),
+        cmocka_unit_test(test_loss_and_gradients),
+        cmocka_unit_test(test_recompute_changes_no_bit),
+        cmocka_unit_test(test_evaluation),
+        cmocka_unit_test(test_ten_steps),
+        cmocka_unit_test(test_ten_steps_in_bf16),
+        cmocka_unit_test(test_parameter_counts),
+        cmocka_unit_test(test_file_offsets),
+        cmocka_unit_test(test_parts_cover_everything_once),
+        cmocka_unit_test(test_decay_is_for_matrices),
+        cmocka_unit_test(test_initial_distribution),
+        cmocka_unit_test(test_initial_values_by_element),
+        cmocka_unit_test(test_initial_values_depend_on_the_seed_only),
+        cmocka_unit_test(test_every_descriptor),
+        cmocka_unit_test(test_other_spellings),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_bad_pairs_are_refused),
+    };
+    int everyone[] = {0};
+    comm_start(&comm, &argc, &argv);
+    comm_place(&comm, 0);
+    comm_allocate(&comm, 0);
+    world = group_make(everyone, 1, 0, comm.node_of);
+    int failed = cmocka_run_group_tests(tests, read_golden, NULL);
+    comm_end(&comm);
+    return failed;
+}

@@ -1,0 +1,547 @@
+// test_ops.c: every tensor operation against slow, obvious double arithmetic.
+//
+// One table of cases (below) drives everything. An operation is described once: its inputs, a reference forward in double, and how to
+// run it forward and backward. For each case the driver then checks
+//   - the forward result against the reference;
+//   - each gradient against central differences, in double, of sum(dout * reference forward);
+//   - that accumulate = false overwrites (buffers start as NaN) and accumulate = true adds;
+//   - that a second run gives the same bits; and, where ops.h promises it, that any thread count does.
+// Add an operation: write its two functions, add a row to `operations`, add cases.
+#include "ops_cpu.h"
+#include <setjmp.h> // cmocka wants these three first
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+enum { EMBEDDING, LAYERNORM, MATMUL, RESIDUAL, ATTENTION, CLASSIFIER, ADAMW, SGD };
+enum { INPUTS = 4 };
+typedef struct {
+    int op;
+    int64_t rows, T, C, other; // other: OC, NH or V; for flat operations rows is n
+    int variant;               // what the operation makes of it, see there
+    int threads;
+} Case;
+
+static const Case cases[] = {
+    // rows, T, C, V (Vp = V + 3, maxT = T + 2)
+    {EMBEDDING, 2, 5, 8, 7, 0, 1}, {EMBEDDING, 3, 1, 19, 2, 0, 2}, {EMBEDDING, 1, 40, 33, 5, 0, 3}, {EMBEDDING, 0, 4, 8, 7, 0, 2},
+    // rows, T, C; variant 1: two summands; 2: the sum goes over the first
+    {LAYERNORM, 1, 1, 1, 0, 0, 1}, {LAYERNORM, 1, 1, 48, 0, 1, 2}, {LAYERNORM, 3, 7, 37, 0, 1, 3}, {LAYERNORM, 2, 16, 96, 0, 2, 2},
+    {LAYERNORM, 2, 9, 130, 0, 0, 1}, {LAYERNORM, 0, 3, 16, 0, 1, 2},
+    // N = rows T, C, OC; variant 1: no bias; 2: GELU before and after
+    {MATMUL, 1, 1, 1, 1, 0, 1}, {MATMUL, 1, 1, 64, 48, 2, 2}, {MATMUL, 3, 7, 37, 29, 0, 3}, {MATMUL, 5, 13, 50, 131, 2, 2},
+    {MATMUL, 2, 64, 96, 70, 1, 1}, {MATMUL, 4, 33, 16, 257, 2, 3}, {MATMUL, 0, 8, 16, 32, 0, 2},
+    // n
+    {RESIDUAL, 1, 1, 1, 0, 0, 1}, {RESIDUAL, 1001, 1, 1, 0, 0, 2}, {RESIDUAL, 300007, 1, 1, 0, 1, 3}, {RESIDUAL, 0, 1, 1, 0, 0, 2},
+    // rows, T, C, NH: tiles are 64 x 64
+    {ATTENTION, 1, 1, 1, 1, 0, 1}, {ATTENTION, 2, 1, 12, 3, 0, 2}, {ATTENTION, 1, 64, 64, 1, 0, 1}, {ATTENTION, 2, 63, 30, 2, 0, 3},
+    {ATTENTION, 1, 65, 40, 2, 0, 2}, {ATTENTION, 1, 150, 48, 3, 0, 3}, {ATTENTION, 3, 17, 100, 1, 0, 2}, {ATTENTION, 1, 203, 7, 1, 0, 2},
+    {ATTENTION, 1, 70, 160, 2, 1, 2}, {ATTENTION, 0, 8, 16, 2, 0, 2},
+    // N = rows T, C, V (Vp = V + 3); variant 1: some rows masked; 2: all rows
+    {CLASSIFIER, 1, 1, 1, 1, 0, 1}, {CLASSIFIER, 1, 1, 16, 10, 0, 3}, {CLASSIFIER, 2, 9, 37, 61, 1, 2}, {CLASSIFIER, 1, 6, 20, 257, 1, 1},
+    {CLASSIFIER, 601, 1, 9, 50, 1, 3}, {CLASSIFIER, 1, 3, 8, 2600, 0, 2}, {CLASSIFIER, 2, 4, 8, 12, 2, 2}, {CLASSIFIER, 0, 4, 8, 12, 0, 2},
+    // n; variant 1: the parameter is stored in bf16
+    {ADAMW, 1, 1, 1, 0, 0, 1}, {ADAMW, 997, 1, 1, 0, 1, 2}, {ADAMW, 300007, 1, 1, 0, 0, 3}, {ADAMW, 0, 1, 1, 0, 1, 2},
+    {SGD, 1, 1, 1, 0, 1, 1}, {SGD, 997, 1, 1, 0, 0, 2}, {SGD, 300007, 1, 1, 0, 1, 3}, {SGD, 0, 1, 1, 0, 1, 2},
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+// --- helpers ---------------------------------------------------------------------------------------------------------
+static double uniform(uint64_t stream, int64_t i) { return 2.0 * random_uniform(7, stream, (uint64_t)i) - 1.0; } // in [-1, 1)
+static float *floats(int64_t n) { return (float *)ops_alloc((size_t)(n ? n : 1) * sizeof(float)); }
+static double *doubles(int64_t n) { return (double *)checked_calloc((size_t)n, sizeof(double), "doubles"); }
+static const Real *in_real(const float *p) { return (const Real *)(const void *)p; }
+static Real *out_real(float *p) { return (Real *)(void *)p; }
+static int64_t positions(const Case *c) { return c->rows * c->T; }
+
+static int polls;
+static void count_poll(void) { polls++; }
+static Stream stream_of(const Case *c, int threads) {
+    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, c->op == CLASSIFIER ? c->other : 1, c->other + 3};
+    size_t bytes = ops_workspace_bytes(shape, threads);
+    Stream s = {threads, count_poll, ops_alloc(bytes), bytes, NULL};
+    memset(s.workspace, 0xff, bytes); // NaN: nothing may be assumed of it
+    return s;
+}
+static int32_t *tokens_of(const Case *c, bool mask) {
+    int64_t N = positions(c);
+    int32_t *tokens = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "tokens");
+    for (int64_t i = 0; i < N; i++) {
+        tokens[i] = (int32_t)(random_u64(3, 1, (uint64_t)i) % (uint64_t)c->other);
+        if (mask && (c->variant == 2 || (c->variant == 1 && i % 3 == 0))) { tokens[i] = -1; }
+    }
+    return tokens;
+}
+static double gelu_double(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+// --- the operations: sizes, reference, run ----------------------------------------------------------------------------
+static void embedding_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = (c->other + 3) * c->C, in[1] = (c->T + 2) * c->C, *out = positions(c) * c->C;
+}
+static void embedding_reference(const Case *c, double **in, double *out) {
+    int32_t *tokens = tokens_of(c, false);
+    for (int64_t n = 0; n < positions(c); n++) {
+        for (int64_t i = 0; i < c->C; i++) { out[n * c->C + i] = in[0][tokens[n] * c->C + i] + in[1][n % c->T * c->C + i]; }
+    }
+    free(tokens);
+}
+static void embedding_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    int32_t *tokens = tokens_of(c, false);
+    ops_embedding_forward(s, out_real(out), tokens, in_real(in[0]), in_real(in[1]), c->rows, c->T, c->C);
+    ops_embedding_backward(s, grad[0], grad[1], in_real(dout), tokens, c->rows, c->T, c->C, c->other + 3, c->T + 2, accumulate, accumulate);
+    free(tokens);
+}
+
+// out: sum | normalised | mean | rstd (the last two take no gradient)
+static void layernorm_sizes(const Case *c, int64_t *in, int64_t *out) {
+    int64_t N = positions(c), C = c->C;
+    in[0] = N * C, in[1] = c->variant ? N * C : 0, in[2] = C, in[3] = C, *out = 2 * N * C + 2 * N;
+}
+static void layernorm_reference(const Case *c, double **in, double *out) {
+    int64_t N = positions(c), C = c->C;
+    for (int64_t n = 0; n < N; n++) {
+        double mean = 0.0, variance = 0.0, *sum = out + n * C;
+        for (int64_t i = 0; i < C; i++) { mean += (sum[i] = in[0][n * C + i] + (c->variant ? in[1][n * C + i] : 0.0)) / (double)C; }
+        for (int64_t i = 0; i < C; i++) { variance += (sum[i] - mean) * (sum[i] - mean) / (double)C; }
+        double rstd = 1.0 / sqrt(variance + 1e-5);
+        for (int64_t i = 0; i < C; i++) { out[(N + n) * C + i] = (sum[i] - mean) * rstd * in[2][i] + in[3][i]; }
+        out[2 * N * C + n] = mean, out[2 * N * C + N + n] = rstd;
+    }
+}
+static void layernorm_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    int64_t N = positions(c), C = c->C;
+    float *sum = out, *normal = out + N * C, *mean = out + 2 * N * C, *rstd = mean + N;
+    if (c->variant != 1) { ops_copy(s, sum, in[0], (size_t)(N * C) * sizeof(float)); } // sum is a, or is not written at all
+    ops_layernorm_forward(s, out_real(normal), mean, rstd, c->variant ? out_real(sum) : NULL, c->variant == 2 ? in_real(sum) : in_real(in[0]),
+                          c->variant ? in_real(in[1]) : NULL, in_real(in[2]), in_real(in[3]), N, C);
+    ops_copy(s, grad[0], dout, (size_t)(N * C) * sizeof(float)); // the residual path
+    ops_layernorm_backward_input(s, out_real(grad[0]), in_real(dout + N * C), in_real(sum), in_real(in[2]), mean, rstd, N, C);
+    if (c->variant) { ops_copy(s, grad[1], grad[0], (size_t)(N * C) * sizeof(float)); }
+    ops_layernorm_backward_weight(s, grad[2], grad[3], in_real(dout + N * C), in_real(sum), mean, rstd, N, C, accumulate);
+}
+
+// in: x (or, for variant 2, what GELU is taken of to get x), weight, bias; out: product | GELU of it (no gradient asked)
+static void matmul_sizes(const Case *c, int64_t *in, int64_t *out) {
+    int64_t N = positions(c);
+    in[0] = N * c->C, in[1] = c->other * c->C, in[2] = c->variant == 1 ? 0 : c->other;
+    *out = N * c->other * (c->variant == 2 ? 2 : 1);
+}
+static void matmul_reference(const Case *c, double **in, double *out) {
+    int64_t N = positions(c), C = c->C, OC = c->other;
+    for (int64_t n = 0; n < N; n++) {
+        for (int64_t o = 0; o < OC; o++) {
+            double sum = c->variant == 1 ? 0.0 : in[2][o];
+            for (int64_t i = 0; i < C; i++) { sum += (c->variant == 2 ? in[3][n * C + i] : in[0][n * C + i]) * in[1][o * C + i]; }
+            out[n * OC + o] = sum;
+            if (c->variant == 2) { out[(N + n) * OC + o] = gelu_double(sum); }
+        }
+    }
+}
+static void matmul_reference_gelu(const Case *c, double **in, double *out) { // GELU once per element, not once per product
+    double *with_x[INPUTS] = {in[0], in[1], in[2], doubles(positions(c) * c->C)};
+    for (int64_t i = 0; i < positions(c) * c->C && c->variant == 2; i++) { with_x[3][i] = gelu_double(in[0][i]); }
+    matmul_reference(c, with_x, out);
+    free(with_x[3]);
+}
+static void matmul_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    int64_t N = positions(c), C = c->C, OC = c->other;
+    float *x = floats(N * C);
+    for (int64_t i = 0; i < N * C; i++) { x[i] = c->variant == 2 ? (float)gelu_double(in[0][i]) : in[0][i]; }
+    ops_matmul_forward(s, out_real(out), c->variant == 2 ? out_real(out + N * OC) : NULL, in_real(x), in_real(in[1]),
+                       c->variant == 1 ? NULL : in_real(in[2]), N, C, OC);
+    ops_matmul_backward_input(s, out_real(grad[0]), in_real(dout), in_real(in[1]), c->variant == 2 ? in_real(in[0]) : NULL, N, C, OC);
+    ops_matmul_backward_weight(s, grad[1], c->variant == 1 ? NULL : grad[2], in_real(dout), in_real(x), N, C, OC, accumulate);
+    ops_free(x);
+}
+
+static void residual_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = *out = c->rows; }
+static void residual_reference(const Case *c, double **in, double *out) {
+    for (int64_t i = 0; i < c->rows; i++) { out[i] = in[0][i] + in[1][i]; }
+}
+static void residual_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    if (c->variant) { ops_copy(s, out, in[0], (size_t)c->rows * sizeof(float)); } // in place
+    ops_residual(s, out_real(out), c->variant ? in_real(out) : in_real(in[0]), in_real(in[1]), c->rows);
+}
+
+// in: qkv; out: attention | lse (no gradient asked). variant 1: scores of hundreds, so the running maximum must work
+static void attention_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * 3 * c->C, *out = positions(c) * (c->C + c->other);
+}
+static void attention_reference(const Case *c, double **in, double *out) {
+    int64_t T = c->T, C = c->C, D = c->C / c->other;
+    double *p = doubles(T), *lse = out + positions(c) * C;
+    for (int64_t b = 0; b < c->rows; b++) {
+        for (int64_t h = 0; h < c->other; h++) {
+            for (int64_t t = 0; t < T; t++) {
+                const double *q = in[0] + (b * T + t) * 3 * C + h * D;
+                double top = -INFINITY, sum = 0.0;
+                for (int64_t u = 0; u <= t; u++) {
+                    p[u] = 0.0;
+                    for (int64_t d = 0; d < D; d++) { p[u] += q[d] * in[0][(b * T + u) * 3 * C + C + h * D + d] / sqrt((double)D); }
+                    top = fmax(top, p[u]);
+                }
+                for (int64_t u = 0; u <= t; u++) { sum += (p[u] = exp(p[u] - top)); }
+                lse[(b * c->other + h) * T + t] = top + log(sum);
+                for (int64_t d = 0; d < D; d++) {
+                    double o = 0.0;
+                    for (int64_t u = 0; u <= t; u++) { o += p[u] / sum * in[0][(b * T + u) * 3 * C + 2 * C + h * D + d]; }
+                    out[(b * T + t) * C + h * D + d] = o;
+                }
+            }
+        }
+    }
+    free(p);
+}
+static void attention_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)accumulate;
+    float *lse = out + positions(c) * c->C;
+    ops_attention_forward(s, out_real(out), lse, in_real(in[0]), c->rows, c->T, c->C, c->other);
+    ops_attention_backward(s, out_real(grad[0]), in_real(dout), in_real(in[0]), in_real(out), lse, c->rows, c->T, c->C, c->other);
+}
+
+// in: x, wte; out: losses. dout is the scale of every row.
+enum { SCALE_EIGHTHS = 3 };
+static void classifier_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->C, in[1] = (c->other + 3) * c->C, *out = positions(c);
+}
+static void classifier_reference(const Case *c, double **in, double *out) {
+    int32_t *targets = tokens_of(c, true);
+    double *logits = doubles(c->other);
+    for (int64_t n = 0; n < positions(c); n++) {
+        double top = -INFINITY, sum = 0.0;
+        out[n] = 0.0;
+        if (targets[n] < 0) { continue; }
+        for (int64_t v = 0; v < c->other; v++) {
+            logits[v] = 0.0;
+            for (int64_t i = 0; i < c->C; i++) { logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i]; }
+            top = fmax(top, logits[v]);
+        }
+        for (int64_t v = 0; v < c->other; v++) { sum += exp(logits[v] - top); }
+        out[n] = top + log(sum) - logits[targets[n]];
+    }
+    free(targets), free(logits);
+}
+static void classifier_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout;
+    int32_t *targets = tokens_of(c, true);
+    int64_t N = positions(c);
+    float *alone = floats(N);
+    ops_classifier(s, out, out_real(grad[0]), grad[1], in_real(in[0]), in_real(in[1]), targets, N, c->C, c->other, c->other + 3,
+                   SCALE_EIGHTHS / 8.0f, accumulate);
+    ops_classifier(s, alone, NULL, NULL, in_real(in[0]), in_real(in[1]), targets, N, c->C, c->other, c->other + 3, 0.0f, false);
+    assert_memory_equal(alone, out, (size_t)N * sizeof(float)); // losses only: the same losses
+    ops_free(alone), free(targets);
+}
+
+static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3};
+static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
+    for (int64_t i = 0; i < c->rows && c->variant; i++) { assert_int_equal(param[i], float_to_bf16(master[i])); }
+}
+// in: parameter, m, v (taken positive), gradient; out: parameter | m | v
+static void adamw_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = in[2] = in[3] = c->rows, *out = 3 * c->rows; }
+static void adamw_reference(const Case *c, double **in, double *out) {
+    OptimizerStep o = optimizer_step;
+    for (int64_t i = 0; i < c->rows; i++) {
+        double g = in[3][i] * (double)o.grad_scale, b1 = (double)o.beta1, b2 = (double)o.beta2;
+        double m = b1 * in[1][i] + (1.0 - b1) * g, v = b2 * fabs(in[2][i]) + (1.0 - b2) * g * g;
+        double update = m / (1.0 - pow(b1, 3.0)) / (sqrt(v / (1.0 - pow(b2, 3.0))) + (double)o.eps);
+        out[i] = in[0][i] - (double)o.lr * (update + (double)o.weight_decay * in[0][i]);
+        out[c->rows + i] = m, out[2 * c->rows + i] = v;
+    }
+}
+static void adamw_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    int64_t n = c->rows;
+    uint16_t *param = (uint16_t *)(void *)floats(n);
+    for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i], out[2 * n + i] = fabsf(in[2][i]); }
+    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, out + 2 * n, in[3], n, optimizer_step);
+    check_rounded(c, out, param);
+    ops_free(param);
+}
+// in: parameter, b, gradient; out: parameter | b
+static void sgd_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = in[2] = c->rows, *out = 2 * c->rows; }
+static void sgd_reference(const Case *c, double **in, double *out) {
+    OptimizerStep o = optimizer_step;
+    for (int64_t i = 0; i < c->rows; i++) {
+        double b = (double)o.momentum * in[1][i] + in[2][i] * (double)o.grad_scale + (double)o.weight_decay * in[0][i];
+        out[i] = in[0][i] - (double)o.lr * b, out[c->rows + i] = b;
+    }
+}
+static void sgd_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    int64_t n = c->rows;
+    uint16_t *param = (uint16_t *)(void *)floats(n);
+    for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i]; }
+    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, in[2], n, optimizer_step);
+    check_rounded(c, out, param);
+    ops_free(param);
+}
+
+typedef struct {
+    const char *name;
+    void (*sizes)(const Case *c, int64_t *in, int64_t *out);
+    void (*reference)(const Case *c, double **in, double *out);
+    void (*run)(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate);
+    bool backward, same_bits; // has gradients; promises the same bits for any thread count
+    int weights;              // from this input on, gradients obey `accumulate`
+} Operation;
+static const Operation operations[] = {
+    {"embedding", embedding_sizes, embedding_reference, embedding_run, true, true, 0},
+    {"layernorm", layernorm_sizes, layernorm_reference, layernorm_run, true, true, 2},
+    {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, false, 1},
+    {"residual", residual_sizes, residual_reference, residual_run, false, true, 0},
+    {"attention", attention_sizes, attention_reference, attention_run, true, true, 1},
+    {"classifier", classifier_sizes, classifier_reference, classifier_run, true, false, 1},
+    {"adamw", adamw_sizes, adamw_reference, adamw_run, false, true, 0},
+    {"sgd", sgd_sizes, sgd_reference, sgd_run, false, true, 0},
+};
+
+// --- the driver ------------------------------------------------------------------------------------------------------
+typedef struct {
+    int64_t in_size[INPUTS], out_size;
+    float *in[INPUTS], *grad[INPUTS], *out, *dout;
+    double *in_double[INPUTS];
+} Trial;
+
+// How many of the outputs take part in the objective: the rest are statistics.
+static int64_t differentiable(const Case *c) {
+    int64_t N = positions(c);
+    return c->op == LAYERNORM ? 2 * N * c->C : c->op == MATMUL ? N * c->other : c->op == ATTENTION ? N * c->C : c->op == CLASSIFIER ? N : positions(c) * c->C;
+}
+// Terms in the longest sum behind a result: its rounding error grows as the square root.
+static double longest_sum(const Case *c) {
+    double N = (double)positions(c);
+    return fmax(fmax((double)c->C, N), fmax((double)c->other, (double)c->T));
+}
+// Largest error allowed, given the largest value: a sum of K terms rounds to about sqrt(K) units in the last place (2^-24 each) of its
+// size; 16 covers the worst of many elements, a few chained operations and the 1.5 units of our exponential. Scores of hundreds
+// (attention, variant 1) lose their absolute size times 2^-24 before the exponential.
+static double tolerance(const Case *c, double largest) {
+    double magnified = c->op == ATTENTION && c->variant == 1 ? 100.0 : 1.0;
+    return 16.0 * 0x1p-24 * sqrt(longest_sum(c)) * magnified * fmax(largest, 1e-3);
+}
+
+static Trial make_trial(const Case *c) {
+    Trial t;
+    memset(&t, 0, sizeof t);
+    operations[c->op].sizes(c, t.in_size, &t.out_size);
+    t.out = floats(t.out_size), t.dout = floats(t.out_size);
+    for (int k = 0; k < INPUTS; k++) {
+        t.in[k] = floats(t.in_size[k]), t.grad[k] = floats(t.in_size[k]), t.in_double[k] = doubles(t.in_size[k]);
+        double size = c->op == ATTENTION && c->variant == 1 ? 8.0 : 1.5;
+        for (int64_t i = 0; i < t.in_size[k]; i++) { t.in_double[k][i] = (double)(t.in[k][i] = (float)(size * uniform(10 + (uint64_t)k, i))); }
+    }
+    for (int64_t i = 0; i < differentiable(c) && operations[c->op].backward; i++) {
+        t.dout[i] = c->op == CLASSIFIER ? SCALE_EIGHTHS / 8.0f : (float)uniform(20, i);
+    }
+    return t;
+}
+static void free_trial(Trial *t) {
+    for (int k = 0; k < INPUTS; k++) { ops_free(t->in[k]), ops_free(t->grad[k]), free(t->in_double[k]); }
+    ops_free(t->out), ops_free(t->dout);
+}
+static void run_trial(const Case *c, Trial *t, int threads, bool accumulate) {
+    Stream s = stream_of(c, threads);
+    memset(t->out, 0xff, (size_t)t->out_size * sizeof(float));
+    for (int k = 0; k < INPUTS; k++) {
+        for (int64_t i = 0; i < t->in_size[k]; i++) { t->grad[k][i] = accumulate && k >= operations[c->op].weights ? (float)(i % 5) : NAN; }
+    }
+    operations[c->op].run(c, &s, t->in, t->out, t->dout, t->grad, accumulate);
+    ops_free(s.workspace);
+}
+
+static void check_forward(const Case *c, const Trial *t) {
+    double *reference = doubles(t->out_size), largest = 0.0;
+    double *in[INPUTS] = {t->in_double[0], t->in_double[1], t->in_double[2], t->in_double[3]};
+    operations[c->op].reference(c, in, reference);
+    for (int64_t i = 0; i < t->out_size; i++) { largest = fmax(largest, fabs(reference[i])); }
+    for (int64_t i = 0; i < t->out_size; i++) {
+        if (!(fabs(reference[i] - (double)t->out[i]) <= tolerance(c, largest))) {
+            fail_msg("output %" PRId64 ": %.9g, expected %.9g within %.2g", i, (double)t->out[i], reference[i], tolerance(c, largest));
+        }
+    }
+    free(reference);
+}
+
+static double objective(const Case *c, const Trial *t, double *scratch) {
+    double sum = 0.0, *in[INPUTS] = {t->in_double[0], t->in_double[1], t->in_double[2], t->in_double[3]};
+    operations[c->op].reference(c, in, scratch);
+    for (int64_t i = 0; i < differentiable(c); i++) { sum += (double)t->dout[i] * scratch[i]; }
+    return sum;
+}
+// Central differences in double, step 1e-4: their own error (1e-8 of the third derivative, and 1e-16/1e-4 of the objective)
+// is far below the tolerance. Large inputs are sampled; untouched rows and the ends are always among the samples.
+static void check_gradient(const Case *c, Trial *t, int k, bool accumulate) {
+    double *scratch = doubles(t->out_size), largest = 0.0;
+    const int64_t n = t->in_size[k], samples = min_i64(n, 20);
+    double expected[20];
+    int64_t at[20];
+    for (int64_t j = 0; j < samples; j++) {
+        at[j] = j == 0 ? 0 : j == 1 ? n - 1 : n <= 20 ? j - 1 : (int64_t)(random_u64(5, (uint64_t)k, (uint64_t)j) % (uint64_t)n);
+        double *x = &t->in_double[k][at[j]], saved = *x;
+        *x = saved + 1e-4;
+        double above = objective(c, t, scratch);
+        *x = saved - 1e-4;
+        expected[j] = (above - objective(c, t, scratch)) / 2e-4;
+        *x = saved;
+    }
+    for (int64_t i = 0; i < n; i++) { largest = fmax(largest, fabs((double)t->grad[k][i])); }
+    for (int64_t j = 0; j < samples; j++) {
+        double before = accumulate && k >= operations[c->op].weights ? (double)(at[j] % 5) : 0.0;
+        if (!(fabs(expected[j] + before - (double)t->grad[k][at[j]]) <= tolerance(c, fmax(largest, 1.0)))) {
+            fail_msg("gradient of input %d, element %" PRId64 ", accumulate %d: %.9g, expected %.9g within %.2g", k, at[j], accumulate,
+                     (double)t->grad[k][at[j]], expected[j] + before, tolerance(c, fmax(largest, 1.0)));
+        }
+    }
+    for (int64_t i = 0; i < n; i++) { assert_false(isnan(t->grad[k][i])); } // all was written
+    free(scratch);
+}
+static void check_same(const Trial *a, const Trial *b) {
+    assert_memory_equal(a->out, b->out, (size_t)a->out_size * sizeof(float));
+    for (int k = 0; k < INPUTS; k++) { assert_memory_equal(a->grad[k], b->grad[k], (size_t)a->in_size[k] * sizeof(float)); }
+}
+
+static void test_case(void **state) {
+    const Case *c = (const Case *)*state;
+    const Operation *op = &operations[c->op];
+    Trial first = make_trial(c), again = make_trial(c);
+    run_trial(c, &first, c->threads, false);
+    check_forward(c, &first);
+    for (int k = 0; k < INPUTS && op->backward; k++) { check_gradient(c, &first, k, false); }
+    run_trial(c, &again, c->threads, false);
+    check_same(&first, &again);
+    for (int threads = 1; threads <= 5 && op->same_bits; threads += threads == 3 ? 2 : 1) {
+        run_trial(c, &again, threads, false);
+        check_same(&first, &again);
+    }
+    run_trial(c, &again, c->threads, true);
+    for (int k = op->weights; k < INPUTS && op->backward; k++) { check_gradient(c, &again, k, true); }
+    free_trial(&first), free_trial(&again);
+}
+
+// --- what is not a forward and a backward ----------------------------------------------------------------------------
+static void test_precision(void **state) { // storage formats, exactly
+    (void)state;
+    enum { N = 300011 };
+    float *x = floats(N), *back = floats(N);
+    uint16_t *stored = (uint16_t *)(void *)floats(N);
+    for (int64_t i = 0; i < N; i++) { // every exponent, both halves, ties: random bits, but no NaN
+        uint32_t bits = (uint32_t)random_u64(1, 1, (uint64_t)i) & (i % 3 ? 0xffffffffu : 0xffff8000u);
+        if ((bits & 0x7f800000u) == 0x7f800000u) { bits &= 0xff800000u; }
+        memcpy(&x[i], &bits, 4);
+    }
+    const Case c = {RESIDUAL, N, 1, 1, 0, 0, 2};
+    for (int threads = 1; threads <= 3; threads++) {
+        Stream s = stream_of(&c, threads);
+        ops_pack(&s, stored, in_real(x), DTYPE_BF16, N);
+        for (int64_t i = 0; i < N; i++) { assert_int_equal(stored[i], float_to_bf16(x[i])); }
+        ops_unpack(&s, out_real(back), stored, DTYPE_BF16, N);
+        for (int64_t i = 0; i < N; i++) { // the nearest of the three candidates, so rounding itself is right
+            double error = fabs((double)back[i] - (double)x[i]);
+            if (isinf(back[i]) || isinf(x[i])) { continue; }
+            assert_true(error <= fabs((double)bf16_to_float((uint16_t)(stored[i] + 1)) - (double)x[i]));
+            assert_true((stored[i] & 0x7fff) == 0 || error <= fabs((double)bf16_to_float((uint16_t)(stored[i] - 1)) - (double)x[i]));
+        }
+        ops_convert_float(&s, back, x, DTYPE_FP32, N);
+        assert_memory_equal(back, x, N * sizeof(float));
+        ops_reals_to_host(&s, back, in_real(x), N);
+        assert_memory_equal(back, x, N * sizeof(float));
+        ops_free(s.workspace);
+    }
+    x[0] = NAN;
+    Stream one = {1, NULL, NULL, 0, NULL};
+    ops_pack(&one, stored, in_real(x), DTYPE_BF16, 1);
+    assert_true(isnan(bf16_to_float(stored[0])));
+    ops_free(x), ops_free(back), ops_free(stored);
+}
+
+static void test_norms(void **state) { // integers: sums are exact in any order; then real numbers: same bits for any thread count
+    (void)state;
+    enum { N = 100003, CHUNK = 4096, PARTS = (N + CHUNK - 1) / CHUNK };
+    float *x = floats(N);
+    double partials[PARTS], first[PARTS];
+    for (int threads = 1; threads <= 3; threads++) {
+        Stream s = {threads, NULL, NULL, 0, NULL};
+        for (int64_t i = 0; i < N; i++) { x[i] = (float)(random_u64(2, 2, (uint64_t)i) % 2001) - 1000.0f; }
+        ops_norm_partials(&s, partials, x, N, CHUNK);
+        for (int64_t p = 0; p < PARTS; p++) {
+            double sum = 0.0;
+            for (int64_t i = p * CHUNK; i < min_i64(N, (p + 1) * CHUNK); i++) { sum += (double)x[i] * (double)x[i]; }
+            assert_true(sum == partials[p]);
+        }
+        for (int64_t i = 0; i < N; i++) { x[i] = (float)uniform(4, i); }
+        ops_norm_partials(&s, partials, x, N, CHUNK);
+        if (threads == 1) { memcpy(first, partials, sizeof first); }
+        assert_memory_equal(first, partials, sizeof first);
+        ops_norm_partials(&s, partials, x, 0, CHUNK);
+    }
+    ops_free(x);
+}
+
+static void test_functions(void **state) { // the polynomial, over its whole range
+    (void)state;
+    double worst = 0.0;
+    for (double x = -87.2; x < 88.2; x += 1.7e-3) {
+        float argument = (float)x;
+        double exact = exp((double)argument);
+        worst = fmax(worst, fabs((double)fast_exp(argument) - exact) / exact);
+    }
+    assert_true(worst < 1.6 * 0x1p-23); // as its comment says, in units in the last place of the smallest mantissa
+    assert_true(fast_exp(0.0f) == 1.0f && fast_exp(-1e30f) == 0.0f && fast_exp(-INFINITY) == 0.0f);
+    assert_true(isnan(fast_exp(NAN)) && fast_exp(INFINITY) > 1e38f);
+    for (double x = -12.0; x < 12.0; x += 1.3e-3) { // error against a value of about |x|: ten units cover the exponent's rounding
+        float argument = (float)x;
+        double slope = (gelu_double((double)argument + 1e-5) - gelu_double((double)argument - 1e-5)) / 2e-5;
+        assert_true(fabs((double)gelu_value(argument) - gelu_double((double)argument)) <= 10 * 0x1p-24 * fmax(fabs(x), 0.1));
+        assert_true(fabs((double)gelu_slope(argument) - slope) <= 20 * 0x1p-24 + 1e-9);
+    }
+    assert_true(gelu_value(-100.0f) <= 0.0f && gelu_value(-100.0f) > -1e-30f && gelu_value(100.0f) == 100.0f && gelu_slope(100.0f) == 1.0f);
+    assert_true(isnan(gelu_value(NAN)) && fabsf(gelu_slope(-100.0f)) < 1e-30f);
+}
+
+static void test_polls(void **state) { // messages move while a long operation runs, and only the caller moves them
+    (void)state;
+    const Case c = {CLASSIFIER, 1, 64, 64, 3000, 0, 2};
+    Trial t = make_trial(&c);
+    polls = 0;
+    run_trial(&c, &t, 2, false);
+    assert_true(polls >= 3);
+    free_trial(&t);
+}
+
+static void test_memory(void **state) {
+    (void)state;
+    const size_t bytes = ((size_t)5 << 20) + 12;
+    char *p = (char *)ops_alloc(bytes);
+    assert_true((uintptr_t)p % 64 == 0);
+    for (size_t i = 0; i < bytes; i++) { assert_true(p[i] == 0); }
+    Stream s = {3, NULL, NULL, 0, NULL};
+    char *q = (char *)ops_alloc(bytes);
+    for (size_t i = 0; i < bytes; i++) { p[i] = (char)(i % 251); }
+    ops_copy(&s, q, p, bytes);
+    assert_memory_equal(p, q, bytes);
+    ops_zero(&s, q, bytes - 1);
+    assert_true(q[0] == 0 && q[bytes - 2] == 0 && q[bytes - 1] == p[bytes - 1]);
+    ops_free(p), ops_free(q);
+    assert_null(ops_alloc((size_t)1 << 60));
+}
+
+const char *__asan_default_options(void); // under the address sanitizer an allocation that fails gives NULL, as without
+const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+
+int main(void) {
+    static char names[CASES][96];
+    static struct CMUnitTest tests[CASES + 5];
+    for (int i = 0; i < CASES; i++) {
+        const Case *c = &cases[i];
+        snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d",
+                 operations[c->op].name, c->rows, c->T, c->C, c->other, c->variant, c->threads);
+        struct CMUnitTest test = {names[i], test_case, NULL, NULL, (void *)(uintptr_t)c};
+        tests[i] = test;
+    }
+    const struct CMUnitTest others[] = {cmocka_unit_test(test_precision), cmocka_unit_test(test_norms), cmocka_unit_test(test_functions),
+                                        cmocka_unit_test(test_polls), cmocka_unit_test(test_memory)};
+    memcpy(tests + CASES, others, sizeof others);
+    return cmocka_run_group_tests_name("ops", tests, NULL, NULL);
+}

@@ -1,0 +1,474 @@
+// test_options.c: proves that every flag of the table parses in every form, has its default, accepts its bounds and refuses
+// what lies beyond; that whatever is wrong ends with exit code 2 and a message that names the flag; that every pair of the
+// pair table can be met; and that --help and --compat leave nothing out. Each command line below is parsed for real.
+#define _GNU_SOURCE // open_memstream
+#include "options.h"
+
+#include <setjmp.h>   // cmocka needs it
+#include <stddef.h>   // cmocka needs it
+#include <sys/wait.h> // children
+
+#include <cmocka.h> // after the headers it needs
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Command lines, written as one text: arguments are separated by spaces, ~ stands for a space and '' for an empty argument
+
+typedef struct {
+    int count;
+    char *arguments[16], text[2048];
+} Line;
+static void line_make(Line *l, const char *text) {
+    snprintf(l->text, sizeof l->text, "%s", text);
+    l->count = 0;
+    l->arguments[l->count++] = (char *)(uintptr_t) "train_gpt";
+    for (char *rest = l->text, *word; (word = strsep(&rest, " "));) {
+        for (char *c = word; *c; c++) { *c = *c == '~' ? ' ' : *c; }
+        if (!strcmp(word, "''")) { *word = 0; } else if (!*word) { continue; }
+        assert_true(l->count < 15);
+        l->arguments[l->count++] = word;
+    }
+    l->arguments[l->count] = NULL;
+}
+// The exit code of a child that parses the line, and what it said.
+static int child_parses(const char *text, char *message, size_t bytes) {
+    Line line;
+    int ends[2], status;
+    line_make(&line, text);
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        Options options;
+        OptionsGiven given;
+        dup2(ends[1], STDERR_FILENO);
+        options_parse(&options, &given, line.count, line.arguments);
+        _exit(EXIT_DONE);
+    }
+    close(ends[1]);
+    size_t held = 0;
+    for (ssize_t got; (got = read(ends[0], message + held, bytes - 1 - held)) > 0;) { held += (size_t)got; }
+    message[held] = 0;
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+static void check_refused(const char *text, const char *first, const char *second) {
+    char message[4096];
+    int code = child_parses(text, message, sizeof message);
+    bool once = strstr(message, "train_gpt: ") && !strstr(strstr(message, "train_gpt: ") + 1, "train_gpt: ");
+    if (code != EXIT_INPUT || !strstr(message, first) || !strstr(message, second) || !once) {
+        fail_msg("\"%.300s\": expected exit code 2, \"%s\" and \"%s\", found %d: %s", text, first, second, code, message);
+    }
+}
+__attribute__((format(printf, 1, 2))) static const char *text_of(const char *format, ...) { // four live at a time
+    static char texts[4][1600];
+    static int turn;
+    va_list args;
+    turn = (turn + 1) % 4;
+    va_start(args, format);
+    vsnprintf(texts[turn], sizeof texts[turn], format, args);
+    va_end(args);
+    return texts[turn];
+}
+static const char *flag_of(const OptionSpec *spec) { return text_of("--%s", spec->name); }
+
+// Parses a line that must be accepted (a child first, so that a refusal is reported and does not end the tests).
+static void parse(Line *line, Options *options, OptionsGiven *given, const char *text) {
+    char message[4096];
+    int code = child_parses(text, message, sizeof message);
+    if (code) { fail_msg("\"%s\": expected to be accepted, found exit code %d: %s", text, code, message); }
+    line_make(line, text);
+    options_parse(options, given, line->count, line->arguments);
+}
+// The one option of the line, without the pair table: its value as text.
+static const char *value_of(const OptionSpec *spec, const char *text) {
+    Options options;
+    OptionsGiven given;
+    Line line;
+    char *value = (char *)(uintptr_t)text_of("%s", "");
+    memset(&options, 0, sizeof options), memset(&given, 0, sizeof given);
+    line_make(&line, text);
+    for (int i = 1; i < line.count;) { i += option_take(&options, &given, line.arguments[i], line.arguments[i + 1]); }
+    assert_true(given.at[spec - option_specs]);
+    option_value_text(&options, spec, value, 1600);
+    return value;
+}
+static bool is_number(const OptionSpec *spec) { return spec->kind == OPTION_INT || spec->kind == OPTION_NUM; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The table itself
+
+static void test_table_is_sound(void **state) {
+    (void)state;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *a = &option_specs[i];
+        assert_true(strlen(a->name) > 1 && strlen(a->name) < 60 && !strpbrk(a->name, " =_"));
+        assert_true(!is_number(a) || a->low < a->high);
+        assert_true(strlen(a->help) > 0 || strlen(a->choices) > 0);
+        for (int j = 0; j < i; j++) {
+            const OptionSpec *b = &option_specs[j];
+            assert_string_not_equal(a->name, b->name);
+            assert_true(!*a->letter || strcmp(a->letter, b->letter));
+            assert_true(a->offset != b->offset);
+        }
+    }
+}
+// The fixed interface: names and letters of the first release (DESIGN.md section 3). Extend, never rename.
+static void test_names_stay(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "train/i",  "val/j",           "shuffle",         "windows",          "tokenizer",    "seq-len/t", "micro-batch/b", "batch-tokens/d", "model/e",         "steps/x",
+        "out/o",    "log",             "json",            "export",           "dry-run",      "compat",    "val-every/v",   "val-batches/m",  "sample-every/s",  "sample-tokens/g",
+        "temperature", "save-every/n", "keep/nk",         "resume/y",         "seed",         "threads",   "optimizer",     "momentum",       "lr/l",            "lr-schedule/k",
+        "warmup/u", "final-lr-fraction/q", "weight-decay/c", "beta1",         "beta2",        "eps",       "grad-clip",     "skip-loss-z/sl", "skip-grad-z/sg",  "dtype",
+        "reduce-dtype", "recompute",   "ranks-per-node",  "show-schedule",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        size_t n = strcspn(names[i], "/");
+        const OptionSpec *spec = option_find(text_of("--%.*s", (int)n, names[i]), n + 2);
+        if (!spec || strcmp(spec->letter, names[i][n] ? names[i] + n + 1 : "")) { fail_msg("--%s is not as it was", names[i]); }
+    }
+}
+static void test_defaults(void **state) {
+    (void)state;
+    Options options;
+    OptionsGiven given;
+    Line line;
+    parse(&line, &options, &given, "");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        char value[1600];
+        option_value_text(&options, spec, value, sizeof value);
+        assert_false(given.at[i]);
+        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK) { assert_string_equal(value, spec->fallback); }
+        else { assert_true(strtod(value, NULL) == strtod(spec->fallback, NULL)); } // both are short decimal texts
+        if (spec->kind != OPTION_TEXT) { assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value); } // what is printed can be given
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Every row
+
+// Some value that the option takes, not its default.
+static const char *other_value(const OptionSpec *spec) {
+    switch (spec->kind) {
+    case OPTION_TEXT: return "some/where";
+    case OPTION_PICK: return strrchr(spec->choices, '|') + 1; // the first choices are the defaults
+    case OPTION_FLAG: return *spec->fallback == '0' ? "1" : "0";
+    case OPTION_INT: return "3";
+    default: return "0.25";
+    }
+}
+static void test_every_form(void **state) {
+    (void)state;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        const char *value = other_value(spec);
+        assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, value)), value);
+        assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value);
+        if (*spec->letter) { assert_string_equal(value_of(spec, text_of("-%s %s", spec->letter, value)), value); }
+        if (*spec->letter) { check_refused(text_of("-%s=%s", spec->letter, value), "unknown flag", "--help"); } // only long names take =
+        if (spec->kind != OPTION_FLAG) { continue; }
+        assert_string_equal(value_of(spec, text_of("--%s", spec->name)), "1");
+        assert_string_equal(value_of(spec, text_of("--%s --out x", spec->name)), "1"); // alone, before another flag
+        assert_string_equal(value_of(spec, text_of("--%s=0", spec->name)), "0");
+    }
+}
+static void test_every_choice(void **state) {
+    (void)state;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        if (spec->kind != OPTION_PICK) { continue; }
+        char choices[200], *rest = choices;
+        snprintf(choices, sizeof choices, "%s", spec->choices);
+        for (char *choice; (choice = strsep(&rest, "|"));) {
+            assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, choice)), choice);
+            check_refused(text_of("--%s %.2s", spec->name, choice), flag_of(spec), spec->choices);
+            check_refused(text_of("--%s %sx", spec->name, choice), flag_of(spec), spec->choices);
+        }
+        check_refused(text_of("--%s ''", spec->name), flag_of(spec), spec->choices);
+        check_refused(text_of("--%s 0", spec->name), flag_of(spec), spec->choices);
+        check_refused(text_of("--%s=%s", spec->name, spec->choices), flag_of(spec), spec->choices);
+    }
+}
+static void test_every_bound(void **state) {
+    (void)state;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        if (!is_number(spec)) { continue; }
+        bool whole = spec->kind == OPTION_INT;
+        double below = whole ? spec->low - 1 : spec->low > 0 ? nextafter(spec->low, 0) : -1e-9, above = whole ? spec->high + 1 : nextafter(spec->high, INFINITY);
+        for (int end = 0; end < 2; end++) {
+            double bound = end ? spec->high : spec->low;
+            const char *value = value_of(spec, text_of("--%s %.17g", spec->name, bound));
+            assert_true(fabs(strtod(value, NULL) - bound) <= 1e-9 * fabs(bound)); // it is printed with ten digits
+        }
+        check_refused(text_of("--%s %.17g", spec->name, below), flag_of(spec), "must be from");
+        check_refused(text_of("--%s=%.17g", spec->name, above), flag_of(spec), "must be from");
+    }
+}
+// Not a number, for every option that takes one.
+static void test_no_numbers(void **state) {
+    (void)state;
+    static const char *const texts[] = {"12abc", "''", "nan", "inf", "-inf", "1e999", "-1e999", "five", "1,000", "1_000", "0x", "1e", "--", "3~", ".", "1.2.3"};
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        if (!is_number(spec)) { continue; }
+        for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) { check_refused(text_of("--%s %s", spec->name, texts[j]), flag_of(spec), " number, found"); }
+        check_refused(text_of("--%s=", spec->name), flag_of(spec), " number, found \"\"");
+        if (spec->kind == OPTION_INT) { check_refused(text_of("--%s 1.5", spec->name), flag_of(spec), "takes a whole number, found \"1.5\""); }
+    }
+}
+static void test_every_flag_value(void **state) {
+    (void)state;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        if (spec->kind != OPTION_FLAG) { continue; }
+        check_refused(text_of("--%s=2", spec->name), flag_of(spec), "must be from 0 to 1");
+        check_refused(text_of("--%s=-1", spec->name), flag_of(spec), "must be from 0 to 1");
+        check_refused(text_of("--%s=0.5", spec->name), flag_of(spec), "whole number");
+        check_refused(text_of("--%s=", spec->name), flag_of(spec), "whole number");
+        check_refused(text_of("--%s=yes", spec->name), flag_of(spec), "whole number");
+        check_refused(text_of("--%s yes", spec->name), "unknown flag yes", "--help"); // the flag stands alone, "yes" is no flag
+    }
+}
+static void test_missing_and_repeated(void **state) {
+    (void)state;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        const char *value = other_value(spec);
+        if (spec->kind != OPTION_FLAG) { check_refused(flag_of(spec), flag_of(spec), "needs a value"); }
+        check_refused(text_of("--%s %s --%s %s", spec->name, value, spec->name, value), flag_of(spec), "is given twice");
+        check_refused(text_of("--%s=%s --%s=%s", spec->name, value, spec->name, spec->fallback), flag_of(spec), "is given twice");
+        if (*spec->letter) { check_refused(text_of("--%s %s -%s %s", spec->name, value, spec->letter, value), flag_of(spec), "is given twice"); }
+    }
+}
+static void test_long_values(void **state) {
+    (void)state;
+    char longest[OPTION_TEXT_MAX + 2];
+    memset(longest, '7', sizeof longest);
+    longest[OPTION_TEXT_MAX + 1] = 0;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        check_refused(text_of("--%s=%s", spec->name, longest), flag_of(spec), "takes at most 900 characters, found 901");
+        if (spec->kind == OPTION_TEXT) { assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, longest + 1)), longest + 1); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Single lines
+
+typedef struct {
+    const char *line, *name, *value;
+} Accepted;
+static const Accepted accepted[] = {
+    {"--steps 20", "steps", "20"},
+    {"-x -1", "steps", "-1"},
+    {"--steps=0", "steps", "0"},
+    {"--batch-tokens 1e6", "batch-tokens", "1000000"}, // whole, however it is written
+    {"--steps +7", "steps", "7"},
+    {"--steps 2.0", "steps", "2"},
+    {"--warmup -0", "warmup", "0"},
+    {"--lr .001", "lr", "0.001"},
+    {"--lr 3e-4", "lr", "0.0003"},
+    {"--eps=1e-12", "eps", "1e-12"},
+    {"--seed 9000000000000000 --temperature 1", "temperature", "1"},
+    {"-nk 3 -n 5 -o runs/a", "keep", "3"},
+    {"-sl 4 -sg 5", "skip-grad-z", "5"},
+    {"-y -o runs/a", "resume", "1"},
+    {"-y 0", "resume", "0"},
+    {"--resume --out runs/a", "out", "runs/a"},
+    {"--shuffle 0 --resume 0", "shuffle", "0"},
+    {"--model layers=6,heads=6,channels=384,vocab=256", "model", "layers=6,heads=6,channels=384,vocab=256"},
+    {"--model=layers=6,heads=6", "model", "layers=6,heads=6"}, // the first = ends the name
+    {"-e d12", "model", "d12"},
+    {"--train=", "train", ""},
+    {"--train ''", "train", ""},
+    {"--out with~space", "out", "with space"},
+    {"--dry-run --json", "json", "1"},
+    {"--optimizer sgd --momentum 0", "optimizer", "sgd"},
+    // strtod's number syntax: hexadecimal and leading white space are harmless
+    {"--steps 0x10", "steps", "16"},
+    {"--steps ~5", "steps", "5"},
+};
+static void test_accepted_lines(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof accepted / sizeof accepted[0]; i++) {
+        const Accepted *a = &accepted[i];
+        Options options;
+        OptionsGiven given;
+        Line line;
+        char value[1600];
+        parse(&line, &options, &given, a->line);
+        const OptionSpec *spec = option_find(text_of("--%s", a->name), strlen(a->name) + 2);
+        assert_non_null(spec);
+        option_value_text(&options, spec, value, sizeof value);
+        if (strcmp(value, a->value) || !given.at[spec - option_specs]) { fail_msg("\"%s\": --%s is \"%s\"", a->line, a->name, value); }
+    }
+}
+
+static const char *const refused[][3] = {
+    // line, words of the message, more words
+    {"--step 5", "unknown flag --step\n", "--steps;"},
+    {"--stesp=5", "unknown flag --stesp=5", "--steps;"},
+    {"--lr-shedule linear", "unknown flag --lr-shedule", "--lr-schedule;"},
+    {"--batchtokens 5", "unknown flag --batchtokens", "--batch-tokens;"},
+    {"--weight_decay 0.1", "unknown flag --weight_decay", "--weight-decay;"},
+    {"--reccompute block", "unknown flag --reccompute", "--recompute;"},
+    {"--Steps 5", "unknown flag --Steps", "--steps;"},
+    {"-steps 5", "unknown flag -steps", "--steps;"},
+    {"---steps 5", "unknown flag ---steps", "--steps;"},
+    {"--x 5", "unknown flag --x", "--help"}, // letters take one dash
+    {"-zz", "unknown flag -zz", "--help"},
+    {"-", "unknown flag -", "--help"},
+    {"--", "unknown flag --", "--help"},
+    {"--=5", "unknown flag --=5", "--help"},
+    {"''", "unknown flag ", "--help"},
+    {"steps 5", "unknown flag steps", "--steps;"},
+    {"--steps 5 6", "unknown flag 6", "--help"},
+    {"--steps --lr 1", "--steps takes a whole number", "found \"--lr\""},
+    {"--dry-run 2", "unknown flag 2", "--help"},
+    {"--steps 99999999999999999999", "--steps must be from -1 to 1000000000000", "99999999999999999999"},
+    {"--steps 1e-400", "--steps takes a whole number", "1e-400"},
+    {"--seed -1", "--seed must be from 0 to 9e+15", "found -1"},
+    {"--seed 1e16", "--seed must be from", "found 1e16"},
+};
+static void test_refused_lines(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) { check_refused(refused[i][0], refused[i][1], refused[i][2]); }
+}
+// Texts longer than any buffer on the way to the message.
+static void test_long_unknown_flags(void **state) {
+    (void)state;
+    char name[1001];
+    memset(name, 'q', sizeof name);
+    name[0] = name[1] = '-', name[1000] = 0;
+    for (int n = 50; n <= 1000; n += 10) { check_refused(text_of("%.*s", n, name), "unknown flag --qqqq", "--help"); }
+    check_refused(text_of("%s=%.500s", name, name), "unknown flag --qqqq", "--help");
+}
+static void test_distance(void **state) {
+    (void)state;
+    static const struct {
+        const char *a, *b;
+        int distance;
+    } cases[] = {{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"kitten", "sitting", 3}, {"flaw", "lawn", 2}, {"steps", "steps", 0}, {"ab", "ba", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { assert_int_equal(option_distance(cases[i].a, cases[i].b), cases[i].distance); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Pairs
+
+static const char *const clashes[][3] = {
+    // line, the pair
+    {"--resume", "resume", "out"},
+    {"--resume 1 --out=", "resume", "out"},
+    {"--save-every 5", "save-every", "out"},
+    {"--json", "json", "dry-run"},
+    {"--json --dry-run 0", "json", "dry-run"},
+    {"--momentum 0.9", "momentum", "optimizer"},
+    {"--momentum 0.5 --optimizer adamw", "momentum", "optimizer"},
+    {"--beta1 0.9 --optimizer sgd", "beta1", "optimizer"},
+    {"--beta2 0.95 --optimizer sgd", "beta1", "optimizer"},
+    {"--eps 1e-8 --optimizer=sgd", "beta1", "optimizer"},
+    {"--warmup 6 --steps 5", "warmup", "steps"},
+};
+enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
+static void test_every_pair_is_refused(void **state) {
+    (void)state;
+    for (int i = 0; i < CLASHES; i++) { check_refused(clashes[i][0], text_of("--%s with --%s: ", clashes[i][1], clashes[i][2]), "--compat"); }
+    for (int i = 0; i < OPTION_PAIRS; i++) { // and no pair without a line above
+        bool met = false;
+        for (int j = 0; j < CLASHES; j++) { met = met || (!strcmp(option_pairs[i].a, clashes[j][1]) && !strcmp(option_pairs[i].b, clashes[j][2])); }
+        if (!met) { fail_msg("no command line for --%s with --%s", option_pairs[i].a, option_pairs[i].b); }
+        assert_non_null(option_find(text_of("--%s", option_pairs[i].a), strlen(option_pairs[i].a) + 2));
+        assert_non_null(option_find(text_of("--%s", option_pairs[i].b), strlen(option_pairs[i].b) + 2));
+    }
+}
+static void test_near_misses_are_accepted(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        "--resume 0", "--save-every 0", "--save-every 5 --out x", "--resume --out x", "--json 0", "--optimizer sgd --momentum 0.5", "--optimizer sgd", "--beta1 0.8 --beta2 0.9 --eps 1e-6",
+        "--warmup 5 --steps 5", "--warmup 5", "--warmup 5 --steps -1", "--json --dry-run 1",
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        Options options;
+        OptionsGiven given;
+        Line line;
+        parse(&line, &options, &given, lines[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Texts for the user
+
+static void test_help_prints_every_flag(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_print_help(f);
+    fclose(f);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        const char *at = strstr(text, text_of("  --%s%s%s ", spec->name, *spec->letter ? ", -" : "", spec->letter));
+        if (!at) { fail_msg("--%s is not in --help", spec->name); }
+        char *row = strndup(at, strcspn(at, "\n"));
+        bool all = strstr(row, spec->help) && strstr(row, spec->choices) && strstr(row, text_of("(default %s)", *spec->fallback ? spec->fallback : "none"));
+        if (!all) { fail_msg("--%s: something is missing in: %s", spec->name, row); }
+        assert_non_null(strstr(text, text_of("\n%s\n", spec->group)));
+        free(row);
+    }
+    assert_non_null(strstr(text, "Exit codes: 0 done, 2 bad input, 3 resources"));
+    free(text);
+}
+static void test_compat_prints_every_pair(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_print_compat(f);
+    fclose(f);
+    for (int i = 0; i < OPTION_PAIRS; i++) {
+        const OptionPair *pair = &option_pairs[i];
+        assert_non_null(strstr(text, text_of("--%-12s with --%-12s %s\n", pair->a, pair->b, pair->why)));
+    }
+    free(text);
+}
+static void test_help_is_found_anywhere(void **state) {
+    (void)state;
+    static const struct {
+        const char *line;
+        bool help;
+    } cases[] = {{"--help", true}, {"-h", true}, {"--bogus --help", true}, {"--steps 5 -h", true}, {"", false}, {"--steps 5", false}, {"--helpx", false}, {"-help", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Line line;
+        line_make(&line, cases[i].line);
+        assert_int_equal(options_ask_help(line.count, line.arguments), cases[i].help);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table_is_sound),
+        cmocka_unit_test(test_names_stay),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_every_form),
+        cmocka_unit_test(test_every_choice),
+        cmocka_unit_test(test_every_bound),
+        cmocka_unit_test(test_no_numbers),
+        cmocka_unit_test(test_every_flag_value),
+        cmocka_unit_test(test_missing_and_repeated),
+        cmocka_unit_test(test_long_values),
+        cmocka_unit_test(test_accepted_lines),
+        cmocka_unit_test(test_refused_lines),
+        cmocka_unit_test(test_long_unknown_flags),
+        cmocka_unit_test(test_distance),
+        cmocka_unit_test(test_every_pair_is_refused),
+        cmocka_unit_test(test_near_misses_are_accepted),
+        cmocka_unit_test(test_help_prints_every_flag),
+        cmocka_unit_test(test_compat_prints_every_pair),
+        cmocka_unit_test(test_help_is_found_anywhere),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

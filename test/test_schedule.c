@@ -1,0 +1,483 @@
+// test_schedule.c: proves that schedule.h and the lowerings of zero.h make valid programs for every small layout, that the
+// validator refuses each kind of hand-made damage for the right reason, that the simulator gives the times one works out
+// with a pencil, that the printer leaves nothing out, and that each sample is dealt to exactly one rank.
+#define _GNU_SOURCE // open_memstream
+#include "ops_cpu.h"
+#include "zero.h"
+
+#include <setjmp.h> // cmocka needs it
+#include <stddef.h> // cmocka needs it
+
+#include <cmocka.h> // after the headers it needs
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Making programs, as train_gpt.c does
+
+static UnitMap map_of(int layers) {
+    GptConfig config = {layers, 1, 4, 8, 128, 4};
+    GptModel m = gpt_model(config);
+    UnitMap map = {m.units, m.storages, NULL, NULL, NULL};
+    map.of_unit = calloc((size_t)m.units, sizeof *map.of_unit);
+    map.of_unit_count = calloc((size_t)m.units, sizeof(int));
+    map.by_input = calloc((size_t)m.units, sizeof *map.by_input);
+    for (int u = 0; u < m.units; u++) { map.of_unit_count[u] = gpt_unit_storages(&m, u, map.of_unit[u]); }
+    map.by_input[m.units - 1][1] = true; // the head's part of the wte gradient
+    return map;
+}
+static Program empty_program(int layers, int ranks) {
+    Program p;
+    memset(&p, 0, sizeof p);
+    p.map = map_of(layers), p.ranks = ranks;
+    p.rank = calloc((size_t)ranks, sizeof(Schedule));
+    return p;
+}
+static Program sequential(int layers, int ranks, int64_t samples, int64_t rows, bool recompute) {
+    Program p = empty_program(layers, ranks);
+    schedule_sequential(&p, samples, rows, true);
+    if (recompute) { schedule_lower_recompute(&p); }
+    zero_lower_parameters(&p);
+    zero_lower_updates(&p);
+    return p;
+}
+
+// A pipeline by hand. Two units a stage. Per rank a text of steps, a letter and the micro-batch:
+//   F B    forward and backward of the stage's units     S R    output to the next stage, input from the one before
+//   s r    gradient to the stage before, from the next one
+static void add_stage(Schedule *s, char step, int micro, int stage) {
+    int first = 2 * stage, last = first + 1;
+    Action a = action_make(ACT_FORWARD, first, -1, micro);
+    a.first_row = 2 * micro, a.rows = 2;
+    switch (step) {
+    case 'F':
+        schedule_add(s, a), a.unit = last, schedule_add(s, a);
+        return;
+    case 'B':
+        for (a.unit = last; a.unit >= first; a.unit--) {
+            a.kind = ACT_BACKWARD_INPUT;
+            if (a.unit) { schedule_add(s, a); }
+            a.kind = ACT_BACKWARD_WEIGHT, schedule_add(s, a);
+        }
+        return;
+    case 'S': a.kind = ACT_SEND_FORWARD, a.unit = last, a.peer = stage + 1; break;
+    case 'R': a.kind = ACT_RECV_FORWARD, a.unit = first - 1, a.peer = stage - 1; break;
+    case 's': a.kind = ACT_SEND_BACKWARD, a.unit = first, a.peer = stage - 1; break;
+    default: a.kind = ACT_RECV_BACKWARD, a.unit = last + 1, a.peer = stage + 1; break;
+    }
+    schedule_add(s, a);
+}
+static Program pipeline(int stages, const char *const steps[]) {
+    Program p = empty_program(2 * stages - 2, stages);
+    for (int r = 0; r < stages; r++) {
+        for (const char *c = steps[r]; *c; c++) {
+            if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
+        }
+    }
+    p.micro_batches = 2, p.slots = 2;
+    zero_lower_parameters(&p);
+    zero_lower_updates(&p);
+    return p;
+}
+static const char *const two_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 R1 s0 F1 B1 s1"};
+static const char *const three_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 S0 R1 F1 S1 r0 B0 s0 r1 B1 s1", "R0 F0 R1 F1 B0 s0 B1 s1"};
+// Natural, but each waits for the other: rank 0 sends an activation while rank 1 sends a gradient.
+static const char *const crossing_sends[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
+static const char *const crossing_receives[] = {"F0 r0 S0 B0 F1 S1 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
+
+typedef enum { BASE_PLAIN, BASE_RECOMPUTE, BASE_RANKS, BASE_TWO, BASE_THREE, BASE_SENDS, BASE_RECEIVES, BASES } Base;
+static Program base_program(Base base) {
+    switch (base) {
+    case BASE_PLAIN: return sequential(2, 1, 4, 2, false); // units 0..3, storages 0..4, micro-batches 0 and 1
+    case BASE_RECOMPUTE: return sequential(2, 1, 4, 2, true);
+    case BASE_RANKS: return sequential(2, 2, 4, 1, false);
+    case BASE_TWO: return pipeline(2, two_stages);
+    case BASE_THREE: return pipeline(3, three_stages);
+    case BASE_SENDS: return pipeline(2, crossing_sends);
+    default: return pipeline(2, crossing_receives);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Accepted
+
+static void test_sequential_programs_are_valid(void **state) {
+    (void)state;
+    char error[400];
+    for (int i = 0; i < 3 * 4 * 9 * 4 * 2; i++) {
+        int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = 1 + i / 12 % 9, rows = 1 + i / 108 % 4, recompute = i / 432;
+        Program p = sequential(layers, ranks, samples, rows, recompute);
+        if (!schedule_validate(&p, error, sizeof error)) { fail_msg("layers %d ranks %d samples %d rows %d recompute %d: %s", layers, ranks, samples, rows, recompute, error); }
+        program_free(&p);
+    }
+}
+static void test_pipelines_are_valid(void **state) {
+    (void)state;
+    char error[400];
+    for (int base = BASE_TWO; base <= BASE_THREE; base++) {
+        Program p = base_program((Base)base);
+        if (!schedule_validate(&p, error, sizeof error)) { fail_msg("%d stages: %s", p.ranks, error); }
+        program_free(&p);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Refused: one change each, to an action named by rank, kind, unit or storage (-1: any) and micro-batch (-1: any): the first
+// one of that name, or the last one (LAST).
+enum { LAST = -2 };
+
+typedef enum {
+    NOTHING, DROP, REPEAT, SWAP, TO_FRONT, TO_END, MOVE_UP, DROP_MESSAGE, // of the action; MOVE_UP: `value` places
+    UNIT, STORAGE, MICRO, ROWS, FIRST_ROW, VERSION, PEER, KIND,           // = value
+    SLOTS, MICRO_BATCHES,                                                 // of the program = value
+} Change;
+typedef struct {
+    const char *name;
+    Base base;
+    int rank;
+    ActionKind kind;
+    int where, micro;
+    Change change;
+    int value;
+    const char *expected;
+} Damage;
+
+static const Damage damages[] = {
+    // compute
+    {"no embedding forward", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, DROP, 0, "FORWARD unit 1 storage -1 micro-batch 0: its input is not there"},
+    {"no block forward", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, DROP, 0, "FORWARD unit 2 storage -1 micro-batch 1: its input is not there"},
+    {"no head forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, DROP, 0, "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
+    {"no head backward", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: its backward input has not run"},
+    {"no block backward input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 1, DROP, 0, "BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: its backward input has not run"},
+    {"no block backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 1, DROP, 0, "unit 2 micro-batch 1 has a forward but no backward weight"},
+    {"no embedding backward", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, DROP, 0, "more live micro-batches than the 1 slots"},
+    {"forward twice", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, REPEAT, 0, "FORWARD unit 1 storage -1 micro-batch 0: runs twice"},
+    {"backward input twice", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, REPEAT, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: runs twice"},
+    {"backward weight twice", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, REPEAT, 0, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: runs twice"},
+    {"weight before input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, SWAP, 0, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its backward input has not run"},
+    {"backward before forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, SWAP, 0, "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
+    {"backward of the wrong unit", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, UNIT, 2, "parameters of storage 3 are not acquired"},
+    {"forward of the other micro-batch", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, MICRO, 1, "micro-batch 1: its input is not there"},
+    {"unit too large", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, UNIT, 4, "a field is out of range"},
+    {"unit missing", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, UNIT, -1, "a field is out of range"},
+    {"micro-batch too large", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO, 2, "a field is out of range"},
+    {"micro-batch negative", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MICRO, -1, "a field is out of range"},
+    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, ROWS, 0, "a field is out of range"},
+    {"negative rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, -2, "a field is out of range"},
+    {"fewer micro-batches than used", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO_BATCHES, 1, "a field is out of range"},
+    {"no slots", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, SLOTS, 0, "more live micro-batches than the 0 slots"},
+    {"not recomputed", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 2, 0, DROP, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
+    {"recomputed too late", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 1, SWAP, 0, "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
+    {"recomputed before its forward", BASE_RECOMPUTE, 0, ACT_FORWARD, 1, 0, KIND, ACT_RECOMPUTE, "belongs between its forward and its backward"},
+    {"recomputed for the other micro-batch", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "belongs between its forward and its backward"},
+    // parameters
+    {"not acquired", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, DROP, 0, "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
+    {"not acquired on rank 1", BASE_RANKS, 1, ACT_ACQUIRE, 4, -1, DROP, 0, "rank 1: FORWARD unit 3 storage -1 micro-batch 0: parameters of storage 4 are not acquired"},
+    {"acquired too late", BASE_PLAIN, 0, ACT_ACQUIRE, 3, -1, SWAP, 0, "FORWARD unit 2 storage -1 micro-batch 0: parameters of storage 3 are not acquired"},
+    {"acquired twice", BASE_PLAIN, 0, ACT_ACQUIRE, 1, -1, REPEAT, 0, "ACQUIRE unit -1 storage 1 micro-batch -1: is acquired already"},
+    {"acquired another storage", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, 3, "parameters of storage 2 are not acquired"},
+    {"acquired no storage", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, -1, "a field is out of range"},
+    {"acquired storage too large", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, 5, "a field is out of range"},
+    {"acquired the next version", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, VERSION, 1, "version 1 is not the one that exists"},
+    {"acquired the version before", BASE_PLAIN, 0, ACT_ACQUIRE, 0, -1, VERSION, -1, "version -1 is not the one that exists"},
+    {"not released", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, DROP, 0, "ACQUIRE unit -1 storage 2 micro-batch -1: is acquired already"},
+    {"released twice", BASE_PLAIN, 0, ACT_RELEASE, 4, -1, REPEAT, 0, "RELEASE unit -1 storage 4 micro-batch -1: is not acquired"},
+    {"released too early", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, MOVE_UP, 1, "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
+    {"released another storage", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, STORAGE, 3, "RELEASE unit -1 storage 3 micro-batch -1: is not acquired"},
+    {"acquired after the update", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, TO_END, 0, "parameters of storage 2 are not acquired"},
+    {"held at the end", BASE_PLAIN, 0, ACT_UPDATE, 2, -1, KIND, ACT_ACQUIRE, "storage 2 is not updated, or still held, at the end"},
+    // gradients and updates
+    {"no reduction", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, DROP, 0, "NORM unit -1 storage -1 micro-batch -1: storage 3 is not reduced"},
+    {"no reduction on rank 1", BASE_RANKS, 1, ACT_REDUCE, 0, -1, DROP, 0, "rank 1: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
+    {"reduced twice", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, REPEAT, 0, "REDUCE unit -1 storage 3 micro-batch -1: runs twice"},
+    {"reduced before any contribution", BASE_PLAIN, 0, ACT_REDUCE, 2, -1, TO_FRONT, 0, "REDUCE unit -1 storage 2 micro-batch -1: 2 contributions are still to come"},
+    {"wte reduced before any", BASE_PLAIN, 0, ACT_REDUCE, 0, -1, TO_FRONT, 0, "REDUCE unit -1 storage 0 micro-batch -1: 4 contributions are still to come"},
+    {"reduced before the last one", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, MOVE_UP, 1, "REDUCE unit -1 storage 4 micro-batch -1: 1 contributions are still to come"},
+    {"reduced another storage", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, STORAGE, 3, "REDUCE unit -1 storage 3 micro-batch -1: 1 contributions are still to come"},
+    {"reduced no storage", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, STORAGE, 5, "a field is out of range"},
+    {"no norm", BASE_PLAIN, 0, ACT_NORM, -1, -1, DROP, 0, "UPDATE unit -1 storage 4 micro-batch -1: needs REDUCE and NORM first"},
+    {"no norm on rank 0 of 2", BASE_RANKS, 0, ACT_NORM, -1, -1, DROP, 0, "rank 0: UPDATE unit -1 storage 4 micro-batch -1: needs REDUCE and NORM first"},
+    {"norm twice", BASE_PLAIN, 0, ACT_NORM, -1, -1, REPEAT, 0, "NORM unit -1 storage -1 micro-batch -1: deadlock"},
+    {"norm before the last reduction", BASE_PLAIN, 0, ACT_NORM, -1, -1, MOVE_UP, 3, "NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
+    {"update before the norm", BASE_PLAIN, 0, ACT_NORM, -1, -1, SWAP, 0, "UPDATE unit -1 storage 4 micro-batch -1: needs REDUCE and NORM first"},
+    {"update before everything", BASE_PLAIN, 0, ACT_UPDATE, 2, -1, TO_FRONT, 0, "UPDATE unit -1 storage 2 micro-batch -1: needs REDUCE and NORM first"},
+    {"no update", BASE_PLAIN, 0, ACT_UPDATE, 1, -1, DROP, 0, "storage 1 is not updated, or still held, at the end"},
+    {"no update on rank 1", BASE_RANKS, 1, ACT_UPDATE, 1, -1, DROP, 0, "rank 1: storage 1 is not updated, or still held, at the end"},
+    {"updated twice", BASE_PLAIN, 0, ACT_UPDATE, 0, -1, REPEAT, 0, "UPDATE unit -1 storage 0 micro-batch -1: runs twice"},
+    {"updated another storage", BASE_PLAIN, 0, ACT_UPDATE, 3, -1, STORAGE, 4, "UPDATE unit -1 storage 4 micro-batch -1: runs twice"},
+    {"updated while held", BASE_PLAIN, 0, ACT_RELEASE, 1, LAST, TO_END, 0, "UPDATE unit -1 storage 1 micro-batch -1: its parameters are in use"},
+    {"never released", BASE_PLAIN, 0, ACT_RELEASE, 3, LAST, DROP, 0, "UPDATE unit -1 storage 3 micro-batch -1: its parameters are in use"},
+    // messages
+    {"sends that cross", BASE_SENDS, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
+    {"receives that wait for each other", BASE_RECEIVES, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
+    {"activation not sent", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, DROP, 0, "deadlock"},
+    {"activation not received", BASE_TWO, 1, ACT_RECV_FORWARD, 1, 1, DROP, 0, "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 1: deadlock"},
+    {"gradient not sent", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 1, DROP, 0, "deadlock"},
+    {"gradient not received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 0, DROP, 0, "the gradient of its output is not there"},
+    {"last gradient neither sent nor received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, DROP_MESSAGE, 0, "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not there"},
+    {"activation neither sent nor received", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, DROP_MESSAGE, 0, "rank 1: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"sent to itself", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, 0, "SEND_FORWARD unit 1 storage -1 micro-batch 0: deadlock"},
+    {"sent to nobody", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, -1, "(peer -1)"},
+    {"sent beyond the last rank", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, 2, "(peer 2)"},
+    {"received from the wrong rank", BASE_THREE, 1, ACT_RECV_FORWARD, 1, 1, PEER, 2, "deadlock"},
+    {"sent to the wrong rank", BASE_THREE, 1, ACT_SEND_BACKWARD, 2, 0, PEER, 2, "deadlock"},
+    {"more rows sent than received", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, ROWS, 3, "deadlock"},
+    {"other rows received than sent", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, FIRST_ROW, 1, "deadlock"},
+    {"sent as another micro-batch", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, MICRO, 1, "deadlock"},
+    {"received as another micro-batch", BASE_THREE, 2, ACT_RECV_FORWARD, 3, 0, MICRO, 1, "deadlock"},
+    {"received as another unit", BASE_TWO, 1, ACT_RECV_FORWARD, 1, 0, UNIT, 2, "deadlock"},
+    {"sent as a gradient", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, KIND, ACT_SEND_BACKWARD, "deadlock"},
+    {"unit of a message out of range", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 0, UNIT, 9, "deadlock"},
+    {"output sent before it is computed", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, TO_FRONT, 0, "sends an output that is not computed"},
+    {"gradient sent before it is computed", BASE_THREE, 2, ACT_SEND_BACKWARD, 4, 0, MOVE_UP, 10, "sends a gradient that is not computed"},
+    {"sent after the norm", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 1, TO_END, 0, "deadlock"},
+    {"too few slots for a pipeline", BASE_TWO, 0, ACT_FORWARD, 0, 0, SLOTS, 1, "more live micro-batches than the 1 slots"},
+};
+enum { DAMAGES = (int)(sizeof damages / sizeof damages[0]) };
+
+static int find_action(const Schedule *s, const Damage *d) {
+    int found = -1;
+    for (int i = 0; i < s->count; i++) {
+        const Action *a = &s->actions[i];
+        bool place = d->where < 0 || a->unit == d->where || a->storage == d->where;
+        bool match = a->kind == d->kind && place && (d->micro < 0 || a->micro == d->micro);
+        if (match && (found < 0 || d->micro == LAST)) { found = i; }
+    }
+    if (found < 0) { fail_msg("%s: there is no such action", d->name); }
+    return found;
+}
+static void move_action(Schedule *s, int from, int to) {
+    Action a = s->actions[from];
+    for (int i = from; i != to; i += to > from ? 1 : -1) { s->actions[i] = s->actions[to > from ? i + 1 : i - 1]; }
+    s->actions[to] = a;
+}
+static void drop_action(Schedule *s, int i) { move_action(s, i, s->count - 1), s->count--; }
+static void repeat_action(Schedule *s, int i) { schedule_add(s, s->actions[i]), move_action(s, s->count - 1, i); }
+static void drop_message(Program *p, Action a) { // the send and the receive
+    ActionKind send = a.kind == ACT_RECV_FORWARD ? ACT_SEND_FORWARD : a.kind == ACT_RECV_BACKWARD ? ACT_SEND_BACKWARD : a.kind;
+    for (int r = 0; r < p->ranks; r++) {
+        for (int i = p->rank[r].count - 1; i >= 0; i--) {
+            const Action *b = &p->rank[r].actions[i];
+            if ((b->kind == send || b->kind == (ActionKind)(send + 1)) && b->unit == a.unit && b->micro == a.micro) { drop_action(&p->rank[r], i); }
+        }
+    }
+}
+static void damage(Program *p, const Damage *d) {
+    Schedule *s = &p->rank[d->rank];
+    int i = find_action(s, d);
+    Action *a = &s->actions[i];
+    switch (d->change) {
+    case NOTHING: break;
+    case DROP: drop_action(s, i); break;
+    case REPEAT: repeat_action(s, i); break;
+    case SWAP: move_action(s, i, i + 1); break;
+    case TO_FRONT: move_action(s, i, 0); break;
+    case TO_END: move_action(s, i, s->count - 1); break;
+    case MOVE_UP: move_action(s, i, i - d->value); break;
+    case DROP_MESSAGE: drop_message(p, *a); break;
+    case UNIT: a->unit = d->value; break;
+    case STORAGE: a->storage = d->value; break;
+    case MICRO: a->micro = d->value; break;
+    case ROWS: a->rows = d->value; break;
+    case FIRST_ROW: a->first_row = d->value; break;
+    case VERSION: a->version = d->value; break;
+    case PEER: a->peer = d->value; break;
+    case KIND: a->kind = (ActionKind)d->value; break;
+    case SLOTS: p->slots = d->value; break;
+    case MICRO_BATCHES: p->micro_batches = d->value; break;
+    }
+}
+static void test_damage_is_refused(void **state) {
+    (void)state;
+    int wrong = 0;
+    for (int i = 0; i < DAMAGES; i++) {
+        const Damage *d = &damages[i];
+        Program p = base_program(d->base);
+        damage(&p, d);
+        char error[400];
+        bool valid = schedule_validate(&p, error, sizeof error);
+        bool good = !valid && strstr(error, d->expected) && strstr(error, "rank ");
+        if (!good) { print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected, valid ? "VALID " : "", error), wrong++; }
+        program_free(&p);
+    }
+    assert_int_equal(wrong, 0);
+}
+// A short buffer for the message is no harm.
+static void test_error_is_cut_to_its_buffer(void **state) {
+    (void)state;
+    Program p = base_program(BASE_SENDS);
+    char error[16];
+    memset(error, 'x', sizeof error);
+    assert_false(schedule_validate(&p, error, 12));
+    assert_int_equal(strlen(error), 11);
+    assert_int_equal(error[12], 'x');
+    program_free(&p);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Simulator: times that one works out by hand. Compute actions cost 1, or `row` each row.
+
+typedef struct {
+    double row, message, reduce, norm, update;
+} UnitCosts;
+static double cost_of(const void *context, int rank, const Action *a) {
+    const UnitCosts *c = (const UnitCosts *)context;
+    (void)rank;
+    if (action_computes(a->kind)) { return c->row > 0 ? c->row * (double)a->rows : 1; }
+    if (action_sends(a->kind) || action_receives(a->kind)) { return c->message; }
+    return a->kind == ACT_REDUCE ? c->reduce : a->kind == ACT_NORM ? c->norm : a->kind == ACT_UPDATE ? c->update : 0;
+}
+typedef struct {
+    const char *name;
+    int stages, ranks, samples, rows; // stages > 1: a pipeline
+    UnitCosts costs;
+    double end, busy[3];
+} Timing;
+static const Timing timings[] = {
+    // one block, three units: 3 forwards, 2 backward inputs, 3 backward weights
+    {"sequential", 1, 1, 1, 1, {0, 0, 0, 0, 0}, 8, {8}},
+    {"two micro-batches", 1, 1, 2, 1, {0, 0, 0, 0, 0}, 16, {16}},
+    {"cost by rows", 1, 1, 3, 2, {1, 0, 0, 0, 0}, 24, {24}},
+    {"norm and 4 updates", 1, 1, 1, 1, {0, 0, 0, 10, 1}, 22, {22}},
+    // REDUCE of lnf at 5, of the block at 7, of wpe and wte at 8, one after another beside the compute
+    {"hidden reductions", 1, 1, 1, 1, {0, 0, 0.5, 0, 0}, 9, {8}},
+    {"reductions at the end", 1, 1, 1, 1, {0, 0, 2, 0, 0}, 13, {8}},
+    {"slow reductions", 1, 1, 1, 1, {0, 0, 10, 1, 1}, 50, {13}},
+    // 3 samples on 2 ranks: rank 1 has two of them, both meet at its norm
+    {"the slowest decides", 1, 2, 3, 1, {0, 0, 0, 0, 0}, 16, {8, 16}},
+    {"updates run side by side", 1, 2, 3, 1, {0, 0, 0, 1, 1}, 21, {13, 21}},
+    {"a rank without samples", 1, 2, 1, 1, {0, 0, 0, 1, 1}, 13, {5, 13}},
+    // F costs 2; B costs 3 on the first stage (no input gradient of the embedding), 4 on others. See the steps above.
+    {"bubble of two stages", 2, 0, 0, 0, {0, 0, 0, 0, 0}, 17, {10, 12}},
+    {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0}, 21, {10, 12}},
+    {"bubble of three stages", 3, 0, 0, 0, {0, 0, 0, 0, 0}, 23, {10, 12, 12}},
+};
+static void test_simulated_times(void **state) {
+    (void)state;
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof timings / sizeof timings[0]; i++) {
+        const Timing *t = &timings[i];
+        Program p = t->stages == 2 ? pipeline(2, two_stages) : t->stages == 3 ? pipeline(3, three_stages) : sequential(1, t->ranks, t->samples, t->rows, false);
+        double busy[3] = {0, 0, 0}, end = schedule_simulate(&p, cost_of, &t->costs, busy);
+        // the costs are small whole numbers and halves: exact in binary
+        bool good = end == t->end;
+        for (int r = 0; r < p.ranks; r++) { good = good && busy[r] == t->busy[r]; }
+        if (!good) { print_error("%s: expected end %g busy %g %g %g, found %g busy %g %g %g\n", t->name, t->end, t->busy[0], t->busy[1], t->busy[2], end, busy[0], busy[1], busy[2]), wrong++; }
+        assert_true(schedule_simulate(&p, cost_of, &t->costs, NULL) == end);
+        program_free(&p);
+    }
+    assert_int_equal(wrong, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Printer
+
+// The line must say all that the action says.
+static void check_printed(const char *line, int index, const Action *a) {
+    char expected[64];
+    snprintf(expected, sizeof expected, "%d %s ", index, action_names[a->kind]);
+    if (!strstr(line, expected) && !(a->kind == ACT_NORM && strstr(line, "NORM"))) { fail_msg("no \"%s\" in: %s", expected, line); }
+    snprintf(expected, sizeof expected, " unit %-3d micro-batch %-3d samples %d..%d", a->unit, a->micro, (int)a->first_row, (int)(a->first_row + a->rows - 1));
+    if (!strstr(line, expected) != (a->unit < 0)) { fail_msg("\"%s\" and: %s", expected, line); }
+    snprintf(expected, sizeof expected, " storage %-3d version %d", a->storage, (int)a->version);
+    if (!strstr(line, expected) != (a->storage < 0)) { fail_msg("\"%s\" and: %s", expected, line); }
+    snprintf(expected, sizeof expected, " peer %d", a->peer);
+    if (!strstr(line, expected) != (a->peer < 0)) { fail_msg("\"%s\" and: %s", expected, line); }
+}
+static void test_printer_shows_each_action_once(void **state) {
+    (void)state;
+    for (int base = BASE_PLAIN; base <= BASE_THREE; base++) {
+        Program p = base_program((Base)base);
+        char *text = NULL, *line, *rest, expected[64];
+        size_t bytes;
+        FILE *f = open_memstream(&text, &bytes);
+        schedule_print(f, &p);
+        fclose(f);
+        rest = text;
+        for (int r = 0; r < p.ranks; r++) {
+            snprintf(expected, sizeof expected, "rank %d: %d actions", r, p.rank[r].count);
+            assert_string_equal(strsep(&rest, "\n"), expected);
+            for (int i = 0; i < p.rank[r].count; i++) {
+                assert_non_null(line = strsep(&rest, "\n"));
+                check_printed(line, i, &p.rank[r].actions[i]);
+            }
+        }
+        assert_string_equal(rest, ""); // nothing after the last action
+        free(text);
+        program_free(&p);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Dealing
+
+// Every unit's every kind of compute sees each sample exactly once over the ranks, in order, at most `rows` at a time.
+static void check_dealing(const Program *p, int64_t samples, int64_t rows, int unit, ActionKind kind) {
+    int64_t next = 0, low = samples, high = 0;
+    for (int r = 0; r < p->ranks; r++) {
+        int64_t mine = next;
+        int micro = 0;
+        for (int i = 0; i < p->rank[r].count; i++) {
+            const Action *a = &p->rank[r].actions[i];
+            if (a->kind != kind || a->unit != unit) { continue; }
+            assert_int_equal(a->first_row, next);
+            assert_in_range(a->rows, 1, rows);
+            assert_int_equal(a->micro, micro++);
+            next += a->rows;
+        }
+        assert_true(micro <= p->micro_batches);
+        low = min_i64(low, next - mine), high = max_i64(high, next - mine);
+    }
+    assert_int_equal(next, samples);
+    assert_true(high - low <= 1); // nearly equal parts
+}
+static void test_samples_are_dealt_once(void **state) {
+    (void)state;
+    for (int i = 0; i < 5 * 12 * 4; i++) {
+        int ranks = 1 + i % 5, samples = 1 + i / 5 % 12, rows = 1 + i / 60;
+        Program p = sequential(1, ranks, samples, rows, true);
+        for (int unit = 0; unit < 3; unit++) {
+            check_dealing(&p, samples, rows, unit, ACT_FORWARD);
+            check_dealing(&p, samples, rows, unit, ACT_BACKWARD_WEIGHT);
+            if (unit) { check_dealing(&p, samples, rows, unit, ACT_BACKWARD_INPUT); }
+        }
+        check_dealing(&p, samples, rows, 1, ACT_RECOMPUTE);
+        program_free(&p);
+    }
+}
+// Without training there are forwards only, of the same samples.
+static void test_evaluation_is_forward_only(void **state) {
+    (void)state;
+    Program p = empty_program(2, 3);
+    schedule_sequential(&p, 7, 2, false);
+    for (int unit = 0; unit < 4; unit++) { check_dealing(&p, 7, 2, unit, ACT_FORWARD); }
+    for (int r = 0; r < 3; r++) {
+        for (int i = 0; i < p.rank[r].count; i++) { assert_int_equal(p.rank[r].actions[i].kind, ACT_FORWARD); }
+    }
+    program_free(&p);
+}
+// Collectives are matched by their order, so every rank must reduce in the same order, with or without samples.
+static void test_reductions_have_one_order(void **state) {
+    (void)state;
+    for (int samples = 1; samples <= 5; samples++) {
+        Program p = sequential(3, 4, samples, 1, false);
+        const int expected[6] = {5, 4, 3, 2, 1, 0};
+        for (int r = 0; r < 4; r++) {
+            int n = 0;
+            for (int i = 0; i < p.rank[r].count; i++) {
+                if (p.rank[r].actions[i].kind == ACT_REDUCE) { assert_int_equal(p.rank[r].actions[i].storage, expected[n++]); }
+            }
+            assert_int_equal(n, 6);
+        }
+        program_free(&p);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sequential_programs_are_valid), cmocka_unit_test(test_pipelines_are_valid),
+        cmocka_unit_test(test_damage_is_refused),             cmocka_unit_test(test_error_is_cut_to_its_buffer),
+        cmocka_unit_test(test_simulated_times),               cmocka_unit_test(test_printer_shows_each_action_once),
+        cmocka_unit_test(test_samples_are_dealt_once),        cmocka_unit_test(test_evaluation_is_forward_only),
+        cmocka_unit_test(test_reductions_have_one_order),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

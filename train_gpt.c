@@ -1,0 +1,607 @@
+// train_gpt: pretrains GPT models. One program, launched with  mpirun -np RANKS ./train_gpt [--flag value ...]
+//
+// Reading order: this file from the bottom (main is the recipe) to the top; then
+//   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
+//   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
+//   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
+//   executor.h    runs a schedule                           comm.h        messages between ranks
+//   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
+//   report.h      predictions, log, progress
+// Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
+#define _GNU_SOURCE
+#ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
+#include "ops_cpu.h"
+#endif
+#include "report.h"
+
+#include <sched.h>  // binding ranks to cores
+#include <signal.h> // graceful stop
+
+typedef struct {
+    Options options;
+    OptionsGiven given;
+    int argc;
+    char **argv;
+    // who and where
+    Comm comm;
+    Group world;
+    Stream stream;
+    Rates rates;
+    // what
+    GptModel model;
+    DType dtype;
+    const char *model_file; // NULL: random initial weights
+    DType model_file_dtype;
+    Dataset train, val;
+    Tokenizer tokenizer;
+    int64_t val_bytes; // that one validation's targets stand for; 0: not known
+    // how
+    int64_t samples, rows, steps; // per step over all ranks; per micro-step of this rank at most; of the run
+    Program program, evaluation;  // schedules of a training step and of one validation batch
+    Prediction predicted;
+    // with what
+    Store store;
+    Executor executor;
+    double *sample_losses;  // [samples] of a step or a validation batch
+    int64_t *sample_bounds; // [ranks + 1] which rank computes which
+    // where it stands
+    Progress progress;
+    int64_t first_step; // 0, or where a resumed run began
+    Log log;
+    ProgressBar bar;
+    char flags[8192]; // as given, for the manifest
+    double trained_s, energy_start;
+    bool save_failed;
+} Trainer;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree at the end of a step.
+static volatile sig_atomic_t stop_requested;
+static void request_stop(int signal_number) {
+    (void)signal_number;
+    stop_requested = 1;
+}
+static void catch_signals(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = request_stop;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+static bool should_stop(Trainer *t) {
+    char path[1100];
+    snprintf(path, sizeof path, "%s/stop", t->options.out);
+    bool file = *t->options.out && t->comm.rank == 0 && !access(path, F_OK);
+    if (!comm_agree_max(&t->comm, stop_requested || file)) { return false; }
+    if (file) { unlink(path); }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Setting up
+
+// Each rank gets its own part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core),
+// and as many threads. More ranks than cores share them all.
+static int bind_to_cores(const Comm *comm, int64_t wanted) {
+    cpu_set_t allowed, mine;
+    CPU_ZERO(&mine);
+    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
+    int cores = CPU_COUNT(&allowed), local = comm->local_rank, ranks = comm->local_ranks;
+    int begin = ranks <= cores ? (int)part_begin(cores, ranks, local) : 0, end = ranks <= cores ? (int)part_begin(cores, ranks, local + 1) : cores;
+    for (int cpu = 0, index = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &allowed) && index++ >= begin && index <= end) { CPU_SET(cpu, &mine); }
+    }
+    int threads = wanted ? (int)wanted : ranks <= cores ? end - begin : 1;
+    sched_setaffinity(0, sizeof mine, threads <= end - begin ? &mine : &allowed); // failing is harmless
+    return threads;
+}
+
+static void setup_model(Trainer *t) {
+    const Options *o = &t->options;
+    GptConfig config;
+    t->dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
+    if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
+        t->model_file = o->model;
+        config = model_file_config(o->model, &t->model_file_dtype);
+        if (!t->given.at[OPTION_INDEX_dtype]) { t->dtype = t->model_file_dtype; }
+    }
+    if (o->seq_len > config.max_seq_len) {
+        die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
+    }
+    t->model = gpt_model(config);
+}
+
+// Samples of a step and rows of a micro-step. --batch-tokens 0 stands for one micro-step of every rank.
+static void setup_batch(Trainer *t) {
+    const Options *o = &t->options;
+    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * t->comm.ranks;
+    if (tokens % o->seq_len) {
+        die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
+    }
+    t->samples = tokens / o->seq_len;
+    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->comm.ranks));
+}
+
+static UnitMap unit_map(const GptModel *m) {
+    UnitMap map;
+    memset(&map, 0, sizeof map);
+    map.units = m->units, map.storages = m->storages;
+    map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
+    map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
+    map.by_input = (bool(*)[2])checked_calloc((size_t)m->units, sizeof *map.by_input, "unit map");
+    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
+    map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
+    return map;
+}
+static Program make_program(const Trainer *t, bool training) {
+    Program p;
+    memset(&p, 0, sizeof p);
+    p.map = unit_map(&t->model);
+    p.ranks = t->comm.ranks;
+    p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
+    schedule_sequential(&p, t->samples, t->rows, training);
+    if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
+    zero_lower_parameters(&p);
+    if (training) { zero_lower_updates(&p); }
+    return p;
+}
+static void setup_schedule(Trainer *t) {
+    char error[400];
+    t->program = make_program(t, true);
+    t->evaluation = make_program(t, false);
+    if (!schedule_validate(&t->program, error, sizeof error)) {
+        die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error);
+    }
+}
+
+// Bytes of the staging buffer for messages between ranks, and of the operations' workspace.
+static size_t staging_bytes(const Trainer *t) { return t->comm.ranks > 1 ? (size_t)32 << 20 : 0; }
+static size_t workspace_bytes(const Trainer *t) {
+    const GptConfig *c = &t->model.config;
+    OpsShape shape = {t->rows, t->options.seq_len, c->channels, c->heads, c->vocab, c->padded_vocab};
+    return ops_workspace_bytes(shape, t->stream.threads);
+}
+
+// Everything the startup table says, before anything of it is allocated.
+static void predict(Trainer *t) {
+    const Options *o = &t->options;
+    Prediction *p = &t->predicted;
+    bool adam = o->optimizer == OPTIMIZER_ADAMW;
+    StoreBytes states = store_bytes(&t->model, t->dtype, adam);
+    size_t buffers;
+    Executor counted = executor_make(&t->model, &t->program.map, NULL, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, false,
+                                     &p->memory[MEMORY_ACTIVATIONS], &buffers);
+    executor_free(&counted);
+    p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
+    p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + staging_bytes(t) + workspace_bytes(t);
+    p->host = (size_t)process_memory("VmRSS:");
+    predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->world, (DType)o->reduce_dtype, p->traffic);
+    Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam};
+    p->step_s = schedule_simulate(&t->program, action_seconds, &costs, NULL);
+}
+
+// Samples of one validation, and the bytes of text that their targets stand for.
+static int64_t validation_samples(const Trainer *t) {
+    return t->options.val_batches < 0 ? dataset_whole_windows(&t->val) : t->options.val_batches * t->samples;
+}
+static int64_t count_target_bytes(const Trainer *t) {
+    int64_t T = t->options.seq_len, bytes = 0, samples = validation_samples(t);
+    int32_t *tokens = (int32_t *)checked_malloc((size_t)(2 * T) * sizeof(int32_t), "targets");
+    for (int64_t g = 0; g < samples; g++) {
+        dataset_fill(&t->val, g, 1, tokens, tokens + T);
+        bytes += tokenizer_count_bytes(&t->tokenizer, tokens + T, T);
+    }
+    free(tokens);
+    return bytes;
+}
+
+// --tokenizer, or NAME_tokenizer.bin beside shards named NAME_train..., or NULL.
+static const char *tokenizer_path(const Options *o, char *path, size_t bytes) {
+    if (*o->tokenizer) { return o->tokenizer; }
+    const char *end = strstr(o->train, "_train");
+    if (!end) { return NULL; }
+    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - o->train), o->train);
+    return access(path, R_OK) ? NULL : path;
+}
+
+static void setup_data(Trainer *t) {
+    const Options *o = &t->options;
+    char path[1100];
+    const char *file = tokenizer_path(o, path, sizeof path);
+    t->tokenizer = tokenizer_open(file, (int32_t)t->model.config.vocab);
+    WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
+    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed};
+    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0};
+    t->steps = o->steps;
+    if (o->steps) { t->train = dataset_open(o->train, train); }
+    if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = count_target_bytes(t); }
+    if (o->steps < 0) { t->steps = dataset_whole_windows(&t->train) / t->samples; }
+}
+
+static void setup_states(Trainer *t) {
+    const Options *o = &t->options;
+    size_t unused[2];
+    t->stream.workspace_bytes = workspace_bytes(t);
+    t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
+    memory_taken[MEMORY_BUFFERS] += staging_bytes(t);
+    t->store = store_make(&t->model, &t->comm, &t->world, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->executor = executor_make(&t->model, &t->program.map, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
+                                &unused[0], &unused[1]);
+    t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
+    t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
+    for (int r = 0; r <= t->comm.ranks; r++) { t->sample_bounds[r] = part_begin(t->samples, t->comm.ranks, r); }
+}
+
+// Weights: from a checkpoint, a model file, or the seed.
+static void setup_weights(Trainer *t) {
+    const Options *o = &t->options;
+    if (o->resume) {
+        char path[1100];
+        checkpoint_resume(o->out, &t->store, &t->progress, path, sizeof path);
+        t->first_step = t->progress.step;
+        if (t->comm.rank == 0) { printf("resumed from %s: step %" PRId64 "\n", path, t->progress.step); }
+    } else if (t->model_file) {
+        model_file_load(t->model_file, &t->store, t->model_file_dtype);
+    } else {
+        for (int s = 0; s < t->model.storages; s++) { gpt_initialise(&t->model, s, (uint64_t)o->seed, store_state(&t->store, STATE_MASTER, s)); }
+        store_masters_changed(&t->store);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One step
+
+static double learning_rate(const Trainer *t, int64_t step) {
+    const Options *o = &t->options;
+    if (step < o->warmup) { return o->lr * (double)(step + 1) / (double)o->warmup; }
+    double last = o->lr * o->final_lr_fraction, done = (double)(step - o->warmup) / (double)max_i64(t->steps - o->warmup, 1);
+    double from = 0.8 * (double)t->steps;
+    switch (o->lr_schedule) {
+    case LR_COSINE: return last + (o->lr - last) * 0.5 * (1 + cos(3.141592653589793 * done));
+    case LR_LINEAR: return o->lr + (last - o->lr) * done;
+    case LR_WSD: return (double)step < from ? o->lr : last + (o->lr - last) * (1 - sqrt(((double)step - from) / ((double)t->steps - from)));
+    default: return o->lr;
+    }
+}
+
+// Sum of the losses of the pass's samples, in their order, from all ranks.
+static double sum_losses(Trainer *t, int64_t samples) {
+    comm_all_gather_doubles(&t->comm, t->sample_losses, t->sample_bounds);
+    double sum = 0;
+    for (int64_t i = 0; i < samples; i++) { sum += t->sample_losses[i]; }
+    return sum;
+}
+
+static int64_t count_targets(const Dataset *data, int64_t first, int64_t samples) {
+    int64_t targets = 0;
+    for (int64_t g = first; g < first + samples; g++) { targets += dataset_targets(data, g); }
+    return targets;
+}
+
+static void log_step(Trainer *t, double loss, double norm, double lr, double seconds) {
+    if (t->comm.rank) { return; }
+    double tokens = (double)(t->samples * t->options.seq_len);
+    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.flops_per_s * t->comm.ranks);
+    progress_step(&t->bar, t->progress.step, loss, norm, lr, seconds * 1000, tokens / seconds, mfu);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"step\",\"step\":%" PRId64, t->progress.step);
+    json_add_field(&line, "loss", loss), json_add_field(&line, "grad_norm", norm), json_add_field(&line, "lr", lr);
+    json_add_field(&line, "ms", seconds * 1000), json_add_field(&line, "tokens_per_s", tokens / seconds), json_add_field(&line, "mfu", mfu);
+    text_add(&line, "}");
+    log_line(&t->log, &line);
+}
+
+// Why this update must not be made, or NULL.
+static const char *reason_to_skip(Trainer *t, double loss, double norm) {
+    if (!isfinite(loss) || !isfinite(norm)) { return "loss or gradient norm is not finite"; }
+    double loss_z = outlier_z(&t->progress.loss, loss), norm_z = outlier_z(&t->progress.norm, norm);
+    if (t->options.skip_loss_z > 0 && loss_z > t->options.skip_loss_z) { return "loss is an outlier"; }
+    if (t->options.skip_grad_z > 0 && norm_z > t->options.skip_grad_z) { return "gradient norm is an outlier"; }
+    return NULL;
+}
+
+static void train_step(Trainer *t) {
+    const Options *o = &t->options;
+    double start = seconds_now(), norm = 0, lr = learning_rate(t, t->progress.step);
+    int64_t targets = count_targets(&t->train, t->progress.position, t->samples);
+    Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true};
+    const Schedule *schedule = &t->program.rank[t->comm.rank];
+    int at = 0;
+    executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
+    double loss = sum_losses(t, t->samples) / (double)max_i64(targets, 1);
+    const char *skip = reason_to_skip(t, loss, norm);
+    if (!skip) {
+        double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
+        OptimizerStep optimizer = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0};
+        executor_run(&t->executor, schedule, &at, &pass, &optimizer, t->progress.step, &norm);
+        t->progress.updates++;
+    } else if (t->comm.rank == 0) {
+        fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, loss, norm);
+    }
+    t->progress.step++;
+    t->progress.position += t->samples;
+    double seconds = seconds_now() - start;
+    t->trained_s += seconds;
+    log_step(t, loss, norm, lr, seconds);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Between steps: validation, a sample of text, checkpoints
+
+static void validate(Trainer *t) {
+    int64_t windows = validation_samples(t), targets = 0;
+    double sum = 0;
+    for (int64_t first = 0; first < windows; first += t->samples) {
+        int64_t samples = min_i64(t->samples, windows - first);
+        Pass pass = {&t->val, first, samples, t->sample_losses, 0.0f, false};
+        int at = 0;
+        executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
+        sum += sum_losses(t, samples);
+        targets += count_targets(&t->val, first, samples);
+    }
+    if (t->comm.rank) { return; }
+    double loss = sum / (double)max_i64(targets, 1), bits = NAN;
+    if (t->val_bytes > 0) { bits = sum / log(2.0) / (double)t->val_bytes; }
+    progress_break(&t->bar);
+    printf("step %5" PRId64 " | validation loss %.6f nats/token", t->progress.step, loss);
+    if (isfinite(bits)) { printf(" | %.4f bits/byte", bits); }
+    printf(" | %" PRId64 " tokens\n", targets);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"val\",\"step\":%" PRId64, t->progress.step);
+    json_add_field(&line, "loss", loss), json_add_field(&line, "bits_per_byte", bits);
+    text_add(&line, "}");
+    log_line(&t->log, &line);
+}
+
+// The next token by temperature sampling; the draw is a function of (seed, step, position).
+static int32_t choose_token(const Trainer *t, const float *logits, int64_t position) {
+    int64_t best = 0, V = t->model.config.vocab;
+    for (int64_t i = 1; i < V; i++) { best = logits[i] > logits[best] ? i : best; }
+    double temperature = t->options.temperature, sum = 0;
+    if (temperature == 0) { return (int32_t)best; }
+    for (int64_t i = 0; i < V; i++) { sum += exp(((double)logits[i] - (double)logits[best]) / temperature); }
+    double draw = random_uniform((uint64_t)t->options.seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step, (uint64_t)position) * sum;
+    for (int64_t i = 0; i < V; i++) {
+        draw -= exp(((double)logits[i] - (double)logits[best]) / temperature);
+        if (draw < 0) { return (int32_t)i; }
+    }
+    return (int32_t)best;
+}
+
+// All ranks compute the same text; rank 0 prints it.
+static void print_sample(Trainer *t) {
+    int64_t T = t->options.seq_len, Vp = t->model.config.padded_vocab;
+    int32_t *tokens = (int32_t *)checked_malloc((size_t)T * sizeof(int32_t), "sample");
+    float *logits = (float *)checked_malloc((size_t)Vp * sizeof(float), "logits");
+    tokens[0] = (int32_t)max_i64(t->tokenizer.eot, 0);
+    if (t->comm.rank == 0) { progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step); }
+    for (int64_t i = 0, n = 1; i < t->options.sample_tokens; i++) {
+        executor_logits(&t->executor, tokens, n, logits);
+        int32_t next = choose_token(t, logits, i);
+        if (t->comm.rank == 0) { tokenizer_print(&t->tokenizer, next, stdout); }
+        if (n == T) { memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t)), n = T - T / 2; } // slide: keep the newer half
+        tokens[min_i64(n, T - 1)] = next;
+        n = min_i64(n + 1, T);
+    }
+    if (t->comm.rank == 0) { printf("\n---\n"); }
+    free(tokens), free(logits);
+}
+
+static void save_checkpoint(Trainer *t) {
+    char path[1100];
+    bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
+    t->save_failed |= !saved;
+    if (!saved || t->comm.rank) { return; }
+    progress_break(&t->bar);
+    printf("step %5" PRId64 " | checkpoint %s\n", t->progress.step, path);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"checkpoint\",\"step\":%" PRId64 ",\"path\":", t->progress.step);
+    json_add_string(&line, path);
+    text_add(&line, "}");
+    log_line(&t->log, &line);
+}
+
+static bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
+
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped.
+static void between_steps(Trainer *t, bool stopping) {
+    int64_t step = t->progress.step;
+    bool last = step == t->steps, fresh = !t->options.resume || step > t->first_step;
+    if ((fresh || last) && due(t->options.val_every, step, last)) { validate(t); }
+    if ((fresh || last) && step && due(t->options.sample_every, step, last)) { print_sample(t); }
+    bool save = due(t->options.save_every, step, last) || (stopping && *t->options.out);
+    if (save && step > t->first_step) { save_checkpoint(t); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reports of the whole run
+
+static void print_start(Trainer *t) {
+    const Options *o = &t->options;
+    const GptConfig *c = &t->model.config;
+    Prediction *p = &t->predicted;
+    printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64 " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
+           " positions; %.1f M parameters, %s\n",
+           o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)t->model.parameters / 1e6, dtype_name(t->dtype));
+    printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", t->comm.ranks, t->comm.nodes,
+           t->stream.threads, t->rates.flops_per_s / 1e9);
+    printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", t->samples,
+           o->seq_len, t->program.micro_batches, t->rows, t->program.rank[t->comm.rank].count);
+    printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
+    print_memory(p->memory, p->host, NULL, 0);
+    if (t->comm.ranks > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
+    if (!o->dry_run && o->steps) {
+        printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", t->train.tokens, t->train.shard_count, t->steps);
+    }
+    fflush(stdout);
+}
+
+static void json_add_predicted(Trainer *t, TextBuffer *line) {
+    Prediction *p = &t->predicted;
+    int64_t total[LINK_KINDS];
+    traffic_total(p->traffic, total);
+    text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
+    text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
+    json_add_field(line, "step_ms", p->step_s * 1000);
+    text_add(line, "}");
+}
+
+static void json_add_start(Trainer *t, TextBuffer *line) {
+    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"flags\":", t->model.parameters, t->comm.ranks);
+    json_add_flags(line, &t->options);
+    text_add(line, ",\"predicted\":"), json_add_predicted(t, line);
+    text_add(line, "}");
+}
+
+// Predicted against measured, on the terminal and in the log.
+static void report_end(Trainer *t) {
+    Prediction *p = &t->predicted;
+    int64_t steps = max_i64(t->progress.step - t->first_step, 1), total[2][LINK_KINDS], per_step[COMM_KINDS][LINK_KINDS];
+    for (int k = 0; k < COMM_KINDS; k++) {
+        for (int l = 0; l < LINK_KINDS; l++) { per_step[k][l] = t->comm.bytes[k][l] / steps; }
+    }
+    traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
+    size_t device = memory_device(memory_taken), peak = (size_t)process_memory("VmHWM:"), host = peak > device ? peak - device : 0;
+    double step_ms = 1000 * t->trained_s / (double)steps, energy = energy_joules() - t->energy_start;
+    if (t->comm.rank) { return; }
+    progress_break(&t->bar);
+    printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; memory:\n", p->step_s * 1000, step_ms);
+    print_memory(p->memory, p->host, memory_taken, (double)host);
+    if (t->comm.ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
+    text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
+    text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
+    text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
+    text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);
+    json_add_field(&line, "measured", step_ms);
+    text_add(&line, "}"), json_add_field(&line, "energy_j", energy);
+    text_add(&line, "}");
+    log_line(&t->log, &line);
+}
+
+// After a graceful stop: the command that goes on.
+static void print_resume_command(const Trainer *t) {
+    if (t->comm.rank) { return; }
+    printf("stopped at step %" PRId64 ". To go on: mpirun -np %d", t->progress.step, t->comm.ranks);
+    for (int i = 0; i < t->argc; i++) {
+        bool resume_flag = !strcmp(t->argv[i], "--resume") || !strcmp(t->argv[i], "-y");
+        if (resume_flag) {
+            i += i + 1 < t->argc && (!strcmp(t->argv[i + 1], "0") || !strcmp(t->argv[i + 1], "1"));
+            continue;
+        }
+        if (!strncmp(t->argv[i], "--resume=", 9)) { continue; }
+        printf(strpbrk(t->argv[i], " *?[]\"'$&;|<>(){}") ? " '%s'" : " %s", t->argv[i]);
+    }
+    printf(" --resume 1\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The recipe
+
+static void start(Trainer *t, int argc, char **argv) {
+    memset(t, 0, sizeof *t);
+    t->argc = argc, t->argv = argv;
+    if (options_ask_help(argc, argv)) { options_print_help(stdout), exit(EXIT_DONE); }
+    comm_start(&t->comm, &t->argc, &t->argv);
+    options_parse(&t->options, &t->given, t->argc, t->argv);
+    comm_place(&t->comm, (int)t->options.ranks_per_node);
+    comm_allocate(&t->comm, staging_bytes(t));
+    int *everyone = (int *)checked_malloc((size_t)t->comm.ranks * sizeof(int), "ranks");
+    for (int r = 0; r < t->comm.ranks; r++) { everyone[r] = r; }
+    t->world = group_make(everyone, t->comm.ranks, t->comm.rank, t->comm.node_of);
+    free(everyone);
+    t->stream.threads = bind_to_cores(&t->comm, t->options.threads);
+    t->stream.progress = comm_progress;
+    for (int i = 1, n = 0; i < t->argc; i++) {
+        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]), n = (int)min_i64(n, (int64_t)sizeof t->flags - 1);
+    }
+}
+
+static void plan(Trainer *t) {
+    setup_model(t);
+    setup_batch(t);
+    setup_schedule(t);
+    if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
+    measure_rates(&t->rates, &t->stream, &t->comm, &t->world);
+    predict(t);
+}
+
+// The modes that only print; true when there was one.
+static bool print_and_stop(Trainer *t) {
+    const Options *o = &t->options;
+    if (!o->compat && !o->dry_run && !o->show_schedule) { return false; }
+    if (o->compat) {
+        if (t->comm.rank == 0) { options_print_compat(stdout); }
+        return true;
+    }
+    plan(t);
+    if (t->comm.rank) { return true; }
+    if (o->show_schedule) {
+        schedule_print(stdout, &t->program);
+        return true;
+    }
+    if (!o->json) {
+        print_start(t);
+        return true;
+    }
+    TextBuffer line = {NULL, 0, 0};
+    json_add_start(t, &line);
+    printf("%s\n", line.text);
+    free(line.text);
+    return true;
+}
+
+static void prepare(Trainer *t) {
+    plan(t);
+    if (t->comm.rank == 0) { print_start(t); }
+    if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
+    comm_barrier(&t->comm);
+    setup_states(t);
+    setup_weights(t);
+    t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
+    TextBuffer line = {NULL, 0, 0};
+    json_add_start(t, &line);
+    log_line(&t->log, &line);
+    ProgressBar bar = {output_is_terminal(), false, t->steps, t->first_step, 0};
+    t->bar = bar;
+    t->energy_start = energy_joules();
+    comm_reset_counters(&t->comm);
+}
+
+// Returns whether the run was stopped before its last step.
+static bool train(Trainer *t) {
+    bool stopping = false;
+    between_steps(t, false);
+    while (t->progress.step < t->steps && !stopping) {
+        train_step(t);
+        stopping = should_stop(t);
+        between_steps(t, stopping);
+    }
+    return stopping && t->progress.step < t->steps;
+}
+
+static int finish(Trainer *t, bool stopped) {
+    report_end(t);
+    if (*t->options.export_file && t->comm.rank == 0) {
+        int error = model_file_write(t->options.export_file, &t->store);
+        if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
+    }
+    if (stopped) { print_resume_command(t); }
+    return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
+}
+
+int main(int argc, char **argv) {
+    static Trainer trainer; // static: too large for some stacks
+    Trainer *t = &trainer;
+    int code = EXIT_DONE;
+    start(t, argc, argv);
+    if (!print_and_stop(t)) {
+        prepare(t);
+        catch_signals();
+        code = finish(t, train(t));
+    }
+    comm_end(&t->comm);
+    return code;
+}

@@ -1,0 +1,248 @@
+// zero.h: the store. Where the states of a storage live (parameters, gradient, fp32 master, moments) and how they travel.
+//
+// Verbs carry the step or version: acquire/release(storage, version), gradient/reduce(storage, step), norm(step),
+// update(storage, step). Everything above this header asks for a storage's parameters or gradient through them, and does
+// not know whether they are whole, sharded or somewhere else. This is ZeRO stage 0 (arXiv 1910.02054, section 5's baseline):
+// every rank holds everything; gradients are summed over the ranks, storage by storage, while the backward pass goes on.
+//
+// Layout     one allocation per kind of state, storages one after another (offset[storage]):
+//            master  fp32 parameters; with --dtype fp32 they are the working parameters as well
+//            params  working parameters in bf16 (with --dtype bf16)
+//            grads   fp32 sums over the micro-steps of a step
+//            m, v    moments (sgd: m is the momentum buffer, there is no v)
+//            unpacked  the acquired units' parameters in compute precision, where that differs from storage precision
+// Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added in chunk order, so
+//            they do not depend on the layout. Shards are cut at chunk borders.
+#ifndef ZERO_H
+#define ZERO_H
+
+#include "comm.h"     // all_reduce
+#include "gpt.h"      // storages
+#include "schedule.h" // lowering
+
+enum { NORM_CHUNK = 2048 };
+
+typedef struct {
+    const GptModel *model;
+    Comm *comm;
+    Stream *stream;
+    const Group *group; // the ranks that share the gradients
+    DType dtype, wire;  // of working parameters; of gradient messages
+    bool adam;          // two moments, else one
+    float *master, *grads, *m, *v;
+    uint16_t *params; // NULL with fp32
+    char *unpacked;
+    size_t unpacked_bytes, unpacked_used;
+    int held;              // storages acquired now
+    int64_t *offset;       // [storages + 1] in elements
+    int64_t *chunk_offset; // [storages + 1] in norm chunks
+    int64_t *bounds;       // [storages][ranks + 1] slices of the reduction
+    double *norm_partials; // [chunks]
+    bool *fresh;           // [storages] the gradient has no contribution in this step yet
+    CommHandle *reducing;  // [storages]
+    int64_t *updates;      // [storages] updates so far: the version that exists, and the step counter of the moments
+} Store;
+
+// Bytes of each kind of state on one rank: what is printed before anything is allocated, and what store_allocate takes.
+typedef struct {
+    size_t parameters, gradients, optimizer, unpacked;
+} StoreBytes;
+
+static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
+
+// Room for the compute-precision copy of the largest unit.
+static inline size_t store_unpacked_bytes(const GptModel *m, DType dtype) {
+    size_t most = 0;
+    for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
+        int storages[2], n = gpt_unit_storages(m, unit, storages);
+        size_t bytes = 0;
+        for (int i = 0; i < n; i++) { bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64); }
+        if (bytes > most) { most = bytes; }
+    }
+    return most;
+}
+static inline StoreBytes store_bytes(const GptModel *m, DType dtype, bool adam) {
+    size_t n = (size_t)m->parameters;
+    bool own_master = dtype == DTYPE_FP32; // fp32 parameters are their own master
+    StoreBytes b = {n * dtype_size(dtype), n * 4, n * 4 * ((adam ? 2 : 1) + (own_master ? 0 : 1)), store_unpacked_bytes(m, dtype)};
+    return b;
+}
+
+// The slices of a storage over n ranks: nearly equal, cut at chunk borders; bounds has n + 1 elements.
+static inline void store_bounds(int64_t elements, int n, int64_t *bounds) {
+    int64_t chunks = ceil_div(elements, NORM_CHUNK);
+    for (int r = 0; r <= n; r++) { bounds[r] = min_i64(part_begin(chunks, n, r) * NORM_CHUNK, elements); }
+}
+
+// Places and allocates everything. comm, stream and group must outlive the store.
+static inline Store store_make(const GptModel *m, Comm *comm, const Group *group, Stream *stream, DType dtype, DType wire, bool adam) {
+    Store s;
+    memset(&s, 0, sizeof s);
+    s.model = m, s.comm = comm, s.group = group, s.stream = stream, s.dtype = dtype, s.wire = wire, s.adam = adam;
+    size_t n = (size_t)m->storages, row = (size_t)group->n + 1;
+    s.offset = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "store");
+    s.chunk_offset = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "store");
+    s.bounds = (int64_t *)checked_calloc(n * row, sizeof(int64_t), "store");
+    s.fresh = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s.reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s.updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    for (int i = 0; i < m->storages; i++) {
+        int64_t elements = gpt_storage_elements(m, i), chunks = ceil_div(elements, NORM_CHUNK);
+        s.offset[i + 1] = s.offset[i] + elements;
+        s.chunk_offset[i + 1] = s.chunk_offset[i] + chunks;
+        store_bounds(elements, group->n, s.bounds + (size_t)i * row);
+        s.fresh[i] = true;
+    }
+    s.norm_partials = (double *)checked_calloc((size_t)s.chunk_offset[n], sizeof(double), "norm partials");
+    StoreBytes b = store_bytes(m, dtype, adam);
+    size_t floats = (size_t)m->parameters * sizeof(float);
+    s.master = (float *)memory_take(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
+    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
+    s.grads = (float *)memory_take(MEMORY_GRADIENTS, b.gradients, "gradients");
+    s.m = (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments");
+    s.v = adam ? (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments") : NULL;
+    s.unpacked_bytes = b.unpacked;
+    s.unpacked = b.unpacked ? (char *)memory_take(MEMORY_BUFFERS, b.unpacked, "unpacked parameters") : NULL;
+    return s;
+}
+
+static inline void store_free(Store *s) {
+    ops_free(s->master), ops_free(s->params), ops_free(s->grads), ops_free(s->m), ops_free(s->v), ops_free(s->unpacked);
+    free(s->offset), free(s->chunk_offset), free(s->bounds), free(s->fresh), free(s->reducing), free(s->updates), free(s->norm_partials);
+    memset(s, 0, sizeof *s);
+}
+
+// States by name, for checkpoints: fp32, whole storages.
+typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
+static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
+static inline float *store_state(const Store *s, StateKind kind, int storage) {
+    float *base = kind == STATE_MASTER ? s->master : kind == STATE_M ? s->m : s->v;
+    return base ? base + s->offset[storage] : NULL;
+}
+// Call after writing masters by hand (initial values, a loaded file): makes the working parameters follow.
+static inline void store_masters_changed(Store *s) {
+    if (s->params) { ops_convert_float(s->stream, s->params, s->master, s->dtype, s->model->parameters); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Verbs
+
+// Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
+static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
+    assert(version == s->updates[storage]);
+    (void)version;
+    s->held++;
+    int64_t elements = s->offset[storage + 1] - s->offset[storage];
+    const void *stored = s->params ? (const void *)(s->params + s->offset[storage]) : (const void *)(s->master + s->offset[storage]);
+    if (!store_converts(s->dtype)) { return (const Real *)stored; }
+    Real *copy = (Real *)(s->unpacked + s->unpacked_used);
+    s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
+    assert(s->unpacked_used <= s->unpacked_bytes);
+    ops_unpack(s->stream, copy, stored, s->dtype, elements);
+    return copy;
+}
+static inline void store_release(Store *s, int storage) {
+    (void)storage;
+    if (--s->held == 0) { s->unpacked_used = 0; }
+}
+
+// Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
+static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
+    *accumulate = !s->fresh[storage];
+    s->fresh[storage] = false;
+    return s->grads + s->offset[storage];
+}
+
+// All contributions of this rank are in: starts summing over the group. All members call it, storages in the same order.
+static inline void store_reduce(Store *s, int storage, int64_t step) {
+    float *grad = s->grads + s->offset[storage];
+    if (s->fresh[storage]) { ops_zero(s->stream, grad, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
+    s->fresh[storage] = true;
+    comm_label(s->comm, "gradient", storage, step);
+    s->reducing[storage] = comm_all_reduce(s->comm, s->group, grad, s->bounds + storage * (s->group->n + 1), s->wire);
+}
+
+// Waits for all reductions and returns the norm of the whole gradient, every storage counted once.
+static inline double store_norm(Store *s) {
+    for (int i = s->model->storages - 1; i >= 0; i--) { comm_wait(s->comm, s->reducing[i]); }
+    double sum = 0;
+    for (int i = 0; i < s->model->storages; i++) {
+        double *partials = s->norm_partials + s->chunk_offset[i];
+        ops_norm_partials(s->stream, partials, s->grads + s->offset[i], gpt_storage_elements(s->model, i), NORM_CHUNK);
+        for (int64_t c = 0; c < s->chunk_offset[i + 1] - s->chunk_offset[i]; c++) { sum += partials[c]; }
+    }
+    return sqrt(sum);
+}
+
+// One optimizer update of a storage with its reduced gradient; weight decay on 2-D tensors only.
+static inline void store_update(Store *s, int storage, OptimizerStep o) {
+    TensorPart parts[TENSORS];
+    int n = gpt_storage_parts(s->model, storage, parts);
+    float decay = o.weight_decay;
+    o.step = ++s->updates[storage];
+    for (int i = 0; i < n; i++) {
+        int64_t at = s->offset[storage] + parts[i].offset;
+        void *param = s->params ? (void *)(s->params + at) : (void *)(s->master + at);
+        o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
+        if (s->adam) {
+            ops_adamw(s->stream, s->master + at, param, s->dtype, s->m + at, s->v + at, s->grads + at, parts[i].elements, o);
+        } else {
+            ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, parts[i].elements, o);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Lowering: the store's part of the schedule
+
+// ACQUIRE before and RELEASE after each compute action, left out between neighbours that use the same unit.
+static inline void zero_lower_parameters(Program *p) {
+    for (int r = 0; r < p->ranks; r++) {
+        Schedule out = {NULL, 0, 0};
+        Schedule *in = &p->rank[r];
+        for (int i = 0; i < in->count; i++) {
+            Action a = in->actions[i];
+            bool compute = action_computes(a.kind);
+            bool held = compute && i > 0 && action_computes(in->actions[i - 1].kind) && in->actions[i - 1].unit == a.unit;
+            bool kept = compute && i + 1 < in->count && action_computes(in->actions[i + 1].kind) && in->actions[i + 1].unit == a.unit;
+            for (int k = 0; compute && !held && k < p->map.of_unit_count[a.unit]; k++) {
+                schedule_add(&out, action_make(ACT_ACQUIRE, -1, p->map.of_unit[a.unit][k], -1));
+            }
+            schedule_add(&out, a);
+            for (int k = 0; compute && !kept && k < p->map.of_unit_count[a.unit]; k++) {
+                schedule_add(&out, action_make(ACT_RELEASE, -1, p->map.of_unit[a.unit][k], -1));
+            }
+        }
+        schedule_free(in);
+        *in = out;
+    }
+}
+
+// REDUCE right after a storage's last contribution; storages without any (a rank without samples) at the end. The order is
+// the same on every rank: lnf, blocks from the last to the first, then wte and wpe. Then NORM, then UPDATE in that order.
+static inline void zero_lower_updates(Program *p) {
+    for (int r = 0; r < p->ranks; r++) {
+        Schedule out = {NULL, 0, 0};
+        Schedule *in = &p->rank[r];
+        int *last = (int *)checked_malloc((size_t)p->map.storages * sizeof(int), "lowering");
+        for (int s = 0; s < p->map.storages; s++) { last[s] = in->count; }
+        for (int i = 0; i < in->count; i++) {
+            for (int s = 0; s < p->map.storages; s++) {
+                if (action_contributes(&p->map, &in->actions[i], s)) { last[s] = i; }
+            }
+        }
+        for (int i = 0; i <= in->count; i++) {
+            if (i < in->count) { schedule_add(&out, in->actions[i]); }
+            for (int s = p->map.storages - 1; s >= 0; s--) {
+                if (last[s] == i) { schedule_add(&out, action_make(ACT_REDUCE, -1, s, -1)); }
+            }
+        }
+        schedule_add(&out, action_make(ACT_NORM, -1, -1, -1));
+        for (int s = p->map.storages - 1; s >= 0; s--) { schedule_add(&out, action_make(ACT_UPDATE, -1, s, -1)); }
+        free(last);
+        schedule_free(in);
+        *in = out;
+    }
+}
+
+#endif
