@@ -574,7 +574,9 @@ static inline bool comm_test(Comm *c, CommHandle handle) {
 // Collectives: every member of the group starts them, in one order. They return at once.
 static inline CommHandle comm_start_op(Comm *c, CommOp op) {
     if (op.group->n == 1) { // nobody to talk to
-        if (op.in && op.in != op.out) { memcpy(op.out + op.bounds[0] * (int64_t)op.element_bytes, op.in, (size_t)(op.bounds[1] - op.bounds[0]) * op.element_bytes); }
+        if (op.in && op.in != op.out) {
+            memcpy(op.out + op.bounds[0] * (int64_t)op.element_bytes, op.in, (size_t)(op.bounds[1] - op.bounds[0]) * op.element_bytes);
+        }
         return 0;
     }
     if (c->started - c->first == COMM_QUEUE) { comm_wait(c, c->first + 1); }

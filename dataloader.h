@@ -39,9 +39,9 @@ enum {
     SHARD_MAGIC_LLAMA3 = 20240801, // uint32 tokens: refused by name
     TOKENIZER_MAGIC = 20240328,
     GPT2_EOT = 50256,
-    DATA_VOCAB_MAX = 65536,        // what uint16 can hold
-    TARGET_BITS = 24,         // of a document window's table entry; the other 40 are its first token
-    PERMUTATION_ROUNDS = 64   // 2^-64 of all positions are never moved; the largest stream has 2^40
+    DATA_VOCAB_MAX = 65536, // what uint16 can hold
+    TARGET_BITS = 24,       // of a document window's table entry; the other 40 are its first token
+    PERMUTATION_ROUNDS = 64 // 2^-64 of all positions are never moved; the largest stream has 2^40
 };
 static const uint64_t PERMUTATION_STREAM = 0x73687566666c65; // "shuffle": keeps these numbers apart from other rooms'
 #define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
@@ -49,17 +49,17 @@ static const uint64_t PERMUTATION_STREAM = 0x73687566666c65; // "shuffle": keeps
 typedef enum { WINDOWS_CONTINUOUS, WINDOWS_DOCUMENT } WindowKind;
 
 typedef struct {
-    const char *flag;   // the flag that gave the pattern, for messages: "--train"
-    int64_t T;          // tokens of a sample
-    int32_t vocab;      // tokens must be below this
-    int32_t eot;        // end-of-text token; used by document windows only
+    const char *flag; // the flag that gave the pattern, for messages: "--train"
+    int64_t T;        // tokens of a sample
+    int32_t vocab;    // tokens must be below this
+    int32_t eot;      // end-of-text token; used by document windows only
     WindowKind windows;
     bool shuffle;
-    uint64_t seed;      // of the shuffle
+    uint64_t seed; // of the shuffle
 } DatasetOptions;
 
 typedef struct {
-    void *map;              // the whole file
+    void *map; // the whole file
     size_t bytes;
     const uint16_t *tokens; // inside the map
     int64_t begin, count;   // place in the stream; count > 0
@@ -67,7 +67,7 @@ typedef struct {
 
 typedef struct {
     DatasetOptions options;
-    TokenShard *shards;   // by begin
+    TokenShard *shards; // by begin
     int shard_count;
     int64_t tokens;  // n
     int64_t windows; // W: whole windows (continuous) or all windows (document). 0 is possible for continuous, unshuffled ones
@@ -88,8 +88,8 @@ static inline void *data_map_file(const char *path, const char *what, const char
             S_ISDIR(info.st_mode) ? "a directory (a pattern such as DIR/*.bin names its files)" : "no regular file");
     }
     if (info.st_size < DATA_HEADER_BYTES) {
-        die(EXIT_INPUT, hint, "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path, what,
-            (int)DATA_HEADER_BYTES, (int64_t)info.st_size);
+        die(EXIT_INPUT, hint, "%s: expected %s with a header of %d bytes, found a file of %" PRId64 " bytes", path, what, (int)DATA_HEADER_BYTES,
+            (int64_t)info.st_size);
     }
     *bytes = (size_t)info.st_size;
     void *map = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -117,8 +117,8 @@ static inline int64_t shard_check(const char *path, const void *map, size_t byte
     int32_t header[3];
     memcpy(header, map, sizeof header);
     if (header[0] == SHARD_MAGIC_LLAMA3) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, uint32), which are not supported",
-            path, (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
+        die(EXIT_INPUT, DATA_HINT, "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, uint32), which are not supported", path,
+            (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
     }
     if (header[0] != SHARD_MAGIC) {
         die(EXIT_INPUT, DATA_HINT, "%s: expected a shard of tokens (magic %d), found magic %d", path, (int)SHARD_MAGIC, (int)header[0]);
@@ -162,7 +162,11 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_NORMAL);
         shard.tokens = (const uint16_t *)((const char *)shard.map + DATA_HEADER_BYTES);
         shard.begin = ds->tokens;
-        if (shard.count) { ds->shards[ds->shard_count++] = shard; } else { munmap(shard.map, shard.bytes); }
+        if (shard.count) {
+            ds->shards[ds->shard_count++] = shard;
+        } else {
+            munmap(shard.map, shard.bytes);
+        }
         ds->tokens += shard.count;
     }
     globfree(&names);
@@ -217,9 +221,7 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
         end = next_document(ds, begin + 1, &shard);
         add_document(ds, begin, end, &room);
     }
-    if (ds->windows == 0) {
-        die(EXIT_INPUT, DATA_HINT, "%s %s: expected a document of 2 tokens or more, found only documents of 1 token", o.flag, pattern);
-    }
+    if (ds->windows == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected a document of 2 tokens or more, found only documents of 1 token", o.flag, pattern); }
     void *fitted = realloc(ds->table, (size_t)ds->windows * sizeof *ds->table);
     if (fitted) { ds->table = (uint64_t *)fitted; }
 }
@@ -233,19 +235,21 @@ static inline Dataset dataset_open(const char *pattern, DatasetOptions options) 
     Dataset ds;
     memset(&ds, 0, sizeof ds);
     ds.options = options;
-    if (options.T < 1 || options.T >= INT64_C(1) << 22) {
-        die(EXIT_INPUT, "", "--seq-len: expected 1 to %d, found %" PRId64, (1 << 22) - 1, options.T);
-    }
+    if (options.T < 1 || options.T >= INT64_C(1) << 22) { die(EXIT_INPUT, "", "--seq-len: expected 1 to %d, found %" PRId64, (1 << 22) - 1, options.T); }
     if (options.vocab < 1) { die(EXIT_INPUT, "", "expected a vocabulary of at least 1, found %d", (int)options.vocab); }
     dataset_map(&ds, pattern);
     if (ds.tokens >= INT64_C(1) << 40) { // so that no product below and no table entry overflows
         die(EXIT_INPUT, "use fewer shards", "%s %s: expected fewer than 2^40 tokens, found %" PRId64, options.flag, pattern, ds.tokens);
     }
-    if (options.windows == WINDOWS_DOCUMENT) { find_documents(&ds, pattern); } else { ds.windows = (ds.tokens - 1) / options.T; }
+    if (options.windows == WINDOWS_DOCUMENT) {
+        find_documents(&ds, pattern);
+    } else {
+        ds.windows = (ds.tokens - 1) / options.T;
+    }
     if (options.shuffle && ds.windows == 0) {
         die(EXIT_INPUT, "use a smaller --seq-len, more data or --shuffle 0",
-            "%s %s: expected at least one window of %" PRId64 " tokens and one more to shuffle, found %" PRId64 " tokens", options.flag, pattern,
-            options.T, ds.tokens);
+            "%s %s: expected at least one window of %" PRId64 " tokens and one more to shuffle, found %" PRId64 " tokens", options.flag, pattern, options.T,
+            ds.tokens);
     }
     return ds;
 }
@@ -301,7 +305,11 @@ static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, in
     int low = 0, high = ds->shard_count; // the shard that holds `at` is in low .. high-1
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (ds->shards[middle].begin <= at) { low = middle; } else { high = middle; }
+        if (ds->shards[middle].begin <= at) {
+            low = middle;
+        } else {
+            high = middle;
+        }
     }
     for (int s = low; count > 0; s = s + 1 < ds->shard_count ? s + 1 : 0) {
         const TokenShard *shard = &ds->shards[s];
@@ -340,10 +348,10 @@ static inline void dataset_fill_windows(const Dataset *ds, const int64_t *window
 // Tokenizer: what text a token stands for
 
 typedef struct {
-    int32_t vocab;       // tokens known here; 0 without a file, unless tokens are bytes
-    int32_t eot;         // end-of-text token; -1 if unknown
-    bool from_file;      // then end-of-text stands for no text; without a file every token below 256 is one byte
-    uint32_t *begin;     // (vocab) place of a token's length byte in text; its bytes follow
+    int32_t vocab;   // tokens known here; 0 without a file, unless tokens are bytes
+    int32_t eot;     // end-of-text token; -1 if unknown
+    bool from_file;  // then end-of-text stands for no text; without a file every token below 256 is one byte
+    uint32_t *begin; // (vocab) place of a token's length byte in text; its bytes follow
     unsigned char *text;
 } Tokenizer;
 
@@ -451,7 +459,11 @@ static inline void tokenizer_print(const Tokenizer *t, int32_t id, FILE *out) {
     if (!bytes) { fprintf(out, "[%d]", (int)id); }
     for (int i = 0; i < length; i++) {
         bool control = (bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7f;
-        if (control) { fprintf(out, "\\x%02x", bytes[i]); } else { fputc(bytes[i], out); }
+        if (control) {
+            fprintf(out, "\\x%02x", bytes[i]);
+        } else {
+            fputc(bytes[i], out);
+        }
     }
 }
 

@@ -12,8 +12,12 @@
 #ifndef OPS_CPU_H
 #define OPS_CPU_H
 
-#include "ops.h"      // the contract
-#include <cblas.h>    // cblas_sgemm
+#include "ops.h" // the contract
+#if __has_include(<cblas.h>)
+#include <cblas.h> // cblas_sgemm
+#else
+#include <mkl_cblas.h> // the same, from MKL
+#endif
 #include <omp.h>      // the team
 #include <sys/mman.h> // madvise: huge pages
 
@@ -42,6 +46,9 @@ enum {
 // The calling thread lets messages move.
 static inline void poll_messages(Stream *s) {
     if (s->progress && omp_get_thread_num() == 0) { s->progress(); }
+}
+static inline void poll_after_row(Stream *s, int64_t row) {
+    if (row % 1024 == 1023) { poll_messages(s); }
 }
 static inline void poll_after_block(Stream *s, int64_t block) {
     if (block % BLOCKS_A_POLL == BLOCKS_A_POLL - 1) { poll_messages(s); }
@@ -105,7 +112,10 @@ static inline void ops_reals_to_host(Stream *s, float *host, const Real *device,
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) { ops_copy(s, host, device, bytes); }
 
 static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
-    if (dtype == DTYPE_FP32) { ops_copy(s, out, in, (size_t)n * sizeof(float)); return; }
+    if (dtype == DTYPE_FP32) {
+        ops_copy(s, out, in, (size_t)n * sizeof(float));
+        return;
+    }
     float *y = f32(out);
     const uint16_t *x = (const uint16_t *)in;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
@@ -116,7 +126,10 @@ static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype,
     }
 }
 static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n) {
-    if (dtype == DTYPE_FP32) { ops_copy(s, out, in, (size_t)n * sizeof(float)); return; }
+    if (dtype == DTYPE_FP32) {
+        ops_copy(s, out, in, (size_t)n * sizeof(float));
+        return;
+    }
     uint16_t *y = (uint16_t *)out;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
@@ -125,9 +138,7 @@ static inline void ops_convert_float(Stream *s, void *out, const float *in, DTyp
         poll_after_block(s, b);
     }
 }
-static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
-    ops_convert_float(s, out, f32_const(in), dtype, n);
-}
+static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) { ops_convert_float(s, out, f32_const(in), dtype, n); }
 
 // --- scalar functions the vectoriser can take whole -------------------------------------------------------------------
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2; ln 2 in two parts keeps r exact to its last bit, and a polynomial
@@ -161,8 +172,7 @@ static inline float gelu_slope(float x) {
 }
 
 // --- embedding -------------------------------------------------------------------------------------------------------
-static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows,
-                                         int64_t T, int64_t C) {
+static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows, int64_t T, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < rows * T; n++) {
         float *y = f32(out) + n * C;
@@ -188,8 +198,8 @@ static inline void embedding_scatter(Stream *s, float *dwte, const float *dout, 
         }
     }
 }
-static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows,
-                                          int64_t T, int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
+static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C,
+                                          int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
     if (!accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
     if (!accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
     embedding_scatter(s, dwte, f32_const(dout), tokens, rows * T, C);
@@ -217,8 +227,8 @@ static inline void layernorm_row(float *out, float *mean, float *rstd, const flo
     for (int64_t c = 0; c < C; c++) { out[c] = (x[c] - m) * r * weight[c] + bias[c]; }
     *mean = m, *rstd = r;
 }
-static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum, const Real *a, const Real *b,
-                                         const Real *weight, const Real *bias, int64_t N, int64_t C) {
+static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, float *rstd, Real *sum, const Real *a, const Real *b, const Real *weight,
+                                         const Real *bias, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
         const float *x = f32_const(a) + n * C;
@@ -230,12 +240,13 @@ static inline void ops_layernorm_forward(Stream *s, Real *out, float *mean, floa
             x = total;
         }
         layernorm_row(f32(out) + n * C, mean + n, rstd + n, x, f32_const(weight), f32_const(bias), C);
+        poll_after_row(s, n);
     }
 }
 
 // With h = (x - mean) rstd and g = dout * weight:  dx = rstd (g - average(g) - h average(g h))
-static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in, const Real *weight,
-                                                const float *mean, const float *rstd, int64_t N, int64_t C) {
+static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real *dout, const Real *in, const Real *weight, const float *mean,
+                                                const float *rstd, int64_t N, int64_t C) {
     const float *w = f32_const(weight);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t n = 0; n < N; n++) {
@@ -252,12 +263,13 @@ static inline void ops_layernorm_backward_input(Stream *s, Real *din, const Real
         const float g_mean = g_sum / (float)C, gh_mean = gh_sum / (float)C;
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) { dx[c] += r * (dy[c] * w[c] - g_mean - (x[c] - m) * r * gh_mean); }
+        poll_after_row(s, n);
     }
 }
 
 // A thread owns a slice of the channels and adds the rows in their order.
-static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in,
-                                                 const float *mean, const float *rstd, int64_t N, int64_t C, bool accumulate) {
+static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, const float *mean,
+                                                 const float *rstd, int64_t N, int64_t C, bool accumulate) {
     const int64_t lines = ceil_div(C, 16);
 #pragma omp parallel num_threads(s->threads)
     {
@@ -272,13 +284,18 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
                 dweight[c] += dy[c] * ((x[c] - m) * r);
                 dbias[c] += dy[c];
             }
+            poll_after_row(s, n);
         }
     }
 }
 
 // --- matmul: tiles of the output -------------------------------------------------------------------------------------
-typedef struct { int64_t rows, cols, tile_rows, tile_cols, across, tiles; } Tiling;
-typedef struct { int64_t row, col, rows, cols; } Tile;
+typedef struct {
+    int64_t rows, cols, tile_rows, tile_cols, across, tiles;
+} Tiling;
+typedef struct {
+    int64_t row, col, rows, cols;
+} Tile;
 
 // The grid that finishes first, by a model in multiply-adds. sgemm packs its operands anew for each tile; packing an element of
 // the left one (tile_rows x depth) costs about 40 multiply-adds, of the right one (tile_cols x depth) about 24 (measured).
@@ -308,8 +325,8 @@ static inline Tile tile_at(const Tiling *g, int64_t i) {
 
 // c(m, n) = beta c + a b, cut along the inner dimension so that messages are polled in time: sgemm itself works in slices of
 // 200 to 400, so cuts of 256 and more cost nothing (measured).
-static inline void sgemm_tile(Stream *s, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
-                              const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+static inline void sgemm_tile(Stream *s, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
+                              int64_t ldb, float beta, float *c, int64_t ldc) {
     const int64_t slices = max_i64(1, min_i64(ceil_div(m * n * k, POLL_WORK), k / 256)), slice = round_up(ceil_div(k, slices), 32);
     for (int64_t i = 0; i < k; i += slice) {
         cblas_sgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)min_i64(slice, k - i), 1.0f, a + (ta == CblasTrans ? i * lda : i), (int)lda,
@@ -318,8 +335,8 @@ static inline void sgemm_tile(Stream *s, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb,
     }
 }
 
-static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight, const Real *bias, int64_t N,
-                                      int64_t C, int64_t OC) {
+static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight, const Real *bias, int64_t N, int64_t C,
+                                      int64_t OC) {
     const Tiling grid = tile_output(N, OC, C, s->threads);
     blas_serial_once();
 #pragma omp parallel num_threads(s->threads)
@@ -330,8 +347,8 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
             const Tile t = tile_at(&grid, i);
             float *y = f32(out) + t.row * OC + t.col;
             for (int64_t n = 0; n < t.rows && bias; n++) { memcpy(y + n * OC, f32_const(bias) + t.col, (size_t)t.cols * sizeof(float)); }
-            sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, f32_const(in) + t.row * C, C, f32_const(weight) + t.col * C, C,
-                  bias ? 1.0f : 0.0f, y, OC);
+            sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, f32_const(in) + t.row * C, C, f32_const(weight) + t.col * C, C, bias ? 1.0f : 0.0f, y,
+                       OC);
             for (int64_t n = 0; n < t.rows && gelu; n++) {
                 const float *x = y + n * OC;
                 float *g = f32(gelu) + (t.row + n) * OC + t.col;
@@ -342,8 +359,8 @@ static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Re
     }
 }
 
-static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight, const Real *pre_gelu, int64_t N,
-                                             int64_t C, int64_t OC) {
+static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight, const Real *pre_gelu, int64_t N, int64_t C,
+                                             int64_t OC) {
     const Tiling grid = tile_output(N, C, OC, s->threads);
     blas_serial_once();
 #pragma omp parallel num_threads(s->threads)
@@ -378,8 +395,8 @@ static inline void column_sums(float *sums, const float *x, int64_t rows, int64_
         for (int64_t i = 0; i < cols; i++) { sums[i] += x[n * stride + i]; }
     }
 }
-static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, int64_t N,
-                                              int64_t C, int64_t OC, bool accumulate) {
+static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, int64_t N, int64_t C, int64_t OC,
+                                              bool accumulate) {
     if (N == 0) { // a sum of nothing
         if (!accumulate) { ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float)); }
         if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
@@ -395,8 +412,8 @@ static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *
             const Tile t = tile_at(&grid, i);
             const float *dy = f32_const(dout) + t.row;
             if (dbias && t.col == 0) { column_sums(dbias + t.row, dy, N, t.rows, OC, accumulate); } // also brings dout near for sgemm
-            sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, N, dy, OC, f32_const(in) + t.col, C, accumulate ? 1.0f : 0.0f,
-                  dweight + t.row * C + t.col, C);
+            sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, N, dy, OC, f32_const(in) + t.col, C, accumulate ? 1.0f : 0.0f, dweight + t.row * C + t.col,
+                       C);
         }
     }
 }
@@ -424,14 +441,13 @@ typedef enum {
     A_BELOW    // a is (queries, keys): inner index up to the row
 } Part;
 
-// c(rows, vectors x LANES) [+]= a(rows, inner) b(inner, vectors x LANES), all sums in registers. rows and vectors are constants
-// where it is called. a's element (i, k) is at a[i * a_row + k * a_inner].
-static inline __attribute__((always_inline)) void multiply_panel(const int rows, const int vectors, float *c, int64_t ldc, const float *a,
-                                                                 int64_t a_row, int64_t a_inner, const float *b, int64_t ldb, int64_t from,
-                                                                 int64_t to, bool add) {
+// c(PANEL, vectors x LANES) [+]= a(PANEL, inner) b(inner, vectors x LANES), all sums in registers; `vectors` is a constant where it is
+// called. a's element (i, k) is at a[i * a_row + k * a_inner].
+static inline __attribute__((always_inline)) void multiply_panel(const int vectors, float *c, int64_t ldc, const float *a, int64_t a_row, int64_t a_inner,
+                                                                 const float *b, int64_t ldb, int64_t from, int64_t to, bool add) {
     Lanes sum[PANEL][2];
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < PANEL; i++) {
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) { sum[i][v] = (Lanes){0}; }
     }
@@ -439,13 +455,13 @@ static inline __attribute__((always_inline)) void multiply_panel(const int rows,
         const Lanes *bk = (const Lanes *)(b + k * ldb);
         const float *ak = a + k * a_inner;
 #pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) {
+        for (int i = 0; i < PANEL; i++) {
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++) { sum[i][v] += ak[i * a_row] * bk[v]; }
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < PANEL; i++) {
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) {
             Lanes *to_c = (Lanes *)(c + i * ldc) + v;
@@ -454,21 +470,17 @@ static inline __attribute__((always_inline)) void multiply_panel(const int rows,
         }
     }
 }
-// c(m, n) [+]= a(m, inner) b(inner, n); n is a multiple of LANES (operands are padded so)
-static inline void multiply_tile(float *c, int64_t ldc, const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t ldb, int64_t m,
-                                 int64_t n, int64_t inner, Part part, bool add) {
-    for (int64_t i = 0, rows; i < m; i += rows) {
-        rows = m - i >= PANEL ? PANEL : 1;
-        const int64_t from = part == A_ABOVE ? i : 0, to = part == A_BELOW ? min_i64(inner, i + rows) : inner;
+// c(m, n) [+]= a(m, inner) b(inner, n); n is a multiple of LANES and m is rounded up to whole panels (operands and results have room;
+// what the padding holds stays in the padding)
+static inline void multiply_tile(float *c, int64_t ldc, const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t ldb, int64_t m, int64_t n,
+                                 int64_t inner, Part part, bool add) {
+    for (int64_t i = 0; i < m; i += PANEL) {
+        const int64_t from = part == A_ABOVE ? i : 0, to = part == A_BELOW ? min_i64(inner, i + PANEL) : inner;
         const float *ai = a + i * a_row;
         float *ci = c + i * ldc;
-        for (int64_t j = part == OUT_ABOVE ? i / LANES * LANES : 0, step; j < n; j += step) {
-            step = n - j >= 2 * LANES ? 2 * LANES : LANES;
-            if (rows == PANEL && step == 2 * LANES) { multiply_panel(PANEL, 2, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
-            else if (rows == PANEL) { multiply_panel(PANEL, 1, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
-            else if (step == 2 * LANES) { multiply_panel(1, 2, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
-            else { multiply_panel(1, 1, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
-        }
+        int64_t j = part == OUT_ABOVE ? i / LANES * LANES : 0;
+        for (; j + 2 * LANES <= n; j += 2 * LANES) { multiply_panel(2, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
+        for (; j < n; j += LANES) { multiply_panel(1, ci + j, ldc, ai, a_row, a_inner, b + j, ldb, from, to, add); }
     }
 }
 
@@ -511,6 +523,7 @@ static inline HeadSpace thread_head_space(Stream *s, int64_t T, int64_t D) {
 static inline void pack_rows(float *to, const float *from, int64_t n, int64_t D, int64_t stride, float scale) {
     const int64_t Dp = round_up(D, LANES);
     for (int64_t t = 0; t < n; t++) {
+        for (int64_t d = 0; d < D && t + 8 < n; d += 16) { __builtin_prefetch(from + (t + 8) * stride + d); } // rows lie pages apart
 #pragma omp simd
         for (int64_t d = 0; d < D; d++) { to[t * Dp + d] = from[t * stride + d] * scale; }
         for (int64_t d = D; d < Dp; d++) { to[t * Dp + d] = 0.0f; }
@@ -605,8 +618,8 @@ static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const
             pack_rows(h.v, q + 2 * C, T, D, 3 * C, 1.0f);
             for (int64_t i = piece % groups; i < tiles; i += groups) {
                 attention_query_tile(&h, f32(out) + b * T * C + first, lse + head * T, q, i * TILE, T, C, D);
+                poll_messages(s);
             }
-            poll_messages(s);
         }
     }
 }
@@ -635,8 +648,8 @@ static inline void attention_backward_tile(HeadSpace *h, int64_t q0, int64_t k0,
     multiply_tile(h->dq + q0 * Dp, Dp, h->dscores, 1, TILE, h->k + k0 * Dp, Dp, m, Dp, n, diagonal ? A_BELOW : WHOLE, true);
 }
 
-static inline void attention_backward_head(HeadSpace *h, float *dq, const float *dout, const float *q, const float *out, const float *lse,
-                                           int64_t T, int64_t C, int64_t D) {
+static inline void attention_backward_head(Stream *s, HeadSpace *h, float *dq, const float *dout, const float *q, const float *out, const float *lse, int64_t T,
+                                           int64_t C, int64_t D) {
     const int64_t Dp = round_up(D, LANES);
     const float scale = 1.0f / sqrtf((float)D);
     pack_rows(h->q, q, T, D, 3 * C, scale);
@@ -659,6 +672,7 @@ static inline void attention_backward_head(HeadSpace *h, float *dq, const float 
         memset(h->dk, 0, (size_t)(TILE * Dp) * sizeof(float));
         memset(h->dv, 0, (size_t)(TILE * Dp) * sizeof(float));
         for (int64_t q0 = k0; q0 < T; q0 += TILE) { attention_backward_tile(h, q0, k0, T, D); }
+        poll_messages(s);
         for (int64_t i = 0; i < min_i64(TILE, T - k0); i++) {
             float *dk = dq + (k0 + i) * 3 * C + C;
             memcpy(dk, h->dk + i * Dp, (size_t)D * sizeof(float));
@@ -670,8 +684,8 @@ static inline void attention_backward_head(HeadSpace *h, float *dq, const float 
     }
 }
 
-static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv, const Real *out, const float *lse,
-                                          int64_t rows, int64_t T, int64_t C, int64_t NH) {
+static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv, const Real *out, const float *lse, int64_t rows, int64_t T,
+                                          int64_t C, int64_t NH) {
     const int64_t D = C / NH, heads = rows * NH;
     if (heads * T == 0) { return; }
 #pragma omp parallel num_threads(s->threads)
@@ -680,9 +694,7 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
 #pragma omp for schedule(dynamic, 1)
         for (int64_t head = 0; head < heads; head++) {
             const int64_t b = head / NH, at = b * T * C + (head % NH) * D, at_qkv = b * T * 3 * C + (head % NH) * D;
-            attention_backward_head(&h, f32(dqkv) + at_qkv, f32_const(dout) + at, f32_const(qkv) + at_qkv, f32_const(out) + at,
-                                    lse + head * T, T, C, D);
-            poll_messages(s);
+            attention_backward_head(s, &h, f32(dqkv) + at_qkv, f32_const(dout) + at, f32_const(qkv) + at_qkv, f32_const(out) + at, lse + head * T, T, C, D);
         }
     }
 }
@@ -745,10 +757,12 @@ static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64
 // The log-sum-exp of row i and its loss
 static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t target) {
     double top = -INFINITY, sum = 0.0;
-    for (int64_t t = 0; t < k->tiles && classifier_width(k, t) > 0; t++) { top = fmax(top, (double)k->maximum[t * k->R + i]); }
-    for (int64_t t = 0; t < k->tiles && classifier_width(k, t) > 0; t++) {
+    int64_t t = 0;
+    for (; t < k->tiles && classifier_width(k, t) > 0; t++) { top = fmax(top, (double)k->maximum[t * k->R + i]); }
+    do { // there is at least one tile
+        t--;
         sum += (double)k->sum[t * k->R + i] * exp((double)k->maximum[t * k->R + i] - top);
-    }
+    } while (t > 0);
     k->lse[i] = top + log(sum);
     return target < 0 ? 0.0f : (float)(k->lse[i] - (double)k->target[i]);
 }
@@ -758,15 +772,18 @@ static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, in
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile);
     for (int64_t i = 0; i < rows; i++) {
         float *l = k->logits + (tile * k->R + i) * k->width;
-        if (targets[i] < 0) { memset(l, 0, (size_t)w * sizeof(float)); continue; }
+        if (targets[i] < 0) {
+            memset(l, 0, (size_t)w * sizeof(float));
+            continue;
+        }
         const float factor = scale * (float)exp((double)k->maximum[tile * k->R + i] - k->lse[i]);
 #pragma omp simd
         for (int64_t c = 0; c < w; c++) { l[c] *= factor; }
         if (targets[i] >= v0 && targets[i] < v0 + w) { l[targets[i] - v0] -= scale; }
     }
 }
-static inline void classifier_tile_backward(Stream *s, const Classifier *k, int64_t tile, int64_t rows, float *dx, bool first, float *dwte,
-                                            const float *x, const float *wte, const int32_t *targets, float scale, bool accumulate) {
+static inline void classifier_tile_backward(Stream *s, const Classifier *k, int64_t tile, int64_t rows, float *dx, bool first, float *dwte, const float *x,
+                                            const float *wte, const int32_t *targets, float scale, bool accumulate) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile), C = k->C;
     if (w <= 0) {
         if (first) { memset(dx, 0, (size_t)(rows * C) * sizeof(float)); } // more threads than tiles
@@ -778,8 +795,8 @@ static inline void classifier_tile_backward(Stream *s, const Classifier *k, int6
     sgemm_tile(s, CblasNoTrans, CblasNoTrans, rows, C, w, dlogits, k->width, wte + v0 * C, C, first ? 0.0f : 1.0f, dx, C);
 }
 
-static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows, float *losses, float *dx, float *dwte, const float *x,
-                                    const float *wte, const int32_t *targets, float scale, bool accumulate) {
+static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows, float *losses, float *dx, float *dwte, const float *x, const float *wte,
+                                    const int32_t *targets, float scale, bool accumulate) {
     const int64_t C = k->C, per = k->tiles_a_thread, shares = k->tiles / per;
 #pragma omp parallel num_threads(s->threads)
     {
@@ -810,8 +827,8 @@ static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows
     }
 }
 
-static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, const Real *x, const Real *wte, const int32_t *targets,
-                                  int64_t N, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
+static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, const Real *x, const Real *wte, const int32_t *targets, int64_t N, int64_t C,
+                                  int64_t V, int64_t Vp, float scale, bool accumulate) {
     assert((dx == NULL) == (dwte == NULL));
     if (dwte && !accumulate) { ops_zero(s, dwte + (N ? V : 0) * C, (size_t)((Vp - (N ? V : 0)) * C) * sizeof(float)); }
     if (N == 0) { return; }
@@ -820,8 +837,8 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
     assert(s->workspace_bytes >= (size_t)floats * sizeof(float));
     blas_serial_once();
     for (int64_t n = 0; n < N; n += k.R) {
-        classifier_chunk(s, &k, min_i64(k.R, N - n), losses + n, dx ? f32(dx) + n * C : NULL, dwte, f32_const(x) + n * C, f32_const(wte),
-                         targets + n, scale, accumulate || n > 0);
+        classifier_chunk(s, &k, min_i64(k.R, N - n), losses + n, dx ? f32(dx) + n * C : NULL, dwte, f32_const(x) + n * C, f32_const(wte), targets + n, scale,
+                         accumulate || n > 0);
     }
 }
 

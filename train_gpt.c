@@ -8,7 +8,9 @@
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
+#ifndef _GNU_SOURCE // g++ defines it
 #define _GNU_SOURCE
+#endif
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "ops_cpu.h"
 #endif

@@ -12,7 +12,9 @@
 enum { C = 768, NH = 12, LAYERS = 12, V = 50257, Vp = 50304, ELEMENTS = 124475904, ADAM_PART = 4 };
 
 static int rounds = 5;
-typedef struct { double ops, sgemm, attention_flops, sgemm_flops; } Step; // seconds of a whole step, summed as rows are printed
+typedef struct {
+    double ops, sgemm, attention_flops, sgemm_flops;
+} Step; // seconds of a whole step, summed as rows are printed
 static Step step;
 static double pass_rate; // bytes/s of a plain pass over memory
 
@@ -32,22 +34,20 @@ static double clock_now(const Stream *s) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static void sgemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
-                  int64_t ldb, float beta, float *c, int64_t ldc) {
+static void sgemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
+                  float *c, int64_t ldc) {
     cblas_sgemm(CblasRowMajor, ta, tb, (int)m, (int)n, (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
 }
 
-#define BEST(best, work)                           \
-    do {                                           \
-        double begin_ = clock_now(s);              \
-        work;                                      \
-        double took_ = clock_now(s) - begin_;      \
-        if (took_ < (best)) { (best) = took_; }    \
+#define BEST(best, work)                                                                                                                                       \
+    do {                                                                                                                                                       \
+        double begin_ = clock_now(s);                                                                                                                          \
+        work;                                                                                                                                                  \
+        double took_ = clock_now(s) - begin_;                                                                                                                  \
+        if (took_ < (best)) { (best) = took_; }                                                                                                                \
     } while (0)
 
-static void print_head(const char *what) {
-    printf("\n%-30s %6s %10s %12s %10s %7s\n", what, "a step", "ms", "rate", "bound ms", "ratio");
-}
+static void print_head(const char *what) { printf("\n%-30s %6s %10s %12s %10s %7s\n", what, "a step", "ms", "rate", "bound ms", "ratio"); }
 static void row_matmul(const char *name, int calls, double seconds, double sgemm, double flops) {
     printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3, flops / seconds * 1e-9, sgemm * 1e3, sgemm / seconds);
     step.ops += calls * seconds, step.sgemm += calls * sgemm, step.sgemm_flops += calls * flops;
@@ -117,7 +117,8 @@ static void bench_attention(Stream *s, int64_t rows, int64_t T) {
 static void bench_rows(Stream *s, int64_t rows, int64_t T) {
     const int64_t N = rows * T;
     const double pass = 4.0 * (double)N * C;
-    float *a = filled(N * C), *b = filled(N * C), *y = filled(N * C), *z = filled(N * C), *w = filled(C), *bias = filled(C), *mean = filled(N), *rstd = filled(N);
+    float *a = filled(N * C), *b = filled(N * C), *y = filled(N * C), *z = filled(N * C), *w = filled(C), *bias = filled(C), *mean = filled(N),
+          *rstd = filled(N);
     float *wte = filled((int64_t)Vp * C), *dwte = filled((int64_t)Vp * C);
     int32_t *tokens = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "tokens");
     for (int64_t i = 0; i < N; i++) { tokens[i] = (int32_t)(random_u64(1, 2, (uint64_t)i) % V); }
@@ -140,7 +141,8 @@ static void bench_rows(Stream *s, int64_t rows, int64_t T) {
     row_pass("copy", 2 * LAYERS, best[5], 2 * pass);
     row_pass("embedding forward", 1, best[6], 3 * pass);
     row_pass("embedding backward", 1, best[7], 6 * pass);
-    ops_free(a), ops_free(b), ops_free(y), ops_free(z), ops_free(w), ops_free(bias), ops_free(mean), ops_free(rstd), ops_free(wte), ops_free(dwte), free(tokens);
+    ops_free(a), ops_free(b), ops_free(y), ops_free(z), ops_free(w), ops_free(bias), ops_free(mean), ops_free(rstd), ops_free(wte), ops_free(dwte),
+        free(tokens);
 }
 
 // The plain pass that moves what AdamW moves: reads four arrays, writes three.
@@ -198,7 +200,8 @@ static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     bench_classifier(s, N);
     bench_attention(s, rows, T);
     bench_rows(s, rows, T);
-    printf("step of %d tokens: operations %.1f ms (optimizer %.1f), sgemm alone %.1f ms at %.1f GFLOP/s, ratio %.3f; with attention's products at sgemm's rate %.3f; workspace %.0f MB\n",
+    printf("step of %d tokens: operations %.1f ms (optimizer %.1f), sgemm alone %.1f ms at %.1f GFLOP/s, ratio %.3f; with attention's products at sgemm's rate "
+           "%.3f; workspace %.0f MB\n",
            (int)N, step.ops * 1e3, optimizer.ops * 1e3, step.sgemm * 1e3, step.sgemm_flops / step.sgemm * 1e-9, step.sgemm / step.ops,
            (step.sgemm + step.attention_flops * step.sgemm / step.sgemm_flops) / step.ops, (double)s->workspace_bytes * 1e-6);
     ops_free(s->workspace);

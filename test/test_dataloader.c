@@ -36,9 +36,7 @@ static void write_shard_as(const char *name, int32_t magic, int32_t version, int
     write_file(name, data, bytes);
     free(data);
 }
-static void write_shard(const char *name, const uint16_t *tokens, int64_t count) {
-    write_shard_as(name, 20240520, 1, (int32_t)count, tokens, count);
-}
+static void write_shard(const char *name, const uint16_t *tokens, int64_t count) { write_shard_as(name, 20240520, 1, (int32_t)count, tokens, count); }
 static void clear_folder(void) {
     glob_t found;
     if (glob(path_of("*"), 0, NULL, &found) == 0) {
@@ -172,7 +170,10 @@ static void write_sparse(const char *name, int32_t count, uint16_t last) {
     FILE *f = fopen(path_of(name), "r+b");
     assert_non_null(f);
     int64_t end = 1024 + 2 * (int64_t)count;
-    if (ftruncate(fileno(f), end) != 0) { fclose(f); skip(); }
+    if (ftruncate(fileno(f), end) != 0) {
+        fclose(f);
+        skip();
+    }
     assert_int_equal(fseeko(f, end - 2, SEEK_SET), 0);
     assert_int_equal(fwrite(&last, 2, 1, f), 1);
     assert_int_equal(fclose(f), 0);
@@ -275,8 +276,8 @@ static void test_permutation_large_is_uniform(void **state) {
         int64_t before = permutation(mix64(e), W, W - 1);
         for (int64_t x = 0; x < W; x++) {
             int64_t y = permutation(mix64(e), W, x);
-            cells[x * 16 / W * 16 + y * 16 / W]++;              // where does it go
-            steps[(y - before + W) % W * 64 / W]++;             // how far from its neighbour
+            cells[x * 16 / W * 16 + y * 16 / W]++;                   // where does it go
+            steps[(y - before + W) % W * 64 / W]++;                  // how far from its neighbour
             if (e) { order[y > permutation(mix64(e - 1), W, x)]++; } // the epoch before says nothing
             fixed += y == x;
             before = y;
@@ -333,8 +334,7 @@ static void test_documents_by_hand(void **state) {
     write_shard("b.bin", b, 8);
     // documents: {1 2} {7 10 11 12 13 | 14} over the border {7} {7 20 21 22 23} {7}
     const int32_t expected[5][2][3] = {
-        {{1, 2, 7}, {2, -1, -1}},     {{7, 10, 11}, {10, 11, 12}}, {{12, 13, 14}, {13, 14, -1}},
-        {{7, 20, 21}, {20, 21, 22}},  {{22, 23, 7}, {23, -1, -1}},
+        {{1, 2, 7}, {2, -1, -1}}, {{7, 10, 11}, {10, 11, 12}}, {{12, 13, 14}, {13, 14, -1}}, {{7, 20, 21}, {20, 21, 22}}, {{22, 23, 7}, {23, -1, -1}},
     };
     const int real[5] = {1, 3, 2, 3, 1};
     Dataset ds = open_all(3, WINDOWS_DOCUMENT, false, 0);
@@ -720,12 +720,28 @@ static void test_fuzz(void **state) { // damaged headers and texts: refused or r
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, fresh)
     const struct CMUnitTest tests[] = {
-        TEST(test_sample_by_hand), TEST(test_sample_rule), TEST(test_far_samples), TEST(test_name_order),
-        TEST(test_large_files), TEST(test_fill_windows), TEST(test_permutation_is_bijective),
-        TEST(test_permutation_small_is_uniform), TEST(test_permutation_large_is_uniform), TEST(test_shuffled_epochs),
-        TEST(test_documents_by_hand), TEST(test_documents), TEST(test_documents_shuffled), TEST(test_find_token),
-        TEST(test_tokenizer_2), TEST(test_tokenizer_1), TEST(test_no_tokenizer), TEST(test_print),
-        TEST(test_bad_shards), TEST(test_bad_options), TEST(test_bad_tokenizers), TEST(test_fuzz),
+        TEST(test_sample_by_hand),
+        TEST(test_sample_rule),
+        TEST(test_far_samples),
+        TEST(test_name_order),
+        TEST(test_large_files),
+        TEST(test_fill_windows),
+        TEST(test_permutation_is_bijective),
+        TEST(test_permutation_small_is_uniform),
+        TEST(test_permutation_large_is_uniform),
+        TEST(test_shuffled_epochs),
+        TEST(test_documents_by_hand),
+        TEST(test_documents),
+        TEST(test_documents_shuffled),
+        TEST(test_find_token),
+        TEST(test_tokenizer_2),
+        TEST(test_tokenizer_1),
+        TEST(test_no_tokenizer),
+        TEST(test_print),
+        TEST(test_bad_shards),
+        TEST(test_bad_options),
+        TEST(test_bad_tokenizers),
+        TEST(test_fuzz),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -44,7 +44,7 @@ static int read_golden(void **state) {
 
 // The batch (x, y) as a data set of three windows that do not overlap: x[0..T) and y[T-1] of each.
 static uint16_t batch_tokens[B * (T + 1)];
-static TokenShard batch_shard = {NULL, 0, batch_tokens, 0, B * (T + 1)};
+static TokenShard batch_shard = {NULL, 0, batch_tokens, 0, B *(T + 1)};
 static uint64_t batch_table[B];
 static Dataset batch_dataset(void) {
     for (int b = 0; b < B; b++) {
@@ -110,7 +110,8 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_make(&r->model, &comm, &world, &r->stream, setting.dtype, DTYPE_FP32, !setting.sgd);
-    r->executor = executor_make(&r->model, &r->program.map, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
+    r->executor =
+        executor_make(&r->model, &r->program.map, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
     model_file_load(model_path, &r->store, file_dtype);
     r->batch = batch_dataset();
     return r;
@@ -164,7 +165,9 @@ static void check_close(const char *what, const float *found, const float *expec
     double scale = largest(expected, n);
     for (int64_t i = 0; i < n; i++) {
         double error = fabs((double)found[i] - (double)expected[i]);
-        if (!(error <= tolerance * scale)) { fail_msg("%s[%d]: expected %g, found %g, largest %g", what, (int)i, (double)expected[i], (double)found[i], scale); }
+        if (!(error <= tolerance * scale)) {
+            fail_msg("%s[%d]: expected %g, found %g, largest %g", what, (int)i, (double)expected[i], (double)found[i], scale);
+        }
     }
 }
 static void check_number(const char *what, int step, double found, double expected, double tolerance) {
@@ -326,8 +329,7 @@ static void test_parameter_counts(void **state) {
 // llm.c's order on disk; offsets worked out by hand for L = 3, C = 48: C^2 = 2304.
 static void test_file_offsets(void **state) {
     (void)state;
-    static const int64_t expected[TENSORS] = {0,     6144,  7296,  7440,  7584,  28320, 28752, 35664,
-                                              35808, 35952, 36096, 63744, 64320, 91968, 92112, 92160};
+    static const int64_t expected[TENSORS] = {0, 6144, 7296, 7440, 7584, 28320, 28752, 35664, 35808, 35952, 36096, 63744, 64320, 91968, 92112, 92160};
     GptModel m = model_from("layers=3,heads=3,channels=48,vocab=101", MAX_T);
     for (int t = 0; t < TENSORS; t++) { assert_int_equal(model_file_offset(&m, (TensorId)t, 0), expected[t]); }
     assert_int_equal(model_file_offset(&m, QKVW, 2), 7584 + 2 * 3 * 2304);
@@ -336,7 +338,8 @@ static void test_file_offsets(void **state) {
 // Every element of every storage belongs to one part, and every element of the file to one part.
 static void test_parts_cover_everything_once(void **state) {
     (void)state;
-    static const char *const models[] = {"layers=3,heads=3,channels=48,vocab=101", "layers=1,heads=1,channels=1,vocab=1", "layers=5,heads=7,channels=21,vocab=300"};
+    static const char *const models[] = {"layers=3,heads=3,channels=48,vocab=101", "layers=1,heads=1,channels=1,vocab=1",
+                                         "layers=5,heads=7,channels=21,vocab=300"};
     for (int i = 0; i < 3; i++) {
         GptModel m = model_from(models[i], 9);
         unsigned char *file = calloc((size_t)m.parameters, 1);
@@ -376,7 +379,9 @@ static float *initial_values(const GptModel *m, uint64_t seed, int threads) { //
         int n = gpt_storage_parts(m, storage, parts);
         memset(one, 0, (size_t)m->parameters * sizeof(float));
         gpt_initialise(m, storage, seed, one);
-        for (int i = 0; i < n; i++) { memcpy(all + model_file_offset(m, parts[i].tensor, parts[i].layer), one + parts[i].offset, (size_t)parts[i].elements * sizeof(float)); }
+        for (int i = 0; i < n; i++) {
+            memcpy(all + model_file_offset(m, parts[i].tensor, parts[i].layer), one + parts[i].offset, (size_t)parts[i].elements * sizeof(float));
+        }
     }
     free(one);
     return all;
@@ -388,7 +393,9 @@ static void check_moments(const char *name, const float *x, int64_t n, double de
     double mean = sum / (double)n, found = sqrt(squares / (double)n), error = 5 / sqrt((double)n);
     if (fabs(mean) > error * deviation) { fail_msg("%s: mean %g", name, mean); }
     if (fabs(found / deviation - 1) > error / sqrt(2.0)) { fail_msg("%s: deviation %g, expected %g", name, found, deviation); }
-    if (fabs(inside / (double)n - 0.682689) > error * 0.47) { fail_msg("%s: %g of the values within one deviation", name, inside / (double)n); } // normal, not just any
+    if (fabs(inside / (double)n - 0.682689) > error * 0.47) {
+        fail_msg("%s: %g of the values within one deviation", name, inside / (double)n);
+    } // normal, not just any
 }
 static void test_initial_distribution(void **state) {
     (void)state;
@@ -401,7 +408,7 @@ static void test_initial_distribution(void **state) {
             int64_t n = m.tensor_elements[t] * (tensor_specs[t].storage == STORAGE_BLOCK ? 2 : 1), used = t == WTE ? 500 * 64 : n;
             for (int64_t i = 0; i < n && init < INIT_NORMAL; i++) { assert_true(values[i] == (init == INIT_ONE ? 1.0f : 0.0f)); }
             if (init >= INIT_NORMAL) { check_moments(tensor_specs[t].name, values, used, init == INIT_RESIDUAL ? 0.01 : 0.02); } // 0.02 / sqrt(2 L)
-            for (int64_t i = used; i < n; i++) { assert_true(values[i] == 0); }                                                // padding rows
+            for (int64_t i = used; i < n; i++) { assert_true(values[i] == 0); }                                                  // padding rows
         }
         free(x);
     }
@@ -459,6 +466,7 @@ static void test_every_descriptor(void **state) {
         double named = size_in_name(d->name), unpadded = (double)(m.parameters - (c->padded_vocab - c->vocab) * c->channels);
         // names are rounded to two or three digits; gpt2:350M is 355 M, gpt3:350M 356 M
         if (named > 0 && fabs(unpadded / named - 1) > 0.02) { fail_msg("%s has %g parameters", d->name, unpadded); }
+        assert_int_equal(c->max_seq_len, !strncmp(d->name, "gpt3:", 5) || !strncmp(d->name, "gpt:", 4) ? 2048 : 1024);
         if (d->name[0] == 'd') { assert_int_equal(atoi(d->name + 1), c->layers); }
         for (int j = 0; j < i; j++) { assert_string_not_equal(d->name, gpt_descriptors[j].name); }
     }
@@ -559,7 +567,9 @@ static void test_bad_pairs_are_refused(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char message[4096];
         int code = child_reads(cases[i][0], message, sizeof message);
-        if (code != EXIT_INPUT || !strstr(message, cases[i][1])) { print_error("\"%s\": exit code %d, \"%s\" in: %s\n", cases[i][0], code, cases[i][1], message), wrong++; }
+        if (code != EXIT_INPUT || !strstr(message, cases[i][1])) {
+            print_error("\"%s\": exit code %d, \"%s\" in: %s\n", cases[i][0], code, cases[i][1], message), wrong++;
+        }
     }
     assert_int_equal(wrong, 0);
 }

@@ -24,25 +24,59 @@ typedef struct {
 
 static const Case cases[] = {
     // rows, T, C, V (Vp = V + 3, maxT = T + 2)
-    {EMBEDDING, 2, 5, 8, 7, 0, 1}, {EMBEDDING, 3, 1, 19, 2, 0, 2}, {EMBEDDING, 1, 40, 33, 5, 0, 3}, {EMBEDDING, 0, 4, 8, 7, 0, 2},
+    {EMBEDDING, 2, 5, 8, 7, 0, 1},
+    {EMBEDDING, 3, 1, 19, 2, 0, 2},
+    {EMBEDDING, 1, 40, 33, 5, 0, 3},
+    {EMBEDDING, 0, 4, 8, 7, 0, 2},
     // rows, T, C; variant 1: two summands; 2: the sum goes over the first
-    {LAYERNORM, 1, 1, 1, 0, 0, 1}, {LAYERNORM, 1, 1, 48, 0, 1, 2}, {LAYERNORM, 3, 7, 37, 0, 1, 3}, {LAYERNORM, 2, 16, 96, 0, 2, 2},
-    {LAYERNORM, 2, 9, 130, 0, 0, 1}, {LAYERNORM, 0, 3, 16, 0, 1, 2},
+    {LAYERNORM, 1, 1, 1, 0, 0, 1},
+    {LAYERNORM, 1, 1, 48, 0, 1, 2},
+    {LAYERNORM, 3, 7, 37, 0, 1, 3},
+    {LAYERNORM, 2, 16, 96, 0, 2, 2},
+    {LAYERNORM, 2, 9, 130, 0, 0, 1},
+    {LAYERNORM, 0, 3, 16, 0, 1, 2},
     // N = rows T, C, OC; variant 1: no bias; 2: GELU before and after
-    {MATMUL, 1, 1, 1, 1, 0, 1}, {MATMUL, 1, 1, 64, 48, 2, 2}, {MATMUL, 3, 7, 37, 29, 0, 3}, {MATMUL, 5, 13, 50, 131, 2, 2},
-    {MATMUL, 2, 64, 96, 70, 1, 1}, {MATMUL, 4, 33, 16, 257, 2, 3}, {MATMUL, 0, 8, 16, 32, 0, 2},
+    {MATMUL, 1, 1, 1, 1, 0, 1},
+    {MATMUL, 1, 1, 64, 48, 2, 2},
+    {MATMUL, 3, 7, 37, 29, 0, 3},
+    {MATMUL, 5, 13, 50, 131, 2, 2},
+    {MATMUL, 2, 64, 96, 70, 1, 1},
+    {MATMUL, 4, 33, 16, 257, 2, 3},
+    {MATMUL, 0, 8, 16, 32, 0, 2},
     // n
-    {RESIDUAL, 1, 1, 1, 0, 0, 1}, {RESIDUAL, 1001, 1, 1, 0, 0, 2}, {RESIDUAL, 300007, 1, 1, 0, 1, 3}, {RESIDUAL, 0, 1, 1, 0, 0, 2},
+    {RESIDUAL, 1, 1, 1, 0, 0, 1},
+    {RESIDUAL, 1001, 1, 1, 0, 0, 2},
+    {RESIDUAL, 300007, 1, 1, 0, 1, 3},
+    {RESIDUAL, 0, 1, 1, 0, 0, 2},
     // rows, T, C, NH: tiles are 64 x 64
-    {ATTENTION, 1, 1, 1, 1, 0, 1}, {ATTENTION, 2, 1, 12, 3, 0, 2}, {ATTENTION, 1, 64, 64, 1, 0, 1}, {ATTENTION, 2, 63, 30, 2, 0, 3},
-    {ATTENTION, 1, 65, 40, 2, 0, 2}, {ATTENTION, 1, 150, 48, 3, 0, 3}, {ATTENTION, 3, 17, 100, 1, 0, 2}, {ATTENTION, 1, 203, 7, 1, 0, 2},
-    {ATTENTION, 1, 70, 160, 2, 1, 2}, {ATTENTION, 0, 8, 16, 2, 0, 2},
+    {ATTENTION, 1, 1, 1, 1, 0, 1},
+    {ATTENTION, 2, 1, 12, 3, 0, 2},
+    {ATTENTION, 1, 64, 64, 1, 0, 1},
+    {ATTENTION, 2, 63, 30, 2, 0, 3},
+    {ATTENTION, 1, 65, 40, 2, 0, 2},
+    {ATTENTION, 1, 150, 48, 3, 0, 3},
+    {ATTENTION, 3, 17, 100, 1, 0, 2},
+    {ATTENTION, 1, 203, 7, 1, 0, 2},
+    {ATTENTION, 1, 70, 160, 2, 1, 2},
+    {ATTENTION, 0, 8, 16, 2, 0, 2},
     // N = rows T, C, V (Vp = V + 3); variant 1: some rows masked; 2: all rows
-    {CLASSIFIER, 1, 1, 1, 1, 0, 1}, {CLASSIFIER, 1, 1, 16, 10, 0, 3}, {CLASSIFIER, 2, 9, 37, 61, 1, 2}, {CLASSIFIER, 1, 6, 20, 257, 1, 1},
-    {CLASSIFIER, 601, 1, 9, 50, 1, 3}, {CLASSIFIER, 1, 3, 8, 2600, 0, 2}, {CLASSIFIER, 2, 4, 8, 12, 2, 2}, {CLASSIFIER, 0, 4, 8, 12, 0, 2},
+    {CLASSIFIER, 1, 1, 1, 1, 0, 1},
+    {CLASSIFIER, 1, 1, 16, 10, 0, 3},
+    {CLASSIFIER, 2, 9, 37, 61, 1, 2},
+    {CLASSIFIER, 1, 6, 20, 257, 1, 1},
+    {CLASSIFIER, 601, 1, 9, 50, 1, 3},
+    {CLASSIFIER, 1, 3, 8, 2600, 0, 2},
+    {CLASSIFIER, 2, 4, 8, 12, 2, 2},
+    {CLASSIFIER, 0, 4, 8, 12, 0, 2},
     // n; variant 1: the parameter is stored in bf16
-    {ADAMW, 1, 1, 1, 0, 0, 1}, {ADAMW, 997, 1, 1, 0, 1, 2}, {ADAMW, 300007, 1, 1, 0, 0, 3}, {ADAMW, 0, 1, 1, 0, 1, 2},
-    {SGD, 1, 1, 1, 0, 1, 1}, {SGD, 997, 1, 1, 0, 0, 2}, {SGD, 300007, 1, 1, 0, 1, 3}, {SGD, 0, 1, 1, 0, 1, 2},
+    {ADAMW, 1, 1, 1, 0, 0, 1},
+    {ADAMW, 997, 1, 1, 0, 1, 2},
+    {ADAMW, 300007, 1, 1, 0, 0, 3},
+    {ADAMW, 0, 1, 1, 0, 1, 2},
+    {SGD, 1, 1, 1, 0, 1, 1},
+    {SGD, 997, 1, 1, 0, 0, 2},
+    {SGD, 300007, 1, 1, 0, 1, 3},
+    {SGD, 0, 1, 1, 0, 1, 2},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -75,9 +109,7 @@ static int32_t *tokens_of(const Case *c, bool mask) {
 static double gelu_double(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
 
 // --- the operations: sizes, reference, run ----------------------------------------------------------------------------
-static void embedding_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = (c->other + 3) * c->C, in[1] = (c->T + 2) * c->C, *out = positions(c) * c->C;
-}
+static void embedding_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = (c->other + 3) * c->C, in[1] = (c->T + 2) * c->C, *out = positions(c) * c->C; }
 static void embedding_reference(const Case *c, double **in, double *out) {
     int32_t *tokens = tokens_of(c, false);
     for (int64_t n = 0; n < positions(c); n++) {
@@ -147,8 +179,8 @@ static void matmul_run(const Case *c, Stream *s, float **in, float *out, const f
     int64_t N = positions(c), C = c->C, OC = c->other;
     float *x = floats(N * C);
     for (int64_t i = 0; i < N * C; i++) { x[i] = c->variant == 2 ? (float)gelu_double(in[0][i]) : in[0][i]; }
-    ops_matmul_forward(s, out_real(out), c->variant == 2 ? out_real(out + N * OC) : NULL, in_real(x), in_real(in[1]),
-                       c->variant == 1 ? NULL : in_real(in[2]), N, C, OC);
+    ops_matmul_forward(s, out_real(out), c->variant == 2 ? out_real(out + N * OC) : NULL, in_real(x), in_real(in[1]), c->variant == 1 ? NULL : in_real(in[2]),
+                       N, C, OC);
     ops_matmul_backward_input(s, out_real(grad[0]), in_real(dout), in_real(in[1]), c->variant == 2 ? in_real(in[0]) : NULL, N, C, OC);
     ops_matmul_backward_weight(s, grad[1], c->variant == 1 ? NULL : grad[2], in_real(dout), in_real(x), N, C, OC, accumulate);
     ops_free(x);
@@ -165,9 +197,7 @@ static void residual_run(const Case *c, Stream *s, float **in, float *out, const
 }
 
 // in: qkv; out: attention | lse (no gradient asked). variant 1: scores of hundreds, so the running maximum must work
-static void attention_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c) * 3 * c->C, *out = positions(c) * (c->C + c->other);
-}
+static void attention_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * 3 * c->C, *out = positions(c) * (c->C + c->other); }
 static void attention_reference(const Case *c, double **in, double *out) {
     int64_t T = c->T, C = c->C, D = c->C / c->other;
     double *p = doubles(T), *lse = out + positions(c) * C;
@@ -202,9 +232,7 @@ static void attention_run(const Case *c, Stream *s, float **in, float *out, cons
 
 // in: x, wte; out: losses. dout is the scale of every row.
 enum { SCALE_EIGHTHS = 3 };
-static void classifier_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c) * c->C, in[1] = (c->other + 3) * c->C, *out = positions(c);
-}
+static void classifier_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * c->C, in[1] = (c->other + 3) * c->C, *out = positions(c); }
 static void classifier_reference(const Case *c, double **in, double *out) {
     int32_t *targets = tokens_of(c, true);
     double *logits = doubles(c->other);
@@ -227,8 +255,8 @@ static void classifier_run(const Case *c, Stream *s, float **in, float *out, con
     int32_t *targets = tokens_of(c, true);
     int64_t N = positions(c);
     float *alone = floats(N);
-    ops_classifier(s, out, out_real(grad[0]), grad[1], in_real(in[0]), in_real(in[1]), targets, N, c->C, c->other, c->other + 3,
-                   SCALE_EIGHTHS / 8.0f, accumulate);
+    ops_classifier(s, out, out_real(grad[0]), grad[1], in_real(in[0]), in_real(in[1]), targets, N, c->C, c->other, c->other + 3, SCALE_EIGHTHS / 8.0f,
+                   accumulate);
     ops_classifier(s, alone, NULL, NULL, in_real(in[0]), in_real(in[1]), targets, N, c->C, c->other, c->other + 3, 0.0f, false);
     assert_memory_equal(alone, out, (size_t)N * sizeof(float)); // losses only: the same losses
     ops_free(alone), free(targets);
@@ -535,8 +563,8 @@ int main(void) {
     static struct CMUnitTest tests[CASES + 5];
     for (int i = 0; i < CASES; i++) {
         const Case *c = &cases[i];
-        snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d",
-                 operations[c->op].name, c->rows, c->T, c->C, c->other, c->variant, c->threads);
+        snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d", operations[c->op].name,
+                 c->rows, c->T, c->C, c->other, c->variant, c->threads);
         struct CMUnitTest test = {names[i], test_case, NULL, NULL, (void *)(uintptr_t)c};
         tests[i] = test;
     }

@@ -23,7 +23,11 @@ static void line_make(Line *l, const char *text) {
     l->arguments[l->count++] = (char *)(uintptr_t) "train_gpt";
     for (char *rest = l->text, *word; (word = strsep(&rest, " "));) {
         for (char *c = word; *c; c++) { *c = *c == '~' ? ' ' : *c; }
-        if (!strcmp(word, "''")) { *word = 0; } else if (!*word) { continue; }
+        if (!strcmp(word, "''")) {
+            *word = 0;
+        } else if (!*word) {
+            continue;
+        }
         assert_true(l->count < 15);
         l->arguments[l->count++] = word;
     }
@@ -118,11 +122,17 @@ static void test_table_is_sound(void **state) {
 static void test_names_stay(void **state) {
     (void)state;
     static const char *const names[] = {
-        "train/i",  "val/j",           "shuffle",         "windows",          "tokenizer",    "seq-len/t", "micro-batch/b", "batch-tokens/d", "model/e",         "steps/x",
-        "out/o",    "log",             "json",            "export",           "dry-run",      "compat",    "val-every/v",   "val-batches/m",  "sample-every/s",  "sample-tokens/g",
-        "temperature", "save-every/n", "keep/nk",         "resume/y",         "seed",         "threads",   "optimizer",     "momentum",       "lr/l",            "lr-schedule/k",
-        "warmup/u", "final-lr-fraction/q", "weight-decay/c", "beta1",         "beta2",        "eps",       "grad-clip",     "skip-loss-z/sl", "skip-grad-z/sg",  "dtype",
-        "reduce-dtype", "recompute",   "ranks-per-node",  "show-schedule",
+        "train/i",        "val/j",          "shuffle",        "windows",
+        "tokenizer",      "seq-len/t",      "micro-batch/b",  "batch-tokens/d",
+        "model/e",        "steps/x",        "out/o",          "log",
+        "json",           "export",         "dry-run",        "compat",
+        "val-every/v",    "val-batches/m",  "sample-every/s", "sample-tokens/g",
+        "temperature",    "save-every/n",   "keep/nk",        "resume/y",
+        "seed",           "threads",        "optimizer",      "momentum",
+        "lr/l",           "lr-schedule/k",  "warmup/u",       "final-lr-fraction/q",
+        "weight-decay/c", "beta1",          "beta2",          "eps",
+        "grad-clip",      "skip-loss-z/sl", "skip-grad-z/sg", "dtype",
+        "reduce-dtype",   "recompute",      "ranks-per-node", "show-schedule",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t n = strcspn(names[i], "/");
@@ -141,8 +151,11 @@ static void test_defaults(void **state) {
         char value[1600];
         option_value_text(&options, spec, value, sizeof value);
         assert_false(given.at[i]);
-        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK) { assert_string_equal(value, spec->fallback); }
-        else { assert_true(strtod(value, NULL) == strtod(spec->fallback, NULL)); } // both are short decimal texts
+        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK) {
+            assert_string_equal(value, spec->fallback);
+        } else {
+            assert_true(strtod(value, NULL) == strtod(spec->fallback, NULL));
+        }                                                                                                                     // both are short decimal texts
         if (spec->kind != OPTION_TEXT) { assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value); } // what is printed can be given
     }
 }
@@ -198,7 +211,10 @@ static void test_every_bound(void **state) {
         const OptionSpec *spec = &option_specs[i];
         if (!is_number(spec)) { continue; }
         bool whole = spec->kind == OPTION_INT;
-        double below = whole ? spec->low - 1 : spec->low > 0 ? nextafter(spec->low, 0) : -1e-9, above = whole ? spec->high + 1 : nextafter(spec->high, INFINITY);
+        double below = whole           ? spec->low - 1
+                       : spec->low > 0 ? nextafter(spec->low, 0)
+                                       : -1e-9,
+               above = whole ? spec->high + 1 : nextafter(spec->high, INFINITY);
         for (int end = 0; end < 2; end++) {
             double bound = end ? spec->high : spec->low;
             const char *value = value_of(spec, text_of("--%s %.17g", spec->name, bound));
@@ -215,7 +231,9 @@ static void test_no_numbers(void **state) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         if (!is_number(spec)) { continue; }
-        for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) { check_refused(text_of("--%s %s", spec->name, texts[j]), flag_of(spec), " number, found"); }
+        for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) {
+            check_refused(text_of("--%s %s", spec->name, texts[j]), flag_of(spec), " number, found");
+        }
         check_refused(text_of("--%s=", spec->name), flag_of(spec), " number, found \"\"");
         if (spec->kind == OPTION_INT) { check_refused(text_of("--%s 1.5", spec->name), flag_of(spec), "takes a whole number, found \"1.5\""); }
     }
@@ -388,8 +406,18 @@ static void test_every_pair_is_refused(void **state) {
 static void test_near_misses_are_accepted(void **state) {
     (void)state;
     static const char *const lines[] = {
-        "--resume 0", "--save-every 0", "--save-every 5 --out x", "--resume --out x", "--json 0", "--optimizer sgd --momentum 0.5", "--optimizer sgd", "--beta1 0.8 --beta2 0.9 --eps 1e-6",
-        "--warmup 5 --steps 5", "--warmup 5", "--warmup 5 --steps -1", "--json --dry-run 1",
+        "--resume 0",
+        "--save-every 0",
+        "--save-every 5 --out x",
+        "--resume --out x",
+        "--json 0",
+        "--optimizer sgd --momentum 0.5",
+        "--optimizer sgd",
+        "--beta1 0.8 --beta2 0.9 --eps 1e-6",
+        "--warmup 5 --steps 5",
+        "--warmup 5",
+        "--warmup 5 --steps -1",
+        "--json --dry-run 1",
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         Options options;
@@ -411,9 +439,9 @@ static void test_help_prints_every_flag(void **state) {
     fclose(f);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        const char *at = strstr(text, text_of("  --%s%s%s ", spec->name, *spec->letter ? ", -" : "", spec->letter));
+        const char *at = strstr(text, text_of("\n  --%s%s%s ", spec->name, *spec->letter ? ", -" : "", spec->letter));
         if (!at) { fail_msg("--%s is not in --help", spec->name); }
-        char *row = strndup(at, strcspn(at, "\n"));
+        char *row = strndup(at + 1, strcspn(at + 1, "\n"));
         bool all = strstr(row, spec->help) && strstr(row, spec->choices) && strstr(row, text_of("(default %s)", *spec->fallback ? spec->fallback : "none"));
         if (!all) { fail_msg("--%s: something is missing in: %s", spec->name, row); }
         assert_non_null(strstr(text, text_of("\n%s\n", spec->group)));
@@ -440,7 +468,8 @@ static void test_help_is_found_anywhere(void **state) {
     static const struct {
         const char *line;
         bool help;
-    } cases[] = {{"--help", true}, {"-h", true}, {"--bogus --help", true}, {"--steps 5 -h", true}, {"", false}, {"--steps 5", false}, {"--helpx", false}, {"-help", false}};
+    } cases[] = {{"--help", true}, {"-h", true},         {"--bogus --help", true}, {"--steps 5 -h", true},
+                 {"", false},      {"--steps 5", false}, {"--helpx", false},       {"-help", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Line line;
         line_make(&line, cases[i].line);

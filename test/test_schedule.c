@@ -48,9 +48,7 @@ static void add_stage(Schedule *s, char step, int micro, int stage) {
     Action a = action_make(ACT_FORWARD, first, -1, micro);
     a.first_row = 2 * micro, a.rows = 2;
     switch (step) {
-    case 'F':
-        schedule_add(s, a), a.unit = last, schedule_add(s, a);
-        return;
+    case 'F': schedule_add(s, a), a.unit = last, schedule_add(s, a); return;
     case 'B':
         for (a.unit = last; a.unit >= first; a.unit--) {
             a.kind = ACT_BACKWARD_INPUT;
@@ -105,7 +103,9 @@ static void test_sequential_programs_are_valid(void **state) {
     for (int i = 0; i < 3 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = 1 + i / 12 % 9, rows = 1 + i / 108 % 4, recompute = i / 432;
         Program p = sequential(layers, ranks, samples, rows, recompute);
-        if (!schedule_validate(&p, error, sizeof error)) { fail_msg("layers %d ranks %d samples %d rows %d recompute %d: %s", layers, ranks, samples, rows, recompute, error); }
+        if (!schedule_validate(&p, error, sizeof error)) {
+            fail_msg("layers %d ranks %d samples %d rows %d recompute %d: %s", layers, ranks, samples, rows, recompute, error);
+        }
         program_free(&p);
     }
 }
@@ -125,9 +125,24 @@ static void test_pipelines_are_valid(void **state) {
 enum { LAST = -2 };
 
 typedef enum {
-    NOTHING, DROP, REPEAT, SWAP, TO_FRONT, TO_END, MOVE_UP, DROP_MESSAGE, // of the action; MOVE_UP: `value` places
-    UNIT, STORAGE, MICRO, ROWS, FIRST_ROW, VERSION, PEER, KIND,           // = value
-    SLOTS, MICRO_BATCHES,                                                 // of the program = value
+    NOTHING,
+    DROP,
+    REPEAT,
+    SWAP,
+    TO_FRONT,
+    TO_END,
+    MOVE_UP,
+    DROP_MESSAGE, // of the action; MOVE_UP: `value` places
+    UNIT,
+    STORAGE,
+    MICRO,
+    ROWS,
+    FIRST_ROW,
+    VERSION,
+    PEER,
+    KIND, // = value
+    SLOTS,
+    MICRO_BATCHES, // of the program = value
 } Change;
 typedef struct {
     const char *name;
@@ -146,13 +161,17 @@ static const Damage damages[] = {
     {"no block forward", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, DROP, 0, "FORWARD unit 2 storage -1 micro-batch 1: its input is not there"},
     {"no head forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, DROP, 0, "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
     {"no head backward", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: its backward input has not run"},
-    {"no block backward input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 1, DROP, 0, "BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: its backward input has not run"},
+    {"no block backward input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 1, DROP, 0,
+     "BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: its backward input has not run"},
     {"no block backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 1, DROP, 0, "unit 2 micro-batch 1 has a forward but no backward weight"},
     {"no embedding backward", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, DROP, 0, "more live micro-batches than the 1 slots"},
+    {"embedding backward before the block's", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MOVE_UP, 25, // to its forward, where wte and wpe are held
+     "BACKWARD_WEIGHT unit 0 storage -1 micro-batch 0: its backward input has not run"},
     {"forward twice", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, REPEAT, 0, "FORWARD unit 1 storage -1 micro-batch 0: runs twice"},
     {"backward input twice", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, REPEAT, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: runs twice"},
     {"backward weight twice", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, REPEAT, 0, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: runs twice"},
-    {"weight before input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, SWAP, 0, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its backward input has not run"},
+    {"weight before input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, SWAP, 0,
+     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its backward input has not run"},
     {"backward before forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, SWAP, 0, "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
     {"backward of the wrong unit", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, UNIT, 2, "parameters of storage 3 are not acquired"},
     {"forward of the other micro-batch", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, MICRO, 1, "micro-batch 1: its input is not there"},
@@ -165,12 +184,14 @@ static const Damage damages[] = {
     {"fewer micro-batches than used", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO_BATCHES, 1, "a field is out of range"},
     {"no slots", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, SLOTS, 0, "more live micro-batches than the 0 slots"},
     {"not recomputed", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 2, 0, DROP, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
-    {"recomputed too late", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 1, SWAP, 0, "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
+    {"recomputed too late", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 1, SWAP, 0,
+     "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
     {"recomputed before its forward", BASE_RECOMPUTE, 0, ACT_FORWARD, 1, 0, KIND, ACT_RECOMPUTE, "belongs between its forward and its backward"},
     {"recomputed for the other micro-batch", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "belongs between its forward and its backward"},
     // parameters
     {"not acquired", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, DROP, 0, "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
-    {"not acquired on rank 1", BASE_RANKS, 1, ACT_ACQUIRE, 4, -1, DROP, 0, "rank 1: FORWARD unit 3 storage -1 micro-batch 0: parameters of storage 4 are not acquired"},
+    {"not acquired on rank 1", BASE_RANKS, 1, ACT_ACQUIRE, 4, -1, DROP, 0,
+     "rank 1: FORWARD unit 3 storage -1 micro-batch 0: parameters of storage 4 are not acquired"},
     {"acquired too late", BASE_PLAIN, 0, ACT_ACQUIRE, 3, -1, SWAP, 0, "FORWARD unit 2 storage -1 micro-batch 0: parameters of storage 3 are not acquired"},
     {"acquired twice", BASE_PLAIN, 0, ACT_ACQUIRE, 1, -1, REPEAT, 0, "ACQUIRE unit -1 storage 1 micro-batch -1: is acquired already"},
     {"acquired another storage", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, STORAGE, 3, "parameters of storage 2 are not acquired"},
@@ -188,7 +209,8 @@ static const Damage damages[] = {
     {"no reduction", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, DROP, 0, "NORM unit -1 storage -1 micro-batch -1: storage 3 is not reduced"},
     {"no reduction on rank 1", BASE_RANKS, 1, ACT_REDUCE, 0, -1, DROP, 0, "rank 1: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
     {"reduced twice", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, REPEAT, 0, "REDUCE unit -1 storage 3 micro-batch -1: runs twice"},
-    {"reduced before any contribution", BASE_PLAIN, 0, ACT_REDUCE, 2, -1, TO_FRONT, 0, "REDUCE unit -1 storage 2 micro-batch -1: 2 contributions are still to come"},
+    {"reduced before any contribution", BASE_PLAIN, 0, ACT_REDUCE, 2, -1, TO_FRONT, 0,
+     "REDUCE unit -1 storage 2 micro-batch -1: 2 contributions are still to come"},
     {"wte reduced before any", BASE_PLAIN, 0, ACT_REDUCE, 0, -1, TO_FRONT, 0, "REDUCE unit -1 storage 0 micro-batch -1: 4 contributions are still to come"},
     {"reduced before the last one", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, MOVE_UP, 1, "REDUCE unit -1 storage 4 micro-batch -1: 1 contributions are still to come"},
     {"reduced another storage", BASE_PLAIN, 0, ACT_REDUCE, 4, -1, STORAGE, 3, "REDUCE unit -1 storage 3 micro-batch -1: 1 contributions are still to come"},
@@ -212,8 +234,10 @@ static const Damage damages[] = {
     {"activation not received", BASE_TWO, 1, ACT_RECV_FORWARD, 1, 1, DROP, 0, "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 1: deadlock"},
     {"gradient not sent", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 1, DROP, 0, "deadlock"},
     {"gradient not received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 0, DROP, 0, "the gradient of its output is not there"},
-    {"last gradient neither sent nor received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, DROP_MESSAGE, 0, "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not there"},
-    {"activation neither sent nor received", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, DROP_MESSAGE, 0, "rank 1: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"last gradient neither sent nor received", BASE_TWO, 0, ACT_RECV_BACKWARD, 2, 1, DROP_MESSAGE, 0,
+     "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not there"},
+    {"activation neither sent nor received", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, DROP_MESSAGE, 0,
+     "rank 1: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
     {"sent to itself", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, 0, "SEND_FORWARD unit 1 storage -1 micro-batch 0: deadlock"},
     {"sent to nobody", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, -1, "(peer -1)"},
     {"sent beyond the last rank", BASE_TWO, 0, ACT_SEND_FORWARD, 1, 0, PEER, 2, "(peer 2)"},
@@ -360,7 +384,11 @@ static void test_simulated_times(void **state) {
         // the costs are small whole numbers and halves: exact in binary
         bool good = end == t->end;
         for (int r = 0; r < p.ranks; r++) { good = good && busy[r] == t->busy[r]; }
-        if (!good) { print_error("%s: expected end %g busy %g %g %g, found %g busy %g %g %g\n", t->name, t->end, t->busy[0], t->busy[1], t->busy[2], end, busy[0], busy[1], busy[2]), wrong++; }
+        if (!good) {
+            print_error("%s: expected end %g busy %g %g %g, found %g busy %g %g %g\n", t->name, t->end, t->busy[0], t->busy[1], t->busy[2], end, busy[0],
+                        busy[1], busy[2]),
+                wrong++;
+        }
         assert_true(schedule_simulate(&p, cost_of, &t->costs, NULL) == end);
         program_free(&p);
     }
@@ -473,10 +501,14 @@ static void test_reductions_have_one_order(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sequential_programs_are_valid), cmocka_unit_test(test_pipelines_are_valid),
-        cmocka_unit_test(test_damage_is_refused),             cmocka_unit_test(test_error_is_cut_to_its_buffer),
-        cmocka_unit_test(test_simulated_times),               cmocka_unit_test(test_printer_shows_each_action_once),
-        cmocka_unit_test(test_samples_are_dealt_once),        cmocka_unit_test(test_evaluation_is_forward_only),
+        cmocka_unit_test(test_sequential_programs_are_valid),
+        cmocka_unit_test(test_pipelines_are_valid),
+        cmocka_unit_test(test_damage_is_refused),
+        cmocka_unit_test(test_error_is_cut_to_its_buffer),
+        cmocka_unit_test(test_simulated_times),
+        cmocka_unit_test(test_printer_shows_each_action_once),
+        cmocka_unit_test(test_samples_are_dealt_once),
+        cmocka_unit_test(test_evaluation_is_forward_only),
         cmocka_unit_test(test_reductions_have_one_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,6 +26,7 @@ import pty
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -188,7 +189,7 @@ class Job:
         while not condition():
             if self.process.poll() is not None or time.time() > end:
                 raise AssertionError(f"{what} did not come: {self.command}\n{get(self.err_path).decode(errors='replace')}")
-            time.sleep(0.005)
+            time.sleep(0.01)
 
     def logged(self):
         return get(self.log_path).count(b'"event":"step"') if os.path.exists(self.log_path) else 0
@@ -568,14 +569,24 @@ class Resume(TestCase):
         self.assertIn(f"no valid checkpoint in {out}", job.err)
         self.assertEqual(checkpoints(out), [1, 2, 3, 4, 5, 6, 7], "nothing is thrown away")
 
+    def test_resume_command_is_for_a_shell(self):
+        folder = scratch()
+        out, odd = os.path.join(folder, "out"), shutil.copy(TOKENS, os.path.join(folder, "it's `a` #1 $HOME; \"file\".bin"))
+        for flags in (dict(train=odd, tokenizer=""), dict(val="~ ! # \t {a,b} [x] ? * | < > & ( )", tokenizer="")):
+            os.makedirs(out, exist_ok=True)
+            open(os.path.join(out, "stop"), "w").close()  # there already: the run stops after its first step
+            job = train(ranks=2, out=out, steps=3, **flags)
+            command = re.search(r"(?m)^stopped at step 1\. To go on: (mpirun .*)$", job.out)[1]
+            self.assertEqual(shlex.split(command), ["mpirun", "-np", "2", BINARY, *command_line(dict(flags, out=out, steps=3, log=job.log_path)), "--resume", "1"])
+
     def test_graceful_stops(self):
         """SIGUSR1 to mpirun, SIGTERM to a rank, a file OUT/stop: a checkpoint, exit 0 and a command that goes on, bit by bit."""
-        folder = os.path.join(scratch(), "it's a `folder` #1 $HOME")  # the command is for a shell
+        folder = os.path.join(scratch(), "a folder")
         os.mkdir(folder)
         out, log = os.path.join(folder, "out"), os.path.join(folder, "log")
         same = dict(ranks=2, shuffle=1, seed=5)
         shutil.copy(TOKENS, folder)
-        job = Job(**same, steps=10**9, out=out, train=os.path.join(folder, "*.bin"), tokenizer="", log=log)
+        job = Job(**same, steps=10**9, out=out, train=os.path.join(folder, "*.bin"), log=log)
         stops = [lambda: job.process.send_signal(signal.SIGUSR1), lambda: os.kill(random.Random(SEED).choice(job.pids()), signal.SIGTERM),
                  lambda: open(os.path.join(out, "stop"), "w").close()]
         for stop in stops:
@@ -713,19 +724,24 @@ class Log(TestCase):
             memory = train(**changes, steps=1).end()["memory"]["measured"]
             self.assertEqual([memory[k] for k in ("parameters", "gradients", "optimizer")], [parameters * N, 4 * N, optimizer * N], changes)
 
+    def peak(self, job):
+        """The most that rank 0 had, until it ends."""
+        job.wait_until(job.pids, "a rank")
+        peak, path = 0, f"/proc/{job.pids()[0]}/status"
+        while job.process.poll() is None:
+            try:
+                peak = max(peak, 1024 * int(re.search(rb"VmHWM:\s+(\d+)", get(path))[1]))
+            except (OSError, TypeError):
+                pass  # it ended meanwhile
+            time.sleep(0.01)
+        return peak
+
     def test_memory_of_the_process(self):
         """At a size that matters, the whole process needs what was predicted, by the program's and by our own reading."""
         tokens, model = shard([i * 7 % 512 for i in range(20000)]), "layers=4,heads=4,channels=256,vocab=512"
         for changes in (dict(), dict(ranks=2), dict(dtype="bf16", recompute="block"), dict(optimizer="sgd", lr=0.01)):
-            job = Job(**dict(dict(model=model, train=tokens, seq_len=128, batch_tokens=2048, micro_batch=4, steps=12), **changes))
-            peak = 0
-            while job.process.poll() is None:
-                for pid in job.pids()[:1]:
-                    try:
-                        peak = max(peak, 1024 * int(re.search(rb"VmHWM:\s+(\d+)", get(f"/proc/{pid}/status"))[1]))
-                    except (OSError, TypeError):
-                        pass  # it ended meanwhile
-                time.sleep(0.02)
+            job = Job(**dict(dict(model=model, train=tokens, seq_len=128, batch_tokens=1024, micro_batch=4, steps=3), **changes))
+            peak = self.peak(job)
             memory = job.done().end()["memory"]
             predicted, measured = (memory[side]["device"] + memory[side]["host"] for side in ("predicted", "measured"))
             self.assertLess(abs(measured / predicted - 1), 0.05, (changes, memory))
@@ -779,10 +795,9 @@ class Log(TestCase):
     def test_what_is_only_printed(self):
         for words, found in ((["--help"], "--grad-clip"), (["-h"], "Exit codes: 0 done, 2 bad input"), (["--compat"], "--resume"), (command_line({}) + ["--dry-run"], "gradients"),
                              (command_line({}) + ["--show-schedule"], "FORWARD")):
-            for ranks in (1, 2):
-                job = Job(ranks, words=words).done()
-                self.assertIn(found.lower(), job.out.lower())
-                self.assertNotIn("step     1", job.out, "it trains")
+            job = Job(random.Random(SEED).choice((1, 2)), words=words).done()
+            self.assertIn(found.lower(), job.out.lower())
+            self.assertNotIn("step     1", job.out, "it trains")
 
     def test_lines_in_a_pipe_and_a_bar_on_a_terminal(self):
         job = train(steps=2, ranks=2, val_every=2)
@@ -839,8 +854,9 @@ class Failures(TestCase):
         yield "torn tokenizer", dict(tokenizer=put("tokenizer.bin", header(20240328, 2, 101, 0), b"\5hi")), "tokenizer.bin"
 
     def check(self, cases):
-        """cases: (name, words, what the message names). Each with 1 and 2 ranks."""
-        everything = [(*case, ranks) for case in cases for ranks in (1, 2)]
+        """cases: (name, words, what the message names). Each with 1 and 2 ranks, or one of them by chance."""
+        draw = random.Random(SEED)
+        everything = [(*case, ranks) for case in cases for ranks in ((1, 2) if ALL else (draw.choice((1, 2)),))]
         with concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             jobs = list(pool.map(lambda case: Job(case[3], words=case[1]).wait(), everything))
         for (name, _, found, ranks), job in zip(everything, jobs):
@@ -862,7 +878,7 @@ class Failures(TestCase):
     def test_files(self):
         cases = list(self.files())
         if not ALL:
-            cases = random.Random(SEED).sample(cases, 12)
+            cases = random.Random(SEED).sample(cases, 10)
         self.check([(name, command_line(changes), found) for name, changes, found in cases])
 
     def test_mistakes_cost_nothing(self):
