@@ -182,8 +182,9 @@ static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
     return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin && store_state(s, (StateKind)p->state, (int)p->storage);
 }
 
-// Copies every piece of a state file into the store. elements counts what was filled. False, with the reason: file not used.
-static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, uint64_t checksum, int64_t *elements, char *why, size_t why_bytes) {
+// Copies every piece of a state file into the store. filled[state * storages + storage] counts elements: pieces must follow one
+// another without gap or overlap, in the order of the files. False, with the reason: the file must not be used.
+static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, uint64_t checksum, int64_t *filled, char *why, size_t why_bytes) {
     FILE *f = fopen(path, "rb");
     if (!f) {
         snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
@@ -196,11 +197,15 @@ static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, u
     StatePiece *pieces = good ? (StatePiece *)checked_malloc((size_t)header.pieces * sizeof(StatePiece), "piece table") : NULL;
     good = good && read_checked(f, &sum, pieces, (size_t)header.pieces * sizeof(StatePiece));
     for (uint64_t i = 0; good && i < header.pieces; i++) {
-        good = state_piece_fits(s, &pieces[i]);
-        good = good && read_checked(f, &sum, store_state(s, (StateKind)pieces[i].state, (int)pieces[i].storage) + pieces[i].begin,
-                                    (size_t)pieces[i].count * sizeof(float));
-        *elements += good ? pieces[i].count : 0;
+        const StatePiece *piece = &pieces[i];
+        good = state_piece_fits(s, piece);
+        if (!good) { break; }
+        int64_t *count = &filled[piece->state * s->model->storages + piece->storage];
+        good = piece->begin == *count &&
+               read_checked(f, &sum, store_state(s, (StateKind)piece->state, (int)piece->storage) + piece->begin, (size_t)piece->count * sizeof(float));
+        *count += piece->count;
     }
+    good = good && fgetc(f) == EOF;
     good = good && sum.length == bytes && checksum_end(&sum) == checksum;
     if (!good) { snprintf(why, why_bytes, "%s: torn or changed (checksum, size or piece table)", path); }
     free(pieces);
@@ -442,13 +447,14 @@ static inline int folder_publish(const char *temporary, const char *path, const 
     return error;
 }
 
-static inline void checkpoints_prune(const char *out, int64_t keep) {
+// Keeps the newest `keep` up to the one just saved. Later steps are left alone: they are of a run that went on differently.
+static inline void checkpoints_prune(const char *out, int64_t saved, int64_t keep) {
     int count;
     int64_t *steps = checkpoint_list(out, &count);
-    for (int64_t i = keep; keep && i < count; i++) {
+    for (int64_t i = 0, kept = 0; keep && i < count; i++) {
         char path[1100];
         checkpoint_folder(path, sizeof path, out, steps[i], "");
-        folder_remove(path);
+        if (steps[i] <= saved && ++kept > keep) { folder_remove(path); }
     }
     free(steps);
 }
@@ -476,7 +482,7 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
         folder_remove(temporary);
         fprintf(stderr, "warning: checkpoint %s not saved: %s; training goes on, the exit code will be %d\n", path, strerror(error), EXIT_RESOURCES);
     }
-    if (comm->rank == 0 && !error) { checkpoints_prune(out, keep); }
+    if (comm->rank == 0 && !error) { checkpoints_prune(out, p->step, keep); }
     free(reports);
     return !error;
 }
@@ -488,7 +494,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
     TextBuffer model = {NULL, 0, 0};
     manifest_add_model(&model, s);
     const char *line = manifest_line(text, "model");
-    int64_t files = 0, elements = 0, expected = 0;
+    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * s->model->storages), sizeof(int64_t), "checkpoint");
     bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
     if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.200s", folder, line ? line : "?"); }
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
@@ -503,12 +509,15 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
         const char *entry = manifest_line(text, key);
         good = entry && sscanf(entry, "%llu %16llx", &bytes, &checksum) == 2;
         if (!good) { snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i); }
-        good = good && state_file_read(path, s, bytes, checksum, &elements, why, why_bytes);
+        good = good && state_file_read(path, s, bytes, checksum, filled, why, why_bytes);
     }
-    for (int kind = 0; kind < STATE_KINDS; kind++) { expected += store_state(s, (StateKind)kind, 0) ? s->model->parameters : 0; }
-    if (good && elements != expected) {
-        snprintf(why, why_bytes, "%s: holds %" PRId64 " elements, expected %" PRId64, folder, elements, expected), good = false;
+    for (int i = 0; good && i < STATE_KINDS * s->model->storages; i++) {
+        int storage = i % s->model->storages;
+        int64_t expected = store_state(s, (StateKind)(i / s->model->storages), storage) ? gpt_storage_elements(s->model, storage) : 0;
+        good = filled[i] == expected;
+        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not whole", folder, state_names[i / s->model->storages], storage); }
     }
+    free(filled);
     free(model.text), free(text);
     return good;
 }

@@ -38,10 +38,13 @@ enum { LANES = 8, PANEL = 4 }; // 4 x 2 of 16
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 enum {
-    BLOCK = 16384,        // elements a thread takes at a time in element-wise operations
-    BLOCKS_A_POLL = 16,   // of these between two calls of progress
-    POLL_WORK = 500000000 // multiply-adds between two calls of progress: 5 to 10 ms
+    BLOCK = 16384,     // elements a thread takes at a time in element-wise operations
+    BLOCKS_A_POLL = 16 // of these between two calls of progress
 };
+
+#ifndef POLL_WORK           // tests make it small
+#define POLL_WORK 500000000 // multiply-adds between two calls of progress: 5 to 10 ms
+#endif
 
 // The calling thread lets messages move.
 static inline void poll_messages(Stream *s) {

@@ -410,12 +410,12 @@ typedef struct {
     const void *costs;
     double *clock, *comm; // [rank]
     double *busy;         // [rank] time spent computing
-    double *issued;       // [storage] when the last rank issued its REDUCE
+    double meeting;       // when all ranks have come to NORM; negative before
 } Simulation;
 
 static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
     Simulation *s = (Simulation *)context;
-    double cost = s->seconds(s->costs, rank, a);
+    double cost = s->seconds(s->costs, rank, a), slowest = 0;
     if (action_receives(a->kind)) { return; } // timed with its sender
     if (action_sends(a->kind)) {
         double both = fmax(s->clock[rank], s->clock[peer]) + cost;
@@ -426,8 +426,10 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         s->comm[rank] = fmax(s->comm[rank], s->clock[rank]) + cost;
         return;
     }
-    if (a->kind == ACT_NORM) { // the walker lets ranks through one after another; the slowest decides for all
-        for (int r = 0; r < s->program->ranks; r++) { s->clock[rank] = fmax(s->clock[rank], fmax(s->clock[r], s->comm[r])); }
+    if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
+        for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(s->clock[r], s->comm[r])); }
+        if (s->meeting < 0) { s->meeting = slowest; }
+        s->clock[rank] = s->meeting;
     }
     s->clock[rank] += cost;
     s->busy[rank] += cost;
@@ -438,7 +440,7 @@ static inline double schedule_simulate(const Program *p, ActionSeconds seconds, 
     size_t n = (size_t)p->ranks;
     Simulation s;
     memset(&s, 0, sizeof s);
-    s.program = p, s.seconds = seconds, s.costs = costs;
+    s.program = p, s.seconds = seconds, s.costs = costs, s.meeting = -1;
     s.clock = (double *)checked_calloc(n, sizeof(double), "simulator");
     s.comm = (double *)checked_calloc(n, sizeof(double), "simulator");
     s.busy = (double *)checked_calloc(n, sizeof(double), "simulator");

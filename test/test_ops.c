@@ -7,6 +7,7 @@
 //   - that accumulate = false overwrites (buffers start as NaN) and accumulate = true adds;
 //   - that a second run gives the same bits; and, where ops.h promises it, that any thread count does.
 // Add an operation: write its two functions, add a row to `operations`, add cases.
+#define POLL_WORK 20000 // so that small products are cut for polling too
 #include "ops_cpu.h"
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>
@@ -43,6 +44,9 @@ static const Case cases[] = {
     {MATMUL, 2, 64, 96, 70, 1, 1},
     {MATMUL, 4, 33, 16, 257, 2, 3},
     {MATMUL, 0, 8, 16, 32, 0, 2},
+    {MATMUL, 3, 5, 600, 40, 0, 2},
+    {MATMUL, 40, 17, 9, 20, 0, 2},
+    {MATMUL, 1, 33, 20, 700, 2, 1},
     // n
     {RESIDUAL, 1, 1, 1, 0, 0, 1},
     {RESIDUAL, 1001, 1, 1, 0, 0, 2},
@@ -528,14 +532,18 @@ static void test_functions(void **state) { // the polynomial, over its whole ran
     assert_true(isnan(gelu_value(NAN)) && fabsf(gelu_slope(-100.0f)) < 1e-30f);
 }
 
-static void test_polls(void **state) { // messages move while a long operation runs, and only the caller moves them
+static void test_polls(void **state) { // messages move while a long operation runs
     (void)state;
-    const Case c = {CLASSIFIER, 1, 64, 64, 3000, 0, 2};
-    Trial t = make_trial(&c);
-    polls = 0;
-    run_trial(&c, &t, 2, false);
-    assert_true(polls >= 3);
-    free_trial(&t);
+    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2}, {MATMUL, 1, 64, 600, 40, 1, 1},    {LAYERNORM, 1, 3000, 4, 0, 0, 1},
+                           {ATTENTION, 1, 300, 16, 1, 0, 1},    {RESIDUAL, 300007, 1, 1, 0, 0, 1}, {ADAMW, 300007, 1, 1, 0, 0, 1},
+                           {SGD, 300007, 1, 1, 0, 0, 1}};
+    for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++) {
+        Trial t = make_trial(&longer[i]);
+        polls = 0;
+        run_trial(&longer[i], &t, longer[i].threads, false);
+        assert_true(polls >= 1);
+        free_trial(&t);
+    }
 }
 
 static void test_memory(void **state) {
