@@ -13,7 +13,8 @@
 //            need no clearing pass.
 // Determinism: the same call with the same thread count gives the same bits. Element-wise operations, norms and the
 //            optimizers give the same bits for any thread count.
-// Aliasing   none unless a comment allows it. Sizes of zero rows are legal and do nothing.
+// Aliasing   none unless a comment allows it.
+// Zero rows  are legal: nothing is read, and a gradient with accumulate = false is written as zeros.
 #ifndef OPS_H
 #define OPS_H
 
