@@ -153,10 +153,9 @@ static inline void comm_place(Comm *c, int ranks_per_node) {
     c->node = c->node_of[c->rank], c->nodes = nodes;
 }
 
-// The buffers of reductions; nothing is allocated later. staging_bytes 0: a single rank, which needs none.
-static inline void comm_allocate(Comm *c, size_t staging_bytes) {
-    c->staging_bytes = staging_bytes;
-    c->staging = (char *)checked_calloc(staging_bytes, 1, "staging");
+// Gives reductions their staging buffer (the caller's, until comm_end) and room for requests; nothing is allocated later.
+static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) {
+    c->staging = (char *)staging, c->staging_bytes = staging_bytes;
     int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES); // arrays of up to 64 GiB in one operation
     c->request_room = (int)(4 * c->ranks + 4 * parts);
     for (int i = 0; i < COMM_SLOTS; i++) { c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_room, sizeof(MPI_Request), "requests"); }
@@ -164,7 +163,7 @@ static inline void comm_allocate(Comm *c, size_t staging_bytes) {
 static inline void comm_end(Comm *c) {
     comm_running = NULL;
     for (int i = 0; i < COMM_SLOTS; i++) { free(c->slot[i].request); }
-    free(c->staging), free(c->node_of), free(c->sources);
+    free(c->node_of), free(c->sources);
     MPI_Comm_free(&c->world), MPI_Comm_free(&c->setup);
     MPI_Finalize();
 }
@@ -327,6 +326,13 @@ static inline int64_t comm_pieces(const Comm *c, const CommOp *op) {
     int64_t longest = 0;
     for (int i = 0; i < op->group->n; i++) { longest = max_i64(longest, op->bounds[i + 1] - op->bounds[i]); }
     return ceil_div(longest, c->piece_elements);
+}
+
+// Staging with which reductions of up to `elements` go in one piece, but at most `most` bytes: longer ones go in several.
+static inline size_t comm_staging_bytes(const Group *g, DType wire, int64_t elements, size_t most) {
+    int64_t segment = round_up(ceil_div(elements, g->n) + 4096, 16); // slices are only nearly equal
+    int64_t bytes = segment * 4 * COMM_SLOTS * comm_segments(g, wire);
+    return g->n == 1 ? 0 : (size_t)min_i64(bytes, (int64_t)most);
 }
 
 static inline void comm_reduce_begin(Comm *c, const CommOp *op) {

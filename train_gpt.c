@@ -157,8 +157,15 @@ static void setup_schedule(Trainer *t) {
     }
 }
 
-// Bytes of the staging buffer for messages between ranks, and of the operations' workspace.
-static size_t staging_bytes(const Trainer *t) { return t->comm.ranks > 1 ? (size_t)32 << 20 : 0; }
+// Messages between ranks: pieces of up to 16 MiB, so that few round trips are needed while ops compute between two polls.
+static void setup_messages(Trainer *t) {
+    int64_t most = 0;
+    for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
+    size_t bytes = comm_staging_bytes(&t->world, (DType)t->options.reduce_dtype, most, (size_t)32 << 20);
+    comm_allocate(&t->comm, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
+}
+
+// Bytes of the operations' workspace.
 static size_t workspace_bytes(const Trainer *t) {
     const GptConfig *c = &t->model.config;
     OpsShape shape = {t->rows, t->options.seq_len, c->channels, c->heads, c->vocab, c->padded_vocab};
@@ -176,8 +183,8 @@ static void predict(Trainer *t) {
                                      &p->memory[MEMORY_ACTIVATIONS], &buffers);
     executor_free(&counted);
     p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
-    p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + staging_bytes(t) + workspace_bytes(t);
-    p->host = (size_t)process_memory("VmRSS:");
+    p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + t->comm.staging_bytes + workspace_bytes(t);
+    p->host = (size_t)process_memory("VmRSS:") - memory_device(memory_taken);
     predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->world, (DType)o->reduce_dtype, p->traffic);
     Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam};
     p->step_s = schedule_simulate(&t->program, action_seconds, &costs, NULL);
@@ -226,7 +233,6 @@ static void setup_states(Trainer *t) {
     size_t unused[2];
     t->stream.workspace_bytes = workspace_bytes(t);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
-    memory_taken[MEMORY_BUFFERS] += staging_bytes(t);
     t->store = store_make(&t->model, &t->comm, &t->world, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->executor = executor_make(&t->model, &t->program.map, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
                                 &unused[0], &unused[1]);
@@ -483,6 +489,14 @@ static void report_end(Trainer *t) {
     log_line(&t->log, &line);
 }
 
+// One word as a shell reads it.
+static void print_shell_word(const char *word) {
+    bool plain = *word && strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=,:+@%") == strlen(word);
+    printf(plain ? " " : " '");
+    for (; *word; word++) { printf(*word == '\'' ? "'\\''" : "%c", *word); }
+    if (!plain) { printf("'"); }
+}
+
 // After a graceful stop: the command that goes on.
 static void print_resume_command(const Trainer *t) {
     if (t->comm.rank) { return; }
@@ -494,7 +508,7 @@ static void print_resume_command(const Trainer *t) {
             continue;
         }
         if (!strncmp(t->argv[i], "--resume=", 9)) { continue; }
-        printf(strpbrk(t->argv[i], " *?[]\"'$&;|<>(){}") ? " '%s'" : " %s", t->argv[i]);
+        print_shell_word(t->argv[i]);
     }
     printf(" --resume 1\n");
 }
@@ -509,7 +523,6 @@ static void start(Trainer *t, int argc, char **argv) {
     comm_start(&t->comm, &t->argc, &t->argv);
     options_parse(&t->options, &t->given, t->argc, t->argv);
     comm_place(&t->comm, (int)t->options.ranks_per_node);
-    comm_allocate(&t->comm, staging_bytes(t));
     int *everyone = (int *)checked_malloc((size_t)t->comm.ranks * sizeof(int), "ranks");
     for (int r = 0; r < t->comm.ranks; r++) { everyone[r] = r; }
     t->world = group_make(everyone, t->comm.ranks, t->comm.rank, t->comm.node_of);
@@ -525,6 +538,7 @@ static void plan(Trainer *t) {
     setup_model(t);
     setup_batch(t);
     setup_schedule(t);
+    setup_messages(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
     measure_rates(&t->rates, &t->stream, &t->comm, &t->world);
     predict(t);

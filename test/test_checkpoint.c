@@ -11,6 +11,7 @@
 #include <signal.h>    // kill
 #include <stddef.h>    // cmocka needs it
 #include <sys/mount.h> // a small disk
+#include <sys/prctl.h> // children that end with us
 #include <sys/wait.h>  // children
 
 #include <cmocka.h> // after the headers it needs
@@ -577,6 +578,7 @@ static pid_t hold_lock(void) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL), alarm(20); // not to outlive a test that fails
         out_folder_prepare(out, false);
         if (write(ends[1], "x", 1) != 1) { _exit(1); }
         for (;;) { pause(); }
@@ -882,7 +884,7 @@ int main(int argc, char **argv) {
     choose_seed();
     comm_start(&comm, &argc, &argv);
     comm_place(&comm, 0);
-    comm_allocate(&comm, 0);
+    comm_allocate(&comm, NULL, 0);
     world = group_make(everyone, 1, 0, comm.node_of);
     stream.threads = 1;
     model = gpt_model(config);

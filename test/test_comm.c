@@ -516,7 +516,8 @@ int main(int argc, char **argv) {
     bool benchmark = argc > 1 && !strcmp(argv[1], "bench");
     if (comm.ranks > MAX_RANKS) { die(EXIT_INPUT, "", "test_comm runs on at most %d ranks, not %d", MAX_RANKS, comm.ranks); }
     comm_place(&comm, 0);
-    comm_allocate(&comm, benchmark ? (size_t)32 << 20 : STAGING);
+    size_t staging = benchmark ? (size_t)32 << 20 : STAGING;
+    comm_allocate(&comm, checked_malloc(staging, "staging"), staging);
     comm.timeout_s = 120;
     buffers = (Buffers *)checked_calloc(1, sizeof(Buffers), "buffers");
     if (argc > 1 && !benchmark) { return test_fault(!strcmp(argv[1], "stuck")); }

@@ -597,7 +597,7 @@ int main(int argc, char **argv) {
     int everyone[] = {0};
     comm_start(&comm, &argc, &argv);
     comm_place(&comm, 0);
-    comm_allocate(&comm, 0);
+    comm_allocate(&comm, NULL, 0);
     world = group_make(everyone, 1, 0, comm.node_of);
     int failed = cmocka_run_group_tests(tests, read_golden, NULL);
     comm_end(&comm);

@@ -536,7 +536,7 @@ class Resume(TestCase):
             self.assert_close(job.losses(), whole.losses()[4:], tolerance, changes)
         other = dict(same, batch_tokens=5 * T, resume=1)
         for changes in (dict(model="layers=1,heads=1,channels=16,vocab=101"), dict(optimizer="sgd")):
-            job = train(**dict(other, **changes), code=EXIT_INPUT)
+            job = train(ranks=2, **dict(other, **changes), code=EXIT_INPUT)
             self.assertIn("of another model or optimizer", job.err, "a checkpoint of something else is not used")
 
     def test_keeps_the_newest_and_moves_earlier_runs(self):
@@ -892,7 +892,7 @@ class Failures(TestCase):
         train(out=out, steps=1, save_every=1)
         before = sorted(os.listdir(out))
         for changes in (dict(model=TOKENS), dict(train="nothing"), dict(batch_tokens=50)):
-            train(out=out, save_every=1, **changes, code=EXIT_INPUT)
+            train(ranks=2, out=out, save_every=1, **changes, code=EXIT_INPUT)
         self.assertEqual(sorted(os.listdir(out)), before)
 
     @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
