@@ -6,7 +6,7 @@ CC     = mpicc
 BLAS   = openblas
 PYTHON = $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 
-WARN   = -Wall -Wextra -Werror -Wno-format-truncation
+WARN   = -D_GNU_SOURCE -Wall -Wextra -Werror -Wno-format-truncation
 FAST   = -O3 -march=native -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 $(FAST) -fopenmp $(WARN) -I.
 BLAS_openblas = -lopenblas

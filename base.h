@@ -6,6 +6,10 @@
 #ifndef BASE_H
 #define BASE_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE // binding to cores, memrchr; before the first system header
+#endif
+
 #include <assert.h>   // programmer errors
 #include <errno.h>    // strerror in messages
 #include <inttypes.h> // PRId64

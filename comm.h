@@ -21,7 +21,7 @@
 
 #define OMPI_SKIP_MPICXX 1 // the C interface only
 #include <mpi.h>           // point-to-point messages
-#include <sched.h>         // sched_yield
+#include <sched.h>         // sched_yield, binding ranks to cores
 
 #include "base.h" // die, DType
 
@@ -168,6 +168,22 @@ static inline void comm_end(Comm *c) {
     MPI_Finalize();
 }
 static inline void comm_reset_counters(Comm *c) { memset(c->bytes, 0, sizeof c->bytes); }
+
+// Each rank gets its own part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core),
+// and as many threads. More ranks than cores share them all.
+static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
+    cpu_set_t allowed, mine;
+    CPU_ZERO(&mine);
+    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
+    int cores = CPU_COUNT(&allowed), local = comm->local_rank, ranks = comm->local_ranks;
+    int begin = ranks <= cores ? (int)part_begin(cores, ranks, local) : 0, end = ranks <= cores ? (int)part_begin(cores, ranks, local + 1) : cores;
+    for (int cpu = 0, index = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &allowed) && index++ >= begin && index <= end) { CPU_SET(cpu, &mine); }
+    }
+    int threads = wanted ? (int)wanted : ranks <= cores ? end - begin : 1;
+    sched_setaffinity(0, sizeof mine, threads <= end - begin ? &mine : &allowed); // failing is harmless
+    return threads;
+}
 
 // Says what the operations started from here on are about.
 static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }

@@ -302,4 +302,12 @@ static inline void progress_break(ProgressBar *bar) { // before other text
     bar->drawn = false;
 }
 
+// One word as a shell reads it.
+static inline void print_shell_word(const char *word) {
+    bool plain = *word && strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=,:+@%") == strlen(word);
+    printf(plain ? " " : " '");
+    for (; *word; word++) { printf(*word == '\'' ? "'\\''" : "%c", *word); }
+    if (!plain) { printf("'"); }
+}
+
 #endif

@@ -8,15 +8,11 @@
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
-#ifndef _GNU_SOURCE // g++ defines it
-#define _GNU_SOURCE
-#endif
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "ops_cpu.h"
 #endif
 #include "report.h"
 
-#include <sched.h>  // binding ranks to cores
 #include <signal.h> // graceful stop
 
 typedef struct {
@@ -83,22 +79,6 @@ static bool should_stop(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Setting up
 
-// Each rank gets its own part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core),
-// and as many threads. More ranks than cores share them all.
-static int bind_to_cores(const Comm *comm, int64_t wanted) {
-    cpu_set_t allowed, mine;
-    CPU_ZERO(&mine);
-    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
-    int cores = CPU_COUNT(&allowed), local = comm->local_rank, ranks = comm->local_ranks;
-    int begin = ranks <= cores ? (int)part_begin(cores, ranks, local) : 0, end = ranks <= cores ? (int)part_begin(cores, ranks, local + 1) : cores;
-    for (int cpu = 0, index = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &allowed) && index++ >= begin && index <= end) { CPU_SET(cpu, &mine); }
-    }
-    int threads = wanted ? (int)wanted : ranks <= cores ? end - begin : 1;
-    sched_setaffinity(0, sizeof mine, threads <= end - begin ? &mine : &allowed); // failing is harmless
-    return threads;
-}
-
 static void setup_model(Trainer *t) {
     const Options *o = &t->options;
     GptConfig config;
@@ -125,17 +105,6 @@ static void setup_batch(Trainer *t) {
     t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->comm.ranks));
 }
 
-static UnitMap unit_map(const GptModel *m) {
-    UnitMap map;
-    memset(&map, 0, sizeof map);
-    map.units = m->units, map.storages = m->storages;
-    map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
-    map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
-    map.by_input = (bool(*)[2])checked_calloc((size_t)m->units, sizeof *map.by_input, "unit map");
-    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
-    map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
-    return map;
-}
 static Program make_program(const Trainer *t, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
@@ -489,14 +458,6 @@ static void report_end(Trainer *t) {
     log_line(&t->log, &line);
 }
 
-// One word as a shell reads it.
-static void print_shell_word(const char *word) {
-    bool plain = *word && strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=,:+@%") == strlen(word);
-    printf(plain ? " " : " '");
-    for (; *word; word++) { printf(*word == '\'' ? "'\\''" : "%c", *word); }
-    if (!plain) { printf("'"); }
-}
-
 // After a graceful stop: the command that goes on.
 static void print_resume_command(const Trainer *t) {
     if (t->comm.rank) { return; }
@@ -527,7 +488,7 @@ static void start(Trainer *t, int argc, char **argv) {
     for (int r = 0; r < t->comm.ranks; r++) { everyone[r] = r; }
     t->world = group_make(everyone, t->comm.ranks, t->comm.rank, t->comm.node_of);
     free(everyone);
-    t->stream.threads = bind_to_cores(&t->comm, t->options.threads);
+    t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
     t->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < t->argc; i++) {
         n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]), n = (int)min_i64(n, (int64_t)sizeof t->flags - 1);

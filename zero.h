@@ -195,6 +195,19 @@ static inline void store_update(Store *s, int storage, OptimizerStep o) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Lowering: the store's part of the schedule
 
+// What the plan must know of the model.
+static inline UnitMap unit_map(const GptModel *m) {
+    UnitMap map;
+    memset(&map, 0, sizeof map);
+    map.units = m->units, map.storages = m->storages;
+    map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
+    map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
+    map.by_input = (bool(*)[2])checked_calloc((size_t)m->units, sizeof *map.by_input, "unit map");
+    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
+    map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
+    return map;
+}
+
 // ACQUIRE before and RELEASE after each compute action, left out between neighbours that use the same unit.
 static inline void zero_lower_parameters(Program *p) {
     for (int r = 0; r < p->ranks; r++) {

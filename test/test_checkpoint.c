@@ -357,6 +357,7 @@ static const Forgery forgeries[] = {
     {"\nlosses 5 ", "\nlosses 6 "},
     {"\nlosses 5 ", "\nlosses 4 "},
     {"\nlosses 5 ", "\nlosses -5 "},
+    {"\nlosses 5 ", "\nlosses -5\nrest "},
     {"\nlosses 5 ", "\nlosses 5 x"},
     {"\nlosses 5 ", "\nlosses "},
     {"\nlosses 5 ", "\nloss 5 "},
