@@ -76,7 +76,7 @@ static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len)
         while (i < 4 && (strlen(names[i]) != n || strncmp(p, names[i], n))) { i++; }
         char *end = NULL;
         long long value = i < 4 && p[n] == '=' ? strtoll(p + n + 1, &end, 10) : 0;
-        if (i == 4 || p[n] != '=' || end == p + n + 1 || (*end && (*end != ',' || !end[1])) || *slots[i] || value < 1) {
+        if (i == 4 || p[n] != '=' || end == p + n + 1 || (*end && (*end != ',' || !end[1])) || *slots[i] || value < 1 || value > 1 << 25) {
             die(EXIT_INPUT, "for example \"layers=6,heads=6,channels=384,vocab=256\"", "--model \"%.100s\": cannot read \"%.40s\"", text, p);
         }
         *slots[i] = value;

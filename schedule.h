@@ -13,7 +13,8 @@
 //            deadlock when messages are rendezvous; a unit's forward follows its input, its backward input follows its
 //            forward and the next unit's backward, its backward weight follows its backward input; parameters are acquired
 //            while they are used; REDUCE(storage) follows every contribution, UPDATE follows REDUCE and NORM, and no
-//            acquire of version v + 1 comes before the update that makes it; live activations fit the slots.
+//            acquire of version v + 1 comes before the update that makes it; live activations fit the slots; each unit computes
+//            each sample of the step once; all ranks reduce in one order.
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
@@ -67,7 +68,9 @@ typedef struct {
 typedef struct {
     UnitMap map;
     int ranks, micro_batches;
-    int64_t slots; // micro-batches whose activations a rank can hold at once
+    int64_t samples; // of a step: each unit computes each of them once, on some rank
+    int64_t slots;   // micro-batches whose activations a rank can hold at once
+    int64_t works;   // backward inputs that a rank can hold until their weight part has run
     bool recompute;
     Schedule *rank;
 } Program;
@@ -113,7 +116,7 @@ static inline void schedule_sequential(Program *p, int64_t samples, int64_t micr
             if (micro + 1 > p->micro_batches) { p->micro_batches = micro + 1; }
         }
     }
-    p->slots = 1;
+    p->samples = samples, p->slots = 1, p->works = 1;
 }
 
 // Lowering: keep only block inputs; compute a block's other activations again just before its backward.
@@ -210,15 +213,22 @@ typedef struct {
     unsigned char *done;                       // [rank][unit][micro] flags above
     int *contributions;                        // [rank][storage] still to come
     signed char *acquired, *reduced, *updated; // [rank][storage]
+    int64_t *rows;                             // [rank][unit][micro][2] first row and rows, as the forward had them
+    unsigned char *covered;                    // [unit][sample] some forward computes it
     int *live;                                 // [rank] micro-batches with activations
+    int *pending;                              // [rank] backward inputs whose weight part has not run
+    int *order;                                // [rank][storages] reductions in the order in which they start
+    int *ordered;                              // [rank] how many
+    bool *member;                              // [rank][storage] the rank contributes to its gradient
     bool *normed;                              // [rank]
     char *error;                               // first violation, empty while valid
     size_t error_bytes;
 } Validator;
 
-static inline unsigned char *validator_done(Validator *v, int rank, int unit, int micro) {
-    return &v->done[((size_t)rank * (size_t)v->program->map.units + (size_t)unit) * (size_t)v->program->micro_batches + (size_t)micro];
+static inline size_t validator_index(const Validator *v, int rank, int unit, int micro) {
+    return ((size_t)rank * (size_t)v->program->map.units + (size_t)unit) * (size_t)v->program->micro_batches + (size_t)micro;
 }
+static inline unsigned char *validator_done(Validator *v, int rank, int unit, int micro) { return &v->done[validator_index(v, rank, unit, micro)]; }
 __attribute__((format(printf, 4, 5))) static inline void validator_fail(Validator *v, int rank, const Action *a, const char *format, ...) {
     if (*v->error) { return; }
     char what[160];
@@ -238,6 +248,21 @@ static inline void validate_parameters(Validator *v, int rank, const Action *a) 
     }
 }
 
+// No unit computes a sample twice.
+static inline void validate_coverage(Validator *v, int rank, const Action *a) {
+    int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
+    rows[0] = a->first_row, rows[1] = a->rows;
+    for (int64_t i = a->first_row; i < a->first_row + a->rows; i++) {
+        unsigned char *covered = &v->covered[(int64_t)a->unit * v->program->samples + i];
+        if (*covered) { validator_fail(v, rank, a, "sample %" PRId64 " is computed already", i); }
+        *covered = 1;
+    }
+}
+// What follows a forward works on its rows.
+static inline void validate_rows(Validator *v, int rank, const Action *a) {
+    const int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
+    if (rows[1] && (rows[0] != a->first_row || rows[1] != a->rows)) { validator_fail(v, rank, a, "rows differ from its forward's"); }
+}
 static inline void validate_forward(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     if (*me & DONE_FORWARD) { validator_fail(v, rank, a, "runs twice"); }
@@ -247,6 +272,7 @@ static inline void validate_forward(Validator *v, int rank, const Action *a) {
     for (int u = 0; u < v->program->map.units; u++) { first = first && !(*validator_done(v, rank, u, a->micro) & DONE_FORWARD); }
     if (first && ++v->live[rank] > v->program->slots) { validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->slots); }
     *me |= DONE_FORWARD;
+    validate_coverage(v, rank, a);
 }
 static inline void validate_backward_input(Validator *v, int rank, const Action *a) {
     int units = v->program->map.units;
@@ -258,6 +284,7 @@ static inline void validate_backward_input(Validator *v, int rank, const Action 
     if (!local && !(*me & HAVE_GRADIENT)) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
     if (v->program->recompute && block && !(*me & RECOMPUTED)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_INPUT;
+    if (++v->pending[rank] > v->program->works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
 }
 static inline void validate_backward_weight(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
@@ -265,6 +292,7 @@ static inline void validate_backward_weight(Validator *v, int rank, const Action
     if (!ready) { validator_fail(v, rank, a, "its backward input has not run"); }
     if (*me & DONE_WEIGHT) { validator_fail(v, rank, a, "runs twice"); }
     *me |= DONE_WEIGHT;
+    if (a->unit) { v->pending[rank]--; }
     bool last = true; // the last backward of a micro-batch on this rank frees its slot
     for (int u = 0; u < v->program->map.units; u++) {
         unsigned char d = *validator_done(v, rank, u, a->micro);
@@ -275,6 +303,9 @@ static inline void validate_backward_weight(Validator *v, int rank, const Action
 static inline void validate_recompute(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     if (!(*me & DONE_FORWARD) || (*me & DONE_INPUT)) { validator_fail(v, rank, a, "belongs between its forward and its backward"); }
+    for (int u = 0; u < v->program->map.units; u++) { // one set of block activations: what was recomputed before is gone
+        for (int m = 0; m < v->program->micro_batches; m++) { *validator_done(v, rank, u, m) &= (unsigned char)~RECOMPUTED; }
+    }
     *me |= RECOMPUTED;
 }
 static inline void validate_message(Validator *v, int rank, const Action *a) {
@@ -304,6 +335,7 @@ static inline void validate_state(Validator *v, int rank, const Action *a) {
         if (v->contributions[at]) { validator_fail(v, rank, a, "%d contributions are still to come", v->contributions[at]); }
         if (v->reduced[at]) { validator_fail(v, rank, a, "runs twice"); }
         v->reduced[at] = 1;
+        v->order[rank * v->program->map.storages + v->ordered[rank]++] = a->storage;
     } else if (a->kind == ACT_UPDATE) {
         if (!v->reduced[at] || !v->normed[rank]) { validator_fail(v, rank, a, "needs REDUCE and NORM first"); }
         if (v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
@@ -315,7 +347,8 @@ static inline void validate_state(Validator *v, int rank, const Action *a) {
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     bool per_unit = action_computes(a->kind) || action_sends(a->kind) || action_receives(a->kind);
-    bool good = !per_unit || (a->unit >= 0 && a->unit < p->map.units && a->micro >= 0 && a->micro < p->micro_batches && a->rows > 0);
+    bool good = !per_unit || (a->unit >= 0 && a->unit < p->map.units && a->micro >= 0 && a->micro < p->micro_batches && a->rows > 0 && a->first_row >= 0 &&
+                              a->rows <= p->samples && a->first_row <= p->samples - a->rows);
     good = good && (per_unit || a->kind == ACT_NORM || (a->storage >= 0 && a->storage < p->map.storages));
     if (!good) { validator_fail(v, rank, a, "a field is out of range"); }
     return good;
@@ -326,6 +359,7 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     Validator *v = (Validator *)context;
     if (*v->error || !validate_ranges(v, rank, a)) { return; }
     if (action_computes(a->kind)) { validate_parameters(v, rank, a); }
+    if (action_computes(a->kind) && a->kind != ACT_FORWARD) { validate_rows(v, rank, a); }
     for (int s = 0; s < v->program->map.storages; s++) { // gradients stop changing once they are reduced
         if (!action_contributes(&v->program->map, a, s)) { continue; }
         if (v->reduced[rank * v->program->map.storages + s]) { validator_fail(v, rank, a, "storage %d is already reduced", s); }
@@ -344,6 +378,26 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     }
 }
 
+// Messages are matched by their order: two ranks start the reductions that both take part in alike. A rank takes part in those
+// that it contributes to; one without samples in all.
+static inline bool validator_member(const Validator *v, int rank, int storage) {
+    const bool *member = v->member + rank * v->program->map.storages;
+    bool any = false;
+    for (int s = 0; s < v->program->map.storages; s++) { any = any || member[s]; }
+    return member[storage] || !any;
+}
+static inline void validate_order(Validator *v, int q, int r) {
+    int storages = v->program->map.storages, i = 0, j = 0;
+    const int *a = v->order + q * storages, *b = v->order + r * storages;
+    for (; i < storages && j < storages && !*v->error; i++, j++) {
+        while (i < storages && !(validator_member(v, q, a[i]) && validator_member(v, r, a[i]))) { i++; }
+        while (j < storages && !(validator_member(v, q, b[j]) && validator_member(v, r, b[j]))) { j++; }
+        if (i < storages && j < storages && a[i] != b[j]) {
+            snprintf(v->error, v->error_bytes, "rank %d: reduces storage %d where rank %d reduces storage %d", r, b[j], q, a[i]);
+        }
+    }
+}
+
 // What must have happened by the end: every forward has its backward, every storage its update, nothing is still held.
 static inline void validate_end(Validator *v) {
     const Program *p = v->program;
@@ -356,9 +410,15 @@ static inline void validate_end(Validator *v) {
                 }
             }
         }
+        for (int q = 0; q < r; q++) { validate_order(v, q, r); }
         for (int s = 0; s < p->map.storages; s++) {
             bool bad = !v->updated[r * p->map.storages + s] || v->acquired[r * p->map.storages + s];
             if (bad && !*v->error) { snprintf(v->error, v->error_bytes, "rank %d: storage %d is not updated, or still held, at the end", r, s); }
+        }
+    }
+    for (int64_t i = 0; i < p->map.units * p->samples; i++) {
+        if (!v->covered[i] && !*v->error) {
+            snprintf(v->error, v->error_bytes, "unit %" PRId64 " computes sample %" PRId64 " nowhere", i / p->samples, i % p->samples);
         }
     }
 }
@@ -372,13 +432,22 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->acquired = (signed char *)checked_calloc(per_storage, 1, "validator");
     v->reduced = (signed char *)checked_calloc(per_storage, 1, "validator");
     v->updated = (signed char *)checked_calloc(per_storage, 1, "validator");
+    v->rows = (int64_t *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(int64_t) * (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->covered = (unsigned char *)checked_calloc((size_t)p->map.units, (size_t)p->samples, "validator");
+    v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
+    v->order = (int *)checked_calloc(per_storage, sizeof(int), "validator");
+    v->ordered = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
+    v->pending = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
     v->live = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];
             if (!action_computes(a->kind) || a->unit < 0 || a->unit >= p->map.units) { continue; }
-            for (int s = 0; s < p->map.storages; s++) { v->contributions[r * p->map.storages + s] += action_contributes(&p->map, a, s); }
+            for (int s = 0; s < p->map.storages; s++) {
+                v->contributions[r * p->map.storages + s] += action_contributes(&p->map, a, s);
+                v->member[r * p->map.storages + s] = v->contributions[r * p->map.storages + s] > 0;
+            }
         }
     }
 }
@@ -397,6 +466,7 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
     }
     if (!*error) { validate_end(&v); }
     free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.live), free(v.normed);
+    free(v.rows), free(v.covered), free(v.order), free(v.ordered), free(v.pending), free(v.member);
     return !*error;
 }
 

@@ -490,9 +490,10 @@ static void start(Trainer *t, int argc, char **argv) {
     free(everyone);
     t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
     t->stream.progress = comm_progress;
-    for (int i = 1, n = 0; i < t->argc; i++) {
-        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]), n = (int)min_i64(n, (int64_t)sizeof t->flags - 1);
+    for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
+        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]);
     }
+    for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line of the manifest
 }
 
 static void plan(Trainer *t) {

@@ -2,7 +2,6 @@
 // changed, forged or foreign file is taken for a checkpoint, nor ends the program by a signal; that a failed save (read-only
 // folder, full disk at every page) leaves the older checkpoint as it was and nothing half-written; and that a folder is locked,
 // cleaned, pruned and set aside as promised. Random places come from TEST_SEED (printed). What ends the program runs in a child.
-#define _GNU_SOURCE
 #include "ops_cpu.h"
 #include "checkpoint.h"
 

@@ -2,7 +2,6 @@
 // (test/golden, made by make_golden.py), whatever the micro-batch, with recomputation and, more loosely, in bf16. The tensor
 // table covers every parameter once, files lie as llm.c's, initial values are what the banner says, and every descriptor is
 // the model that its name promises. What must end the program runs in a child, whose exit code and message are checked.
-#define _GNU_SOURCE
 #include "ops_cpu.h"
 #include "checkpoint.h"
 #include "executor.h"

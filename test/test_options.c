@@ -1,7 +1,6 @@
 // test_options.c: proves that every flag of the table parses in every form, has its default, accepts its bounds and refuses
 // what lies beyond; that whatever is wrong ends with exit code 2 and a message that names the flag; that every pair of the
 // pair table can be met; and that --help and --compat leave nothing out. Each command line below is parsed for real.
-#define _GNU_SOURCE // open_memstream
 #include "options.h"
 
 #include <setjmp.h>   // cmocka needs it

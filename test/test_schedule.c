@@ -1,7 +1,6 @@
 // test_schedule.c: proves that schedule.h and the lowerings of zero.h make valid programs for every small layout, that the
 // validator refuses each kind of hand-made damage for the right reason, that the simulator gives the times one works out
 // with a pencil, that the printer leaves nothing out, and that each sample is dealt to exactly one rank.
-#define _GNU_SOURCE // open_memstream
 #include "ops_cpu.h"
 #include "zero.h"
 
@@ -70,7 +69,7 @@ static Program pipeline(int stages, const char *const steps[]) {
             if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
         }
     }
-    p.micro_batches = 2, p.slots = 2;
+    p.micro_batches = 2, p.slots = 2, p.samples = 4, p.works = 1;
     zero_lower_parameters(&p);
     zero_lower_updates(&p);
     return p;
@@ -142,6 +141,7 @@ typedef enum {
     PEER,
     KIND, // = value
     SLOTS,
+    WORKS,
     MICRO_BATCHES, // of the program = value
 } Change;
 typedef struct {
@@ -156,6 +156,14 @@ typedef struct {
 } Damage;
 
 static const Damage damages[] = {
+    // rows and samples
+    {"backward of other rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, 1, "rows differ from its forward's"},
+    {"backward from another row", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 1, 0, FIRST_ROW, 1, "rows differ from its forward's"},
+    {"negative first row", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, FIRST_ROW, -1, "a field is out of range"},
+    {"rows beyond the step", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, FIRST_ROW, 3, "a field is out of range"},
+    {"a sample twice", BASE_PLAIN, 0, ACT_FORWARD, 0, 1, FIRST_ROW, 1, "sample 1 is computed already"},
+    {"no weight buffers", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, WORKS, 0, "the weight part before it has not run"},
+    {"another order of reductions", BASE_RANKS, 1, ACT_REDUCE, 1, -1, SWAP, 0, "rank 1: reduces storage 0 where rank 0 reduces storage 1"},
     // compute
     {"no embedding forward", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, DROP, 0, "FORWARD unit 1 storage -1 micro-batch 0: its input is not there"},
     {"no block forward", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, DROP, 0, "FORWARD unit 2 storage -1 micro-batch 1: its input is not there"},
@@ -163,7 +171,8 @@ static const Damage damages[] = {
     {"no head backward", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: its backward input has not run"},
     {"no block backward input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 1, DROP, 0,
      "BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: its backward input has not run"},
-    {"no block backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 1, DROP, 0, "unit 2 micro-batch 1 has a forward but no backward weight"},
+    {"no first block's backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 1, DROP, 0, "unit 0 micro-batch 1 has a forward but no backward weight"},
+    {"no block backward weight", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 1, DROP, 0, "the weight part before it has not run"},
     {"no embedding backward", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, DROP, 0, "more live micro-batches than the 1 slots"},
     {"embedding backward before the block's", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MOVE_UP, 25, // to its forward, where wte and wpe are held
      "BACKWARD_WEIGHT unit 0 storage -1 micro-batch 0: its backward input has not run"},
@@ -306,6 +315,7 @@ static void damage(Program *p, const Damage *d) {
     case PEER: a->peer = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
     case SLOTS: p->slots = d->value; break;
+    case WORKS: p->works = d->value; break;
     case MICRO_BATCHES: p->micro_batches = d->value; break;
     }
 }

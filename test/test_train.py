@@ -17,6 +17,7 @@ Every run that reaches its end is also checked for memory and traffic as predict
 layouts tested here. The model is that of test/golden (92208 parameters): a run is mostly mpirun's start. Standard library only.
 """
 import array
+import atexit
 import concurrent.futures
 import glob
 import json
@@ -165,6 +166,7 @@ class Job:
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
             self.process = subprocess.Popen(command, shell=bool(shell), stdin=subprocess.DEVNULL, stdout=stdout or out, stderr=err, env=ENVIRONMENT,
                                             cwd=TEMPORARY, preexec_fn=limit)
+        atexit.register(self.end_all)
 
     def pids(self):
         """The program's processes under this mpirun (its children's children too: a shell, a daemon), rank 0 first."""
@@ -178,12 +180,37 @@ class Job:
             mine |= {pid for pid, parent in parents.items() if parent in mine}
         return sorted(pid for pid in mine if os.path.exists(f"/proc/{pid}/exe") and os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(self.binary))
 
-    def kill(self, pids):
+    @staticmethod
+    def kill(pids):
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def end_all(self):
+        """Ends what a failed test has left running."""
+        if self.process.poll() is None:
+            self.kill([*self.pids(), self.process.pid])
+            self.process.wait()
+
+    def die(self, victims):
+        """Kills ranks; the others must end by themselves. Returns mpirun's exit code, or None where mpirun hangs by itself.
+
+        Open MPI 4.1.4 does so now and then when a rank dies while it connects: all ranks are gone, and mpirun waits for a
+        mutex in PMIx_server_finalize.
+        """
+        start = time.time()
+        self.kill(victims)
+        while self.process.poll() is None and self.pids():
+            if time.time() - start > 30:  # 1 or 2 s; the machine may be busy
+                raise AssertionError(f"ranks {self.pids()} outlive the killed {victims}: {self.command}")
+            time.sleep(0.02)
+        try:
+            return self.process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self.end_all()
+            return None
 
     def wait_until(self, condition, what):
         end = time.time() + TIMEOUT
@@ -200,7 +227,7 @@ class Job:
         try:
             self.code = self.process.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            self.kill([*self.pids(), self.process.pid])
+            self.end_all()
             raise AssertionError(f"still running after {TIMEOUT} s: {self.command}") from None
         self.out, self.err = (get(path).decode(errors="replace") for path in (self.out_path, self.err_path))
         return self
@@ -395,7 +422,8 @@ class Optimizers(TestCase):
         draw, window, out = random.Random(1), 128, os.path.join(scratch(), "out")
         tokens = [5 + 3 * (i % 16) for i in range(8 * 150)]
         tokens[8 * 135:8 * 137] = [draw.randrange(VOCAB) for _ in range(16)]
-        same = dict(train=shard(tokens), val=TOKENS, seq_len=8, batch_tokens=8, micro_batch=1, steps=150, val_every=1, val_batches=1, out=out, save_every=132)
+        same = dict(train=shard(tokens), val=TOKENS, seq_len=8, batch_tokens=8, micro_batch=1, steps=150, val_every=1, val_batches=1, out=out,
+                    save_every=132)
         both = train_all([dict(same, skip_loss_z=4), dict(same, skip_grad_z=4, out=None, save_every=None)])
         for job, field in zip(both, ("loss", "grad_norm")):
             values, limit = [float(v) for v, in job.steps(field)], []
@@ -631,10 +659,8 @@ class Kills(TestCase):
                 seen = job.logged()
                 job.wait_until(lambda: job.logged() > seen, "a step")
             time.sleep(draw.uniform(0, 0.4))
-            pids, start = job.pids(), time.time()
-            job.kill([draw.choice(pids)] if draw.random() < 0.25 else pids)
-            self.assertNotEqual(job.wait().code, EXIT_DONE)
-            self.assertLess(time.time() - start, 30, "the others wait for the dead")  # 1 or 2 s; the machine may be busy
+            pids = job.pids()
+            self.assertNotEqual(job.die([draw.choice(pids)] if draw.random() < 0.25 else pids), EXIT_DONE)
             found, text = (checkpoints(out) or [0])[-1], get(log).decode() if os.path.exists(log) else ""
             for event, lost in (("checkpoint", 0), ("step", self.EVERY)):
                 reached = max(map(int, re.findall(rf'"event":"{event}","step":(\d+)', text)), default=0)
