@@ -11,7 +11,6 @@
 //   test_comm mismatch   two ranks disagree about a length; must end with exit code 4
 #include "comm.h"
 
-
 enum { MAX_RANKS = 8, GUARD = 16, LONGEST = 9000, SHAPES = 7, STAGING = 1 << 16 };
 
 static Comm comm;
@@ -112,9 +111,7 @@ static void check_counters(CommKind kind, const Group *g, const int64_t *bounds,
     int64_t predicted[LINK_KINDS] = {0, 0};
     comm_bytes_sent(kind, g, g->me, bounds, element_bytes, predicted);
     for (int k = 0; k < COMM_KINDS; k++) {
-        for (int l = 0; l < LINK_KINDS; l++) {
-            check(comm.bytes[k][l] == (k == (int)kind ? predicted[l] : 0), "byte counters", g, layout, shape);
-        }
+        for (int l = 0; l < LINK_KINDS; l++) { check(comm.bytes[k][l] == (k == (int)kind ? predicted[l] : 0), "byte counters", g, layout, shape); }
     }
     comm_reset_counters(&comm);
 }
@@ -160,9 +157,7 @@ static void test_all_reduce(const Group *g, int layout, int shape, DType wire) {
     fill(buffers->in, n, shape);
     comm_wait(&comm, comm_all_reduce(&comm, g, buffers->in + GUARD, bounds, wire));
     bool sums = true;
-    for (int64_t e = 0; e < n; e++) {
-        sums = sums && same_bits(buffers->in[GUARD + e], on_wire(expected_sum(g, layout, e, shape, wire), wire, g->n));
-    }
+    for (int64_t e = 0; e < n; e++) { sums = sums && same_bits(buffers->in[GUARD + e], on_wire(expected_sum(g, layout, e, shape, wire), wire, g->n)); }
     check(sums, wire == DTYPE_BF16 ? "all_reduce bf16" : "all_reduce fp32", g, layout, shape);
     check(guards_hold(buffers->in, n), "all_reduce wrote outside its array", g, layout, shape);
     check_counters(COMM_ALL_REDUCE, g, bounds, dtype_size(wire), layout, shape);
