@@ -158,7 +158,7 @@ static inline int state_file_write(const char *path, const Store *s, int member,
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int kind = 0; kind < STATE_KINDS; kind++) {
             for (int storage = 0; storage < s->model->storages && store_state(s, (StateKind)kind, storage); storage++) {
-                const int64_t *bounds = s->bounds + storage * (s->group->n + 1) + member;
+                const int64_t *bounds = store_slices(s, storage) + member;
                 StatePiece piece = {kind, storage, bounds[0], bounds[1] - bounds[0]};
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
@@ -463,6 +463,7 @@ static inline void checkpoints_prune(const char *out, int64_t saved, int64_t kee
 static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep, const char *flags, char *path, size_t path_bytes) {
     char temporary[1100], file[1200];
     Comm *comm = s->comm;
+    store_settle(s);
     checkpoint_folder(path, path_bytes, out, p->step, "");
     checkpoint_folder(temporary, sizeof temporary, out, p->step, ".tmp");
     if (comm->rank == 0) { folder_remove(temporary); }

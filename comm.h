@@ -33,7 +33,7 @@ static const char *const comm_link_names[LINK_KINDS] = {"intra", "inter"};
 enum {
     COMM_QUEUE = 1024,         // collectives started and not completed
     COMM_MESSAGES = 256,       // sends and receives likewise
-    COMM_SLOTS = 2,            // pieces of a reduction in flight
+    COMM_SLOTS = 8,            // pieces of a reduction in flight
     COMM_PART_BYTES = 1 << 30, // of one MPI message: its counts are ints
     TAG_LOCAL = 1,             // messages of collectives: inside a node (or one level), between nodes
     TAG_NODES = 2,
@@ -323,13 +323,14 @@ static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
 //   contributions [nodes][locals - 1] | sums [nodes] | received sums [nodes] | bf16 only: to send [n], own rounded [nodes]
 static inline int64_t comm_segments(const Group *g, DType wire) {
     int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
-    return contributions + 2 * g->nodes + (wire == DTYPE_BF16 ? g->n + g->nodes : 0);
+    return contributions + (g->nodes > 1 ? 2 * g->nodes : 0) + (wire == DTYPE_BF16 ? g->n + g->nodes : 0);
 }
 typedef enum { STAGED_CONTRIBUTIONS, STAGED_SUMS, STAGED_RECEIVED, STAGED_SENT, STAGED_OWN } CommRegion;
 static inline float *comm_staged(const Comm *c, const CommOp *op, const CommSlot *slot, CommRegion region, int index) {
     const Group *g = op->group;
     int64_t contributions = (int64_t)g->nodes * (g->locals - 1);
-    int64_t begin[] = {0, contributions, contributions + g->nodes, contributions + 2 * g->nodes, contributions + 2 * g->nodes + g->n};
+    int64_t sums = g->nodes > 1 ? g->nodes : 0; // one node: straight into the result
+    int64_t begin[] = {0, contributions, contributions + sums, contributions + 2 * sums, contributions + 2 * sums + g->n};
     int64_t segment = (slot - c->slot) * comm_segments(g, op->wire) + begin[region] + index;
     return (float *)(void *)c->staging + segment * c->piece_elements;
 }

@@ -216,7 +216,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->store->updates[a->storage] + a->version); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
-        case ACT_UPDATE: store_update(e->store, a->storage, *optimizer); break;
+        case ACT_UPDATE: store_update(e->store, a->storage, step + a->step, *optimizer); break;
         case ACT_NORM: *norm = store_norm(e->store); return;
         default: run_compute(e, a, pass);
         }

@@ -164,26 +164,30 @@ static inline double action_seconds(const void *context, int rank, const Action 
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / c->rates.flops_per_s : 0;
     double classifier = head ? gpt_head_forward_flops(c->model, tokens) / c->rates.flops_per_s : 0;
-    double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
+    double pass = tokens * C * 4 / c->rates.bytes_per_s;                                      // one pass over a (N, C) tensor
+    double message = elements * 4 * (c->ranks - 1) / c->ranks / c->rates.message_bytes_per_s; // 0 for one rank
     switch (a->kind) {
     case ACT_FORWARD:
     case ACT_RECOMPUTE: return product + (block ? 20 : 2) * pass;
     case ACT_BACKWARD_INPUT: return product + 3 * classifier + (block ? 20 : 6) * pass;
     case ACT_BACKWARD_WEIGHT: return product + 4 * pass;
-    case ACT_REDUCE: return c->ranks > 1 ? 2.0 * elements * 4 * (c->ranks - 1) / c->ranks / c->rates.message_bytes_per_s : 0;
-    case ACT_NORM: return (double)c->model->parameters * 4 / c->rates.bytes_per_s;
-    case ACT_UPDATE: return elements * (c->adam ? 28 : 20) / c->rates.bytes_per_s;
+    case ACT_REDUCE: return message;
+    case ACT_NORM: return (double)c->model->parameters * 4 / c->ranks / c->rates.bytes_per_s;
+    case ACT_UPDATE: return elements * (c->adam ? 28 : 20) / c->ranks / c->rates.bytes_per_s + message;
     default: return 0;
     }
 }
 
-// Traffic of one step: what each REDUCE of this rank's schedule will send.
-static inline void predict_traffic(const Schedule *schedule, const GptModel *m, const Group *group, DType wire, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+// Traffic of one step: what each REDUCE and UPDATE of this rank's schedule will send.
+static inline void predict_traffic(const Schedule *schedule, const GptModel *m, const Group *group, DType dtype, DType wire,
+                                   int64_t traffic[COMM_KINDS][LINK_KINDS]) {
     int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
     for (int i = 0; i < schedule->count; i++) {
-        if (schedule->actions[i].kind != ACT_REDUCE) { continue; }
-        store_bounds(gpt_storage_elements(m, schedule->actions[i].storage), group->n, bounds);
-        comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, dtype_size(wire), traffic[COMM_ALL_REDUCE]);
+        const Action *a = &schedule->actions[i];
+        if (a->kind != ACT_REDUCE && a->kind != ACT_UPDATE) { continue; }
+        CommKind kind = a->kind == ACT_REDUCE ? COMM_REDUCE_SCATTER : COMM_ALL_GATHER;
+        store_bounds(gpt_storage_elements(m, a->storage), group->n, bounds);
+        comm_bytes_sent(kind, group, group->me, bounds, dtype_size(a->kind == ACT_REDUCE ? wire : dtype), traffic[kind]);
     }
     free(bounds);
 }

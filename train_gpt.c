@@ -126,11 +126,12 @@ static void setup_schedule(Trainer *t) {
     }
 }
 
-// Messages between ranks: pieces of up to 16 MiB, so that few round trips are needed while ops compute between two polls.
+// Messages between ranks: eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls,
+// and small enough that what was received is summed from cache.
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    size_t bytes = comm_staging_bytes(&t->world, (DType)t->options.reduce_dtype, most, (size_t)32 << 20);
+    size_t bytes = comm_staging_bytes(&t->world, (DType)t->options.reduce_dtype, most, (size_t)8 << 20);
     comm_allocate(&t->comm, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 
@@ -154,7 +155,7 @@ static void predict(Trainer *t) {
     p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
     p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + t->comm.staging_bytes + workspace_bytes(t);
     p->host = (size_t)process_memory("VmRSS:") - memory_device(memory_taken);
-    predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->world, (DType)o->reduce_dtype, p->traffic);
+    predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->world, t->dtype, (DType)o->reduce_dtype, p->traffic);
     Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam};
     p->step_s = schedule_simulate(&t->program, action_seconds, &costs, NULL);
 }
@@ -561,6 +562,7 @@ static bool train(Trainer *t) {
 }
 
 static int finish(Trainer *t, bool stopped) {
+    store_settle(&t->store);
     report_end(t);
     if (*t->options.export_file && t->comm.rank == 0) {
         int error = model_file_write(t->options.export_file, &t->store);

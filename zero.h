@@ -2,17 +2,19 @@
 //
 // Verbs carry the step or version: acquire/release(storage, version), gradient/reduce(storage, step), norm(step),
 // update(storage, step). Everything above this header asks for a storage's parameters or gradient through them, and does
-// not know whether they are whole, sharded or somewhere else. This is ZeRO stage 0 (arXiv 1910.02054, section 5's baseline):
-// every rank holds everything; gradients are summed over the ranks, storage by storage, while the backward pass goes on.
+// not know whether they are whole, sharded or somewhere else. This is ZeRO stage 0 (arXiv 1910.02054, the baseline of its
+// section 3): every rank holds all states. The work is divided: a rank owns one slice of each storage. Its gradient is summed
+// over the ranks there (reduce-scatter, while the backward pass goes on), updated there, and the new parameters are gathered
+// (while the next forward pass begins): 2 (R-1)/R of the parameters are sent, as an all-reduce would.
 //
 // Layout     one allocation per kind of state, storages one after another (offset[storage]):
 //            master  fp32 parameters; with --dtype fp32 they are the working parameters as well
 //            params  working parameters in bf16 (with --dtype bf16)
-//            grads   fp32 sums over the micro-steps of a step
-//            m, v    moments (sgd: m is the momentum buffer, there is no v)
+//            grads   fp32 sums over the micro-steps of a step; after the reduction valid in the own slice
+//            m, v    moments (sgd: m is the momentum buffer, there is no v); current in the own slice, as are bf16's masters
 //            unpacked  the acquired units' parameters in compute precision, where that differs from storage precision
 // Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added in chunk order, so
-//            they do not depend on the layout. Shards are cut at chunk borders.
+//            they do not depend on the layout. Slices are cut at chunk borders.
 #ifndef ZERO_H
 #define ZERO_H
 
@@ -33,14 +35,14 @@ typedef struct {
     uint16_t *params; // NULL with fp32
     char *unpacked;
     size_t unpacked_bytes, unpacked_used;
-    int held;              // storages acquired now
-    int64_t *offset;       // [storages + 1] in elements
-    int64_t *chunk_offset; // [storages + 1] in norm chunks
-    int64_t *bounds;       // [storages][ranks + 1] slices of the reduction
-    double *norm_partials; // [chunks]
-    bool *fresh;           // [storages] the gradient has no contribution in this step yet
-    CommHandle *reducing;  // [storages]
-    int64_t *updates;      // [storages] updates so far: the version that exists, and the step counter of the moments
+    int held;                         // storages acquired now
+    int64_t *offset;                  // [storages + 1] in elements
+    int64_t *bounds;                  // [storages][ranks + 1] slices
+    double *partials;                 // [all chunks] of the norm: rank by rank, storage by storage
+    int64_t *partial_bounds;          // [ranks + 1]
+    bool *fresh;                      // [storages] the gradient has no contribution in this step yet
+    CommHandle *reducing, *gathering; // [storages]
+    int64_t *updates;                 // [storages] updates so far: the version that exists, and the step counter of the moments
 } Store;
 
 // Bytes of each kind of state on one rank: what is printed before anything is allocated, and what store_allocate takes.
@@ -74,6 +76,9 @@ static inline void store_bounds(int64_t elements, int n, int64_t *bounds) {
     for (int r = 0; r <= n; r++) { bounds[r] = min_i64(part_begin(chunks, n, r) * NORM_CHUNK, elements); }
 }
 
+// Norm chunks in slice r.
+static inline int64_t store_chunks(const int64_t *bounds, int r) { return ceil_div(bounds[r + 1] - bounds[r], NORM_CHUNK); }
+
 // Places and allocates everything. comm, stream and group must outlive the store.
 static inline Store store_make(const GptModel *m, Comm *comm, const Group *group, Stream *stream, DType dtype, DType wire, bool adam) {
     Store s;
@@ -81,19 +86,21 @@ static inline Store store_make(const GptModel *m, Comm *comm, const Group *group
     s.model = m, s.comm = comm, s.group = group, s.stream = stream, s.dtype = dtype, s.wire = wire, s.adam = adam;
     size_t n = (size_t)m->storages, row = (size_t)group->n + 1;
     s.offset = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "store");
-    s.chunk_offset = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "store");
     s.bounds = (int64_t *)checked_calloc(n * row, sizeof(int64_t), "store");
     s.fresh = (bool *)checked_calloc(n, sizeof(bool), "store");
     s.reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s.gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s.partial_bounds = (int64_t *)checked_calloc(row, sizeof(int64_t), "store");
     s.updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     for (int i = 0; i < m->storages; i++) {
-        int64_t elements = gpt_storage_elements(m, i), chunks = ceil_div(elements, NORM_CHUNK);
-        s.offset[i + 1] = s.offset[i] + elements;
-        s.chunk_offset[i + 1] = s.chunk_offset[i] + chunks;
-        store_bounds(elements, group->n, s.bounds + (size_t)i * row);
+        int64_t *bounds = s.bounds + (size_t)i * row;
+        s.offset[i + 1] = s.offset[i] + gpt_storage_elements(m, i);
+        store_bounds(gpt_storage_elements(m, i), group->n, bounds);
+        for (int r = 0; r < group->n; r++) { s.partial_bounds[r + 1] += store_chunks(bounds, r); }
         s.fresh[i] = true;
     }
-    s.norm_partials = (double *)checked_calloc((size_t)s.chunk_offset[n], sizeof(double), "norm partials");
+    for (int r = 0; r < group->n; r++) { s.partial_bounds[r + 1] += s.partial_bounds[r]; }
+    s.partials = (double *)checked_calloc((size_t)s.partial_bounds[group->n], sizeof(double), "norm partials");
     StoreBytes b = store_bytes(m, dtype, adam);
     size_t floats = (size_t)m->parameters * sizeof(float);
     s.master = (float *)memory_take(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
@@ -108,7 +115,7 @@ static inline Store store_make(const GptModel *m, Comm *comm, const Group *group
 
 static inline void store_free(Store *s) {
     ops_free(s->master), ops_free(s->params), ops_free(s->grads), ops_free(s->m), ops_free(s->v), ops_free(s->unpacked);
-    free(s->offset), free(s->chunk_offset), free(s->bounds), free(s->fresh), free(s->reducing), free(s->updates), free(s->norm_partials);
+    free(s->offset), free(s->bounds), free(s->fresh), free(s->reducing), free(s->gathering), free(s->updates), free(s->partials), free(s->partial_bounds);
     memset(s, 0, sizeof *s);
 }
 
@@ -131,6 +138,7 @@ static inline void store_masters_changed(Store *s) {
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     assert(version == s->updates[storage]);
     (void)version;
+    comm_wait(s->comm, s->gathering[storage]);
     s->held++;
     int64_t elements = s->offset[storage + 1] - s->offset[storage];
     const void *stored = s->params ? (const void *)(s->params + s->offset[storage]) : (const void *)(s->master + s->offset[storage]);
@@ -146,6 +154,12 @@ static inline void store_release(Store *s, int storage) {
     if (--s->held == 0) { s->unpacked_used = 0; }
 }
 
+// Waits until all parameters are there, before they are read otherwise than by store_acquire. All members call it.
+static inline void store_settle(Store *s) {
+    for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
+}
+static inline const int64_t *store_slices(const Store *s, int storage) { return s->bounds + storage * (s->group->n + 1); }
+
 // Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
     *accumulate = !s->fresh[storage];
@@ -159,37 +173,54 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     if (s->fresh[storage]) { ops_zero(s->stream, grad, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = true;
     comm_label(s->comm, "gradient", storage, step);
-    s->reducing[storage] = comm_all_reduce(s->comm, s->group, grad, s->bounds + storage * (s->group->n + 1), s->wire);
+    s->reducing[storage] = comm_reduce_scatter(s->comm, s->group, grad, grad, store_slices(s, storage), s->wire);
 }
 
-// Waits for all reductions and returns the norm of the whole gradient, every storage counted once.
+// Waits for all reductions and returns the norm of the whole gradient, every storage counted once. All members call it.
 static inline double store_norm(Store *s) {
+    int ranks = s->group->n, me = s->group->me;
+    double *mine = s->partials + s->partial_bounds[me], sum = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) { comm_wait(s->comm, s->reducing[i]); }
-    double sum = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        double *partials = s->norm_partials + s->chunk_offset[i];
-        ops_norm_partials(s->stream, partials, s->grads + s->offset[i], gpt_storage_elements(s->model, i), NORM_CHUNK);
-        for (int64_t c = 0; c < s->chunk_offset[i + 1] - s->chunk_offset[i]; c++) { sum += partials[c]; }
+        const int64_t *slice = store_slices(s, i) + me;
+        ops_norm_partials(s->stream, mine, s->grads + s->offset[i] + slice[0], slice[1] - slice[0], NORM_CHUNK);
+        mine += store_chunks(store_slices(s, i), me);
+    }
+    comm_all_gather_doubles(s->comm, s->partials, s->partial_bounds);
+    for (int i = 0; i < s->model->storages; i++) { // in the order of the elements: a rank's chunks of a storage follow those before
+        for (int r = 0; r < ranks; r++) {
+            const double *theirs = s->partials + s->partial_bounds[r];
+            for (int j = 0; j < i; j++) { theirs += store_chunks(store_slices(s, j), r); }
+            for (int64_t c = 0; c < store_chunks(store_slices(s, i), r); c++) { sum += theirs[c]; }
+        }
     }
     return sqrt(sum);
 }
 
-// One optimizer update of a storage with its reduced gradient; weight decay on 2-D tensors only.
-static inline void store_update(Store *s, int storage, OptimizerStep o) {
+// One optimizer update of my slice of a storage, weight decay on 2-D tensors only; then the new parameters travel to all.
+// All members call it, storages in the same order.
+static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(s->model, storage, parts);
+    const int64_t *slice = store_slices(s, storage) + s->group->me;
     float decay = o.weight_decay;
     o.step = ++s->updates[storage];
     for (int i = 0; i < n; i++) {
-        int64_t at = s->offset[storage] + parts[i].offset;
+        int64_t begin = max_i64(slice[0], parts[i].offset), end = min_i64(slice[1], parts[i].offset + parts[i].elements);
+        if (begin >= end) { continue; }
+        int64_t at = s->offset[storage] + begin;
         void *param = s->params ? (void *)(s->params + at) : (void *)(s->master + at);
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         if (s->adam) {
-            ops_adamw(s->stream, s->master + at, param, s->dtype, s->m + at, s->v + at, s->grads + at, parts[i].elements, o);
+            ops_adamw(s->stream, s->master + at, param, s->dtype, s->m + at, s->v + at, s->grads + at, end - begin, o);
         } else {
-            ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, parts[i].elements, o);
+            ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, end - begin, o);
         }
     }
+    int64_t at = s->offset[storage];
+    comm_label(s->comm, "parameters", storage, step);
+    s->gathering[storage] =
+        comm_all_gather(s->comm, s->group, s->params ? (void *)(s->params + at) : (void *)(s->master + at), store_slices(s, storage), dtype_size(s->dtype));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -232,7 +263,8 @@ static inline void zero_lower_parameters(Program *p) {
 }
 
 // REDUCE right after a storage's last contribution; storages without any (a rank without samples) at the end. The order is
-// the same on every rank: lnf, blocks from the last to the first, then wte and wpe. Then NORM, then UPDATE in that order.
+// the same on every rank: lnf, blocks from the last to the first, then wpe and wte. Then NORM, then UPDATE in the order in
+// which the next forward pass wants the parameters.
 static inline void zero_lower_updates(Program *p) {
     for (int r = 0; r < p->ranks; r++) {
         Schedule out = {NULL, 0, 0};
@@ -251,7 +283,7 @@ static inline void zero_lower_updates(Program *p) {
             }
         }
         schedule_add(&out, action_make(ACT_NORM, -1, -1, -1));
-        for (int s = p->map.storages - 1; s >= 0; s--) { schedule_add(&out, action_make(ACT_UPDATE, -1, s, -1)); }
+        for (int s = 0; s < p->map.storages; s++) { schedule_add(&out, action_make(ACT_UPDATE, -1, s, -1)); }
         free(last);
         schedule_free(in);
         *in = out;

@@ -511,7 +511,7 @@ int main(int argc, char **argv) {
     bool benchmark = argc > 1 && !strcmp(argv[1], "bench");
     if (comm.ranks > MAX_RANKS) { die(EXIT_INPUT, "", "test_comm runs on at most %d ranks, not %d", MAX_RANKS, comm.ranks); }
     comm_place(&comm, 0);
-    size_t staging = benchmark ? (size_t)32 << 20 : STAGING;
+    size_t staging = benchmark ? (size_t)8 << 20 : STAGING;
     comm_allocate(&comm, checked_malloc(staging, "staging"), staging);
     comm.timeout_s = 120;
     buffers = (Buffers *)checked_calloc(1, sizeof(Buffers), "buffers");

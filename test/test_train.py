@@ -170,15 +170,17 @@ class Job:
 
     def pids(self):
         """The program's processes under this mpirun (its children's children too: a shell, a daemon), rank 0 first."""
-        parents, mine = {}, {self.process.pid}
+        parents, found, mine = {}, [], {self.process.pid}
         for path in glob.glob("/proc/[0-9]*/stat"):
             try:
-                parents[int(path.split("/")[2])] = int(get(path).rsplit(b") ", 1)[1].split()[1])
+                pid = int(path.split("/")[2])
+                parents[pid] = int(get(path).rsplit(b") ", 1)[1].split()[1])
+                found += [pid] if get(f"/proc/{pid}/cmdline").startswith(self.binary.encode() + b"\0") else []
             except OSError:
                 pass  # it ended meanwhile
         for _ in range(4):
             mine |= {pid for pid, parent in parents.items() if parent in mine}
-        return sorted(pid for pid in mine if os.path.exists(f"/proc/{pid}/exe") and os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(self.binary))
+        return sorted(mine.intersection(found))
 
     @staticmethod
     def kill(pids):
@@ -481,7 +483,8 @@ class Models(TestCase):
             bits = sum(window[first:last]) * T / math.log(2)
             return sum(window[first:last]) / (last - first), bits / (sum(len(texts[t]) * (t != 9) for t in targets) if ranked else len(targets))
         same = dict(steps=0, val_every=1, train="no such file")
-        cases = [(dict(val_batches=1), (0, 3)), (dict(val_batches=2, ranks=3), (0, 6)), (dict(val_batches=-1), (0, WINDOWS)), (dict(val_batches=-1, ranks=2), (0, WINDOWS)),
+        cases = [(dict(val_batches=1), (0, 3)), (dict(val_batches=2, ranks=3), (0, 6)), (dict(val_batches=-1), (0, WINDOWS)),
+                 (dict(val_batches=-1, ranks=2), (0, WINDOWS)),
                  (dict(val_batches=-1, ranks=4, micro_batch=1), (0, WINDOWS)), (dict(val_batches=-1, tokenizer=tokenizer(texts, 9)), (0, WINDOWS))]
         for (changes, part), job in zip(cases, train_all([dict(same, **changes) for changes, _ in cases])):
             (event,) = job.of("val")
@@ -527,7 +530,8 @@ class Models(TestCase):
 class Resume(TestCase):
     def test_bit_equal(self):
         cases = [dict(ranks=2, shuffle=1, micro_batch=1, batch_tokens=4 * T, lr_schedule="cosine", final_lr_fraction=0, warmup=2),
-                 dict(ranks=2, dtype="bf16", reduce_dtype="bf16", shuffle=1), dict(optimizer="sgd", lr=0.05, windows="document", shuffle=1), dict(ranks=3, recompute="block")]
+                 dict(ranks=2, dtype="bf16", reduce_dtype="bf16", shuffle=1), dict(optimizer="sgd", lr=0.05, windows="document", shuffle=1),
+                 dict(ranks=3, recompute="block")]
         cases = [dict(case, steps=6, save_every=3, val_every=2, val_batches=2, out=os.path.join(scratch(), "out")) for case in cases]
         for case, whole in zip(cases, train_all(cases)):
             with self.subTest(**case):
@@ -559,7 +563,8 @@ class Resume(TestCase):
         whole = train(**same, ranks=2, save_every=4, batch_tokens=5 * T)
         shutil.rmtree(checkpoint(out, 8))
         # bf16 from fp32 states: as in Golden.test_bf16
-        for changes, tolerance in ((dict(ranks=1), SAME), (dict(ranks=3, micro_batch=1), SAME), (dict(ranks=4, recompute="block"), SAME), (dict(dtype="bf16"), 2e-3)):
+        for changes, tolerance in ((dict(ranks=1), SAME), (dict(ranks=3, micro_batch=1), SAME), (dict(ranks=4, recompute="block"), SAME),
+                                   (dict(dtype="bf16"), 2e-3)):
             job = train(**same, **changes, resume=1, batch_tokens=5 * T)
             self.assert_close(job.losses(), whole.losses()[4:], tolerance, changes)
         other = dict(same, batch_tokens=5 * T, resume=1)
@@ -604,9 +609,11 @@ class Resume(TestCase):
         for flags in (dict(train=odd, tokenizer=""), dict(val="~ ! # \t {a,b} [x] ? * | < > & ( )", tokenizer="")):
             os.makedirs(out, exist_ok=True)
             open(os.path.join(out, "stop"), "w").close()  # there already: the run stops after its first step
-            job = train(ranks=2, out=out, steps=3, **flags)
+            changes = dict(flags, out=out, steps=3)
+            job = train(ranks=2, **changes)
             command = re.search(r"(?m)^stopped at step 1\. To go on: (mpirun .*)$", job.out)[1]
-            self.assertEqual(shlex.split(command), ["mpirun", "-np", "2", BINARY, *command_line(dict(flags, out=out, steps=3, log=job.log_path)), "--resume", "1"])
+            given = command_line(dict(changes, log=job.log_path))
+            self.assertEqual(shlex.split(command), ["mpirun", "-np", "2", BINARY, *given, "--resume", "1"])
 
     def test_graceful_stops(self):
         """SIGUSR1 to mpirun, SIGTERM to another rank than 0, a file OUT/stop: a checkpoint, exit 0 and a command that goes on, bit by bit."""
@@ -751,7 +758,8 @@ class Log(TestCase):
 
     def test_memory(self):
         N = PARAMETERS
-        for changes, parameters, optimizer in ((dict(), 4, 8), (dict(dtype="bf16", ranks=2), 2, 12), (dict(optimizer="sgd"), 4, 4), (dict(optimizer="sgd", dtype="bf16"), 2, 8)):
+        for changes, parameters, optimizer in ((dict(), 4, 8), (dict(dtype="bf16", ranks=2), 2, 12), (dict(optimizer="sgd"), 4, 4),
+                                               (dict(optimizer="sgd", dtype="bf16"), 2, 8)):
             memory = train(**changes, steps=1).end()["memory"]["measured"]
             self.assertEqual([memory[k] for k in ("parameters", "gradients", "optimizer")], [parameters * N, 4 * N, optimizer * N], changes)
 
@@ -796,7 +804,8 @@ class Log(TestCase):
 
     def test_traffic_on_two_levels(self):
         """2 nodes of 2 ranks: between nodes only sums of a node travel, half of all gradients twice; inside, a reduction of 2."""
-        two, flat, half = train_all([dict(ranks=4, steps=2, ranks_per_node=2), dict(ranks=4, steps=2), dict(ranks=4, steps=2, ranks_per_node=2, reduce_dtype="bf16")])
+        two, flat, half = train_all([dict(ranks=4, steps=2, ranks_per_node=2), dict(ranks=4, steps=2),
+                                     dict(ranks=4, steps=2, ranks_per_node=2, reduce_dtype="bf16")])
         total = two.end()["traffic"]["measured"]["total"]
         slack = 4 * NORM_CHUNK * len(storages())
         self.assertLessEqual(abs(total["inter"] - 4 * PARAMETERS / 2), slack)
@@ -824,7 +833,8 @@ class Log(TestCase):
         self.assertEqual({k: dry["memory"][k] for k in KINDS - {"host"}}, {k: real["memory"][k] for k in KINDS - {"host"}})
 
     def test_what_is_only_printed(self):
-        for words, found in ((["--help"], "--grad-clip"), (["-h"], "Exit codes: 0 done, 2 bad input"), (["--compat"], "--resume"), (command_line({}) + ["--dry-run"], "gradients"),
+        for words, found in ((["--help"], "--grad-clip"), (["-h"], "Exit codes: 0 done, 2 bad input"), (["--compat"], "--resume"),
+                             (command_line({}) + ["--dry-run"], "gradients"),
                              (command_line({}) + ["--show-schedule"], "FORWARD")):
             job = Job(random.Random(SEED).choice((1, 2)), words=words).done()
             self.assertIn(found.lower(), job.out.lower())
@@ -862,13 +872,18 @@ class Failures(TestCase):
     FLAGS = [("unknown flag", ["--bogus", "1"], "--bogus"), ("misspelled", ["--keeep", "1"], "nearest is --keep"), ("no flag", ["stray"], "stray"),
              ("no value", ["--beta1"], "--beta1 needs a value"), ("given twice", ["--steps=3"], "--steps is given twice"),
              ("bad number", dict(steps="ten"), "--steps"), ("trailing letters", dict(lr="1e-3x"), "--lr"), ("fraction", dict(micro_batch=1.5), "--micro-batch"),
-             ("not a number", dict(lr="nan"), "--lr"), ("overflow", dict(lr="1e999"), "--lr"), ("too small", dict(seq_len=0), "--seq-len"), ("too large", dict(beta2=1), "--beta2"),
+             ("not a number", dict(lr="nan"), "--lr"), ("overflow", dict(lr="1e999"), "--lr"), ("too small", dict(seq_len=0), "--seq-len"),
+             ("too large", dict(beta2=1), "--beta2"),
              ("no such choice", dict(dtype="fp16"), "--dtype takes one of fp32|bf16"), ("no such model", dict(model="gpt5"), "gpt5"),
-             ("impossible model", dict(model="layers=2,heads=5,channels=48,vocab=101"), "heads=5"), ("unknown part of a model", dict(model="layer=2"), "layer=2"),
-             ("no such shards", dict(train="nothing_*.bin"), "nothing_*.bin"), ("no such validation shards", dict(val="nothing_*.bin", val_every=1), "--val nothing_*.bin"),
-             ("longer than the model's positions", dict(seq_len=25, batch_tokens=75), "--seq-len 25"), ("half a sample", dict(batch_tokens=50), "--batch-tokens 50"),
+             ("impossible model", dict(model="layers=2,heads=5,channels=48,vocab=101"), "heads=5"),
+             ("unknown part of a model", dict(model="layer=2"), "layer=2"),
+             ("no such shards", dict(train="nothing_*.bin"), "nothing_*.bin"),
+             ("no such validation shards", dict(val="nothing_*.bin", val_every=1), "--val nothing_*.bin"),
+             ("longer than the model's positions", dict(seq_len=25, batch_tokens=75), "--seq-len 25"),
+             ("half a sample", dict(batch_tokens=50), "--batch-tokens 50"),
              ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"), ("nothing to resume", dict(resume=1, out="empty"), "no valid checkpoint in empty")]
-    PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("json", "dry-run"), dict(json=1)), (("momentum", "optimizer"), dict(momentum=0.5)),
+    PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("json", "dry-run"), dict(json=1)),
+             (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11))]
 
     def files(self):
