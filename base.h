@@ -32,7 +32,7 @@ enum { EXIT_DONE = 0, EXIT_INPUT = 2, EXIT_RESOURCES = 3, EXIT_PEER = 4 };
 // Most mistakes are found by all ranks at once, so rank 0 speaks first and the others give it a head start.
 typedef struct {
     int rank, ranks;
-    void (*abort_job)(int code); // NULL before the job has peers
+    void (*abort_job)(int code); // NULL before the job has started
 } Speaker;
 static Speaker speaker = {0, 1, NULL};
 
@@ -50,7 +50,7 @@ __attribute__((noreturn, format(printf, 5, 6))) static inline void die_at(const 
     fflush(stdout);
     fprintf(stderr, "train_gpt: rank %d on %s, %s:%d: %s%s%s\n", speaker.rank, host, name, line, message, hint && *hint ? "\n  hint: " : "", hint ? hint : "");
     fflush(stderr);
-    if (speaker.abort_job && speaker.ranks > 1) { speaker.abort_job(code); }
+    if (speaker.abort_job) { speaker.abort_job(code); }
     _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone
 }
 

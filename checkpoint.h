@@ -52,6 +52,14 @@ static inline int writer_close(FileWriter *w) {
     }
     return w->error;
 }
+// Ends the program where a file could not be written later, when hours are spent. An empty path is none.
+static inline void check_writable(const char *flag, const char *path) {
+    char folder[1200];
+    snprintf(folder, sizeof folder, "%s", path);
+    char *slash = strrchr(folder, '/');
+    if (slash) { slash[slash == folder] = 0; }
+    if (*path && access(slash ? folder : ".", W_OK)) { die(EXIT_INPUT, "name a folder that exists and is writable", "%s %s: %s", flag, path, strerror(errno)); }
+}
 static inline void sync_folder(const char *path) { // makes renames in it durable; best effort
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) { fsync(fd), close(fd); }

@@ -328,7 +328,7 @@ static void validate(Trainer *t) {
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"val\",\"step\":%" PRId64, t->progress.step);
     json_add_field(&line, "loss", loss), json_add_field(&line, "bits_per_byte", bits);
-    text_add(&line, "}");
+    text_add(&line, ",\"epsilon\":null}"); // no private runs yet
     log_line(&t->log, &line);
 }
 
@@ -481,8 +481,11 @@ static void print_resume_command(const Trainer *t) {
 static void start(Trainer *t, int argc, char **argv) {
     memset(t, 0, sizeof *t);
     t->argc = argc, t->argv = argv;
-    if (options_ask_help(argc, argv)) { options_print_help(stdout), exit(EXIT_DONE); }
     comm_start(&t->comm, &t->argc, &t->argv);
+    if (options_ask_help(t->argc, t->argv)) {
+        if (t->comm.rank == 0) { options_print_help(stdout); }
+        comm_end(&t->comm), exit(EXIT_DONE);
+    }
     options_parse(&t->options, &t->given, t->argc, t->argv);
     comm_place(&t->comm, (int)t->options.ranks_per_node);
     int *everyone = (int *)checked_malloc((size_t)t->comm.ranks * sizeof(int), "ranks");
@@ -534,7 +537,7 @@ static bool print_and_stop(Trainer *t) {
 
 static void prepare(Trainer *t) {
     plan(t);
-    if (t->comm.rank == 0) { print_start(t); }
+    if (t->comm.rank == 0) { print_start(t), check_writable("--export", t->options.export_file); }
     if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
     comm_barrier(&t->comm);
     setup_states(t);
