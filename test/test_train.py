@@ -964,7 +964,7 @@ class Failures(TestCase):
             subprocess.run(["umount", "-l", disk], check=True)
 
     def test_export_into_no_folder(self):
-        self.assertIn("/nowhere/model.bin", train(2, steps=1, export="/nowhere/model.bin", code=EXIT_RESOURCES).err)
+        self.assertIn("/nowhere/model.bin", train(2, steps=1, export="/nowhere/model.bin", code=EXIT_INPUT).err)
 
 
 if __name__ == "__main__":
