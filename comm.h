@@ -1,4 +1,4 @@
-// comm.h: messages between ranks. Collectives and point-to-point over MPI, non-blocking, deterministic, counted.
+// comm.h: messages between ranks. Collectives over MPI messages, non-blocking, deterministic, counted.
 //
 // A collective is our own sequence of MPI point-to-point messages, so what is sent, over which link, and in which order sums
 // are taken depends on no library, setting or timing.
@@ -12,18 +12,18 @@
 //            contribution (the owner's own too) and every node's sum is rounded to bf16 first, to nearest even.
 // Progress   Collectives run one after another in the order of their start, which must be the same on all their members; the
 //            head of the queue moves whenever comm_progress() is called (ops call it between tiles) or somebody waits.
-//            Reductions go piece by piece through the staging buffer, two pieces at a time. Sends and receives start at once.
+//            Reductions go piece by piece through the staging buffer, two pieces at a time.
 // Invariants From start to completion a buffer belongs to its operation. Nothing is allocated after comm_allocate(). One
 //            thread calls everything here. A failure, or a wait beyond timeout_s, ends all ranks with EXIT_PEER and a message
 //            that names the operation, the unit and the step.
 #ifndef COMM_H
 #define COMM_H
 
+#include "base.h" // die, DType; first, because it asks for the GNU extensions
+
 #define OMPI_SKIP_MPICXX 1 // the C interface only
 #include <mpi.h>           // point-to-point messages
 #include <sched.h>         // sched_yield, binding ranks to cores
-
-#include "base.h" // die, DType
 
 typedef enum { COMM_ALL_GATHER, COMM_REDUCE_SCATTER, COMM_ALL_REDUCE, COMM_ALL_TO_ALL, COMM_SEND, COMM_KINDS } CommKind;
 typedef enum { LINK_INTRA, LINK_INTER, LINK_KINDS } CommLink; // inside a node, between nodes
@@ -32,12 +32,10 @@ static const char *const comm_link_names[LINK_KINDS] = {"intra", "inter"};
 
 enum {
     COMM_QUEUE = 1024,         // collectives started and not completed
-    COMM_MESSAGES = 256,       // sends and receives likewise
     COMM_SLOTS = 8,            // pieces of a reduction in flight
     COMM_PART_BYTES = 1 << 30, // of one MPI message: its counts are ints
     TAG_LOCAL = 1,             // messages of collectives: inside a node (or one level), between nodes
     TAG_NODES = 2,
-    TAG_MESSAGE = 16 // of point-to-point messages: from here on
 };
 
 // An ordered list of distinct ranks, seen from one of them (or from outside: me = -1). Member i is the local[i]-th on node[i].
@@ -93,7 +91,6 @@ typedef struct {
     int64_t next_piece, done_pieces, piece_elements;
     char *staging;
     size_t staging_bytes;
-    MPI_Request message[COMM_MESSAGES];
     const float **sources; // [ranks]
 } Comm;
 static Comm *comm_running; // for comm_progress(), which takes no argument
@@ -134,7 +131,6 @@ static inline void comm_start(Comm *c, int *argc, char ***argv) {
     c->sources = (const float **)checked_calloc((size_t)c->ranks, sizeof(float *), "ranks");
     MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->setup);
     c->oversubscribed = c->local_ranks > sysconf(_SC_NPROCESSORS_ONLN);
-    for (int i = 0; i < COMM_MESSAGES; i++) { c->message[i] = MPI_REQUEST_NULL; }
     comm_running = c;
 }
 

@@ -13,8 +13,7 @@
 #ifndef GPT_H
 #define GPT_H
 
-#include "ops.h"     // the arithmetic
-#include "options.h" // RECOMPUTE_*
+#include "ops.h" // the arithmetic
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Configuration and descriptors

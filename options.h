@@ -242,7 +242,9 @@ static inline int option_take(Options *options, OptionsGiven *given, const char 
         option_set(options, spec, "1");
         return 1;
     }
-    if (!next || option_find(next, strlen(next))) { die(EXIT_INPUT, spec->help, "--%s needs a value, found %s", spec->name, next ? next : "the end"); }
+    if (!next || (*next == '-' && option_find(next, strlen(next)))) {
+        die(EXIT_INPUT, spec->help, "--%s needs a value, found %s", spec->name, next ? next : "the end");
+    }
     option_set(options, spec, next);
     return 2;
 }

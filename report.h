@@ -268,11 +268,11 @@ static inline double energy_joules(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Progress in the loop: on a terminal one line that is drawn again, otherwise one line a step
+// Progress in the loop: on a terminal one line that is drawn again, otherwise at most one line a second
 typedef struct {
     bool terminal, drawn; // a line is drawn and not ended
     int64_t steps, first; // of the run; done before it (resumed)
-    double ms;            // moving average
+    double ms, shown;     // moving average; when a plain line was printed last
 } ProgressBar;
 
 // mpirun gives its ranks a terminal of their own even when its output goes into a file, so its own output counts too.
@@ -286,6 +286,10 @@ static inline bool output_is_terminal(void) {
 static inline void progress_step(ProgressBar *bar, int64_t step, double loss, double norm, double lr, double ms, double tokens_per_s, double mfu) {
     bar->ms = step - bar->first <= 1 ? ms : 0.9 * bar->ms + 0.1 * ms;
     double left = (double)(bar->steps - step) * bar->ms / 1000;
+    double now = seconds_now();
+    bool shown = step == bar->first + 1 || step == bar->steps || now - bar->shown >= 1; // short steps: a line a second; the log has all
+    if (!bar->terminal && !shown) { return; }
+    bar->shown = now;
     if (!bar->terminal) {
         printf("step %5" PRId64 "/%" PRId64 " | loss %8.6f | norm %8.4f | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step,
                bar->steps, loss, norm, lr, ms, tokens_per_s, 100 * mfu, left);

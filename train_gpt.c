@@ -546,7 +546,7 @@ static void prepare(Trainer *t) {
     TextBuffer line = {NULL, 0, 0};
     json_add_start(t, &line);
     log_line(&t->log, &line);
-    ProgressBar bar = {output_is_terminal(), false, t->steps, t->first_step, 0};
+    ProgressBar bar = {output_is_terminal(), false, t->steps, t->first_step, 0, 0};
     t->bar = bar;
     t->energy_start = energy_joules();
     comm_reset_counters(&t->comm);

@@ -2,8 +2,9 @@
 # lint.sh: formatting, static analysis, and what a reader would stumble over. Clean, or exit status 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mapfile -t sources < <(ls ./*.c ./*.h test/*.c)
-if command -v clang-format >/dev/null; then clang-format --dry-run -Werror "${sources[@]}"; else echo "lint: no clang-format, formatting not checked"; fi
+mapfile -t sources < <(ls ./*.c ./*.h test/*.[ch])
+# Versions of clang-format disagree about details; the sources are formatted with Debian 12's.
+if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then clang-format --dry-run -Werror "${sources[@]}"; else echo "lint: no clang-format 14, formatting not checked"; fi
 if command -v cppcheck >/dev/null; then
     # train_gpt.c includes every header, so one run sees all of them as the compiler does.
     cppcheck --quiet --error-exitcode=1 --std=c11 --language=c --enable=warning,performance,portability --inline-suppr -I. \

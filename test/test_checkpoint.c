@@ -15,6 +15,8 @@
 
 #include <cmocka.h> // after the headers it needs
 
+#include "child.h" // tests of die()
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Folders and files
 
@@ -67,27 +69,7 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     assert_int_equal(fclose(f), 0);
 }
 
-// The exit code of a child, and what it said on stderr.
-static int run_child(void (*body)(const char *), const char *argument, char *message, size_t bytes) {
-    int ends[2], status;
-    assert_int_equal(pipe(ends), 0);
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        body(argument);
-        _exit(EXIT_DONE); // stdout stays in its buffer
-    }
-    close(ends[1]);
-    size_t held = 0;
-    for (ssize_t got; (got = read(ends[0], message + held, bytes - 1 - held)) > 0;) { held += (size_t)got; }
-    message[held] = 0;
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
-static void check_child(void (*body)(const char *), const char *argument, int code, const char *words) {
+static void check_child(void (*body)(const void *), const char *argument, int code, const char *words) {
     char message[4096];
     int found = run_child(body, argument, message, sizeof message);
     if (found != code || !strstr(message, words)) { fail_msg("%s: expected exit code %d and \"%s\", found %d: %s", argument, code, words, found, message); }
@@ -215,7 +197,7 @@ static void test_resume(void **state) {
 }
 static Store *resumed_store;
 static Progress resumed_progress;
-static void resume_from(const char *expected) { // the warnings go to the child's stderr
+static void resume_from(const void *expected) { // the warnings go to the child's stderr
     char path[1100];
     checkpoint_resume(out, resumed_store, &resumed_progress, path, sizeof path);
     _exit(strcmp(path, expected) ? 99 : EXIT_DONE);
@@ -530,8 +512,8 @@ static void test_names_that_are_no_checkpoints(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Preparing the folder
 
-static void prepare_new(const char *folder) { out_folder_prepare(folder, false); }
-static void prepare_resume(const char *folder) { out_folder_prepare(folder, true); }
+static void prepare_new(const void *folder) { out_folder_prepare(folder, false); }
+static void prepare_resume(const void *folder) { out_folder_prepare(folder, true); }
 
 static void test_half_written_folders_are_removed(void **state) {
     (void)state;
@@ -743,7 +725,7 @@ static void test_golden_model(void **state) {
     free(file.data);
     store_free(&s);
 }
-static void open_model(const char *path) {
+static void open_model(const void *path) {
     DType dtype;
     model_file_config(path, &dtype);
 }

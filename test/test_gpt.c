@@ -12,6 +12,8 @@
 
 #include <cmocka.h> // after the headers it needs
 
+#include "child.h" // tests of die()
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The golden files
 
@@ -498,26 +500,9 @@ static void test_pairs(void **state) {
     }
 }
 
-// The exit code of a child that reads the descriptor, and what it said.
-static int child_reads(const char *text, char *message, size_t bytes) {
-    int ends[2], status;
-    assert_int_equal(pipe(ends), 0);
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        GptConfig config;
-        dup2(ends[1], STDERR_FILENO);
-        gpt_config_from_descriptor(&config, text, 64);
-        _exit(EXIT_DONE);
-    }
-    close(ends[1]);
-    size_t held = 0;
-    for (ssize_t got; (got = read(ends[0], message + held, bytes - 1 - held)) > 0;) { held += (size_t)got; }
-    message[held] = 0;
-    close(ends[0]);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+static void read_descriptor(const void *text) {
+    GptConfig config;
+    gpt_config_from_descriptor(&config, (const char *)text, 64);
 }
 static void test_bad_pairs_are_refused(void **state) {
     (void)state;
@@ -565,7 +550,7 @@ static void test_bad_pairs_are_refused(void **state) {
     int wrong = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char message[4096];
-        int code = child_reads(cases[i][0], message, sizeof message);
+        int code = run_child(read_descriptor, cases[i][0], message, sizeof message);
         if (code != EXIT_INPUT || !strstr(message, cases[i][1])) {
             print_error("\"%s\": exit code %d, \"%s\" in: %s\n", cases[i][0], code, cases[i][1], message), wrong++;
         }

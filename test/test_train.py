@@ -963,6 +963,14 @@ class Failures(TestCase):
         finally:
             subprocess.run(["umount", "-l", disk], check=True)
 
+    def test_watchdog(self):
+        """A collective that waits in vain ends the job with the code for a lost peer and says what it waited for."""
+        if not os.path.exists("build/test_comm"):
+            self.skipTest("build/test_comm is not built")
+        run = subprocess.run(["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", "stuck"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        self.assertEqual(run.returncode, 4)
+        self.assertIn("in all_gather of block 3, step 17", run.stderr)
+
     def test_export_into_no_folder(self):
         self.assertIn("/nowhere/model.bin", train(2, steps=1, export="/nowhere/model.bin", code=EXIT_INPUT).err)
 
