@@ -12,7 +12,7 @@ if command -v cppcheck >/dev/null; then
 fi
 python3 - <<'PY'
 import glob, py_compile, sys
-bad = [f"{name}:{number}: trailing white space or tab" for name in glob.glob("*.[ch]") + glob.glob("scripts/*") + glob.glob("test/*.[cp]*")
+bad = [f"{name}:{number}: trailing white space or tab" for name in glob.glob("*.[ch]") + glob.glob("scripts/*.*") + glob.glob("test/*.[cp]*")
        for number, line in enumerate(open(name, errors="replace"), 1) if line.rstrip("\n") != line.rstrip("\n").rstrip() or "\t" in line]
 for name in glob.glob("scripts/*.py") + glob.glob("test/*.py"):
     py_compile.compile(name, doraise=True)
