@@ -77,8 +77,8 @@ def draw_picture(pyplot, runs, out):
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for index, run in enumerate(runs):
         color = f"C{index % 10}"
-        axes.plot(*points(run.train), color=color, linewidth=0.8)
-        axes.plot(*points(run.val), color=color, linestyle="none", marker="o", markersize=4)
+        axes.plot(*points(run.train), color=color, linewidth=0.8, alpha=0.45)
+        axes.plot(*points(run.val), color=color, linestyle="none", marker="o", markersize=5, markeredgecolor="black", zorder=3)
         axes.plot([], [], color=color, linewidth=0.8, marker="o", markersize=4, label=run.legend())
     axes.set(xlabel="step", ylabel="loss (nats/token)")
     axes.grid(alpha=0.3)
