@@ -249,18 +249,20 @@ static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, co
 // Sums
 enum { SUM_BLOCK = 4096 };
 
-// out(n) = sources[0] + sources[1] + ..., in this order, in fp32. out may be one of the sources.
+// out(n) = sources[0] + sources[1] + ..., in this order, in fp32. out may be one of the sources: blocks are read before written.
 static inline void comm_sum(float *out, const float **sources, int count, int64_t n) {
     float sum[SUM_BLOCK];
     for (int64_t at = 0; at < n; at += SUM_BLOCK) {
         int64_t m = min_i64(SUM_BLOCK, n - at);
-        memcpy(sum, sources[0] + at, (size_t)m * sizeof(float));
-        for (int k = 1; k < count; k++) {
+        const float *first = sources[0] + at, *last = sources[count - 1] + at;
+        for (int k = 1; k < count - 1; k++) {
             const float *x = sources[k] + at;
 #pragma omp simd
-            for (int64_t i = 0; i < m; i++) { sum[i] += x[i]; }
+            for (int64_t i = 0; i < m; i++) { sum[i] = first[i] + x[i]; }
+            first = sum;
         }
-        memcpy(out + at, sum, (size_t)m * sizeof(float));
+#pragma omp simd
+        for (int64_t i = 0; i < m; i++) { out[at + i] = count > 1 ? first[i] + last[i] : first[i]; }
     }
 }
 static inline void comm_round(float *out, const float *in, int64_t n) { // the fp32 values that bf16 can hold
