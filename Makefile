@@ -57,7 +57,7 @@ build/bench_%: test/bench_%.c $(HEADERS)
 # The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of bad input.
 build/train_gpt_cpp: train_gpt.c $(HEADERS)
 	@mkdir -p build
-	OMPI_CXX=g++ mpicxx -x c++ -std=gnu++17 -O1 -march=native -fopenmp $(WARN) -I. $< -o $@ $(LIBS)
+	OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I. $< -o $@ $(LIBS)
 build/train_gpt_sanitized: train_gpt.c $(HEADERS)
 	@mkdir -p build
 	$(CC) -std=gnu11 -O1 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined -fno-sanitize-recover=all -I. $< -o $@ $(LIBS)
