@@ -12,7 +12,7 @@
 //            contribution (the owner's own too) and every node's sum is rounded to bf16 first, to nearest even.
 // Progress   Collectives run one after another in the order of their start, which must be the same on all their members; the
 //            head of the queue moves whenever comm_progress() is called (ops call it between tiles) or somebody waits.
-//            Reductions go piece by piece through the staging buffer, two pieces at a time.
+//            Reductions go piece by piece through the staging buffer, several pieces in flight.
 // Invariants From start to completion a buffer belongs to its operation. Nothing is allocated after comm_allocate(). One
 //            thread calls everything here. A failure, or a wait beyond timeout_s, ends all ranks with EXIT_PEER and a message
 //            that names the operation, the unit and the step.

@@ -218,7 +218,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
         case ACT_UPDATE: store_update(e->store, a->storage, step + a->step, *optimizer); break;
         case ACT_NORM: *norm = store_norm(e->store); return;
-        default: run_compute(e, a, pass);
+        default: assert(action_computes(a->kind)); run_compute(e, a, pass); // no builder sends yet
         }
     }
 }

@@ -272,7 +272,7 @@ static inline BlockActs gpt_block_acts(Arena *a, const GptConfig *c, int64_t N) 
     return b;
 }
 
-// What a block's input part leaves for its weight part (besides dout); tmp is scratch of either part.
+// What a block's input part leaves for its weight part, besides dout.
 typedef struct {
     Real *dfc, *dqkv, *dres2, *dln2, *dln1; // (N,4C) (N,3C) (N,C) (N,C) (N,C)
 } BlockGradients;
