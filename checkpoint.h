@@ -139,8 +139,7 @@ static inline int model_file_write(const char *path, const Store *s) {
         for (int storage = 0; storage < s->model->storages; storage++) {
             if (gpt_storage_class(s->model, storage) != storage_class) { continue; }
             int64_t at = s->offset[storage] + s->model->tensor_offset[t];
-            const void *data = s->params ? (const void *)(s->params + at) : (const void *)(s->master + at);
-            writer_add(&w, data, (size_t)s->model->tensor_elements[t] * dtype_size(s->dtype));
+            writer_add(&w, store_param(s, at), (size_t)s->model->tensor_elements[t] * dtype_size(s->dtype));
         }
     }
     return writer_close(&w);

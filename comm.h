@@ -76,8 +76,7 @@ typedef struct {
     int *node_of;                             // [ranks]
     bool oversubscribed;                      // more local ranks than cores: waiting sleeps
     double timeout_s;                         // 0: none
-    double waited_s;
-    int64_t bytes[COMM_KINDS][LINK_KINDS]; // sent by this rank since comm_reset_counters()
+    int64_t bytes[COMM_KINDS][LINK_KINDS];    // sent by this rank since comm_reset_counters()
     // label of what is started next
     const char *what;
     int unit;
@@ -584,7 +583,6 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
         comm_progress();
         if (c->first < handle) { comm_idle(c, turn, start); }
     }
-    c->waited_s += seconds_now() - start;
 }
 static inline bool comm_test(Comm *c, CommHandle handle) {
     comm_progress();

@@ -126,6 +126,8 @@ static inline float *store_state(const Store *s, StateKind kind, int storage) {
     float *base = kind == STATE_MASTER ? s->master : kind == STATE_M ? s->m : s->v;
     return base ? base + s->offset[storage] : NULL;
 }
+// Working parameters, in storage precision, from an element of all storages on.
+static inline void *store_param(const Store *s, int64_t at) { return s->params ? (void *)(s->params + at) : (void *)(s->master + at); }
 // Call after writing masters by hand (initial values, a loaded file): makes the working parameters follow.
 static inline void store_masters_changed(Store *s) {
     if (s->params) { ops_convert_float(s->stream, s->params, s->master, s->dtype, s->model->parameters); }
@@ -141,7 +143,7 @@ static inline const Real *store_acquire(Store *s, int storage, int64_t version) 
     comm_wait(s->comm, s->gathering[storage]);
     s->held++;
     int64_t elements = s->offset[storage + 1] - s->offset[storage];
-    const void *stored = s->params ? (const void *)(s->params + s->offset[storage]) : (const void *)(s->master + s->offset[storage]);
+    const void *stored = store_param(s, s->offset[storage]);
     if (!store_converts(s->dtype)) { return (const Real *)stored; }
     Real *copy = (Real *)(s->unpacked + s->unpacked_used);
     s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
@@ -209,7 +211,7 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
         int64_t begin = max_i64(slice[0], parts[i].offset), end = min_i64(slice[1], parts[i].offset + parts[i].elements);
         if (begin >= end) { continue; }
         int64_t at = s->offset[storage] + begin;
-        void *param = s->params ? (void *)(s->params + at) : (void *)(s->master + at);
+        void *param = store_param(s, at);
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         if (s->adam) {
             ops_adamw(s->stream, s->master + at, param, s->dtype, s->m + at, s->v + at, s->grads + at, end - begin, o);
@@ -217,10 +219,8 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
             ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, end - begin, o);
         }
     }
-    int64_t at = s->offset[storage];
     comm_label(s->comm, "parameters", storage, step);
-    s->gathering[storage] =
-        comm_all_gather(s->comm, s->group, s->params ? (void *)(s->params + at) : (void *)(s->master + at), store_slices(s, storage), dtype_size(s->dtype));
+    s->gathering[storage] = comm_all_gather(s->comm, s->group, store_param(s, s->offset[storage]), store_slices(s, storage), dtype_size(s->dtype));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
