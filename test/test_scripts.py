@@ -470,6 +470,13 @@ class Setup(InFolder):
         install = "apt-get install -y --no-install-recommends libopenmpi-dev cppcheck"
         self.assertEqual(self.called("apt-get"), ["apt-get update", install])
 
+    def test_a_header_without_its_library_is_missing(self):
+        self.tools(*self.COMPLETE)
+        self.tool("gcc", 'case "$*" in *" -lopenblas"* | *" -lblis"* | *" -lmkl"*) exit 1 ;; esac')
+        self.debian()
+        self.setup_sh("build")
+        self.assertIn("apt-get install -y --no-install-recommends libopenblas-openmp-dev", self.called("apt-get"))
+
     def test_installed_package_counts(self):
         self.tools(*set(self.COMPLETE) - {"mpicc"})
         self.debian()
