@@ -15,6 +15,7 @@ BLAS_mkl      = -lmkl_rt
 LIBS   = $(BLAS_$(BLAS)) -lm
 
 HEADERS = $(wildcard *.h)
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS)
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
 .PHONY: all run data test test-all lint format bench bench-ops bench-peers sanitize clean help
@@ -41,7 +42,7 @@ data:
 test test-all:
 	@scripts/setup.sh test
 	@scripts/setup.sh python
-	@$(MAKE) --no-print-directory lint train_gpt build/train_gpt_cpp build/train_gpt_sanitized build/test_comm $(UNIT_TESTS)
+	@$(MAKE) --no-print-directory lint train_gpt $(TEST_PROGRAMS)
 	@python3 test/run.py $(if $(filter test-all,$@),--all)
 ## test-all     all of the tests
 
@@ -62,6 +63,13 @@ build/train_gpt_sanitized: train_gpt.c $(HEADERS)
 	@mkdir -p build
 	$(CC) -std=gnu11 -O1 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined -fno-sanitize-recover=all -I. $< -o $@ $(LIBS)
 sanitize: build/train_gpt_sanitized
+# With faults in it, and with clocks that jump, for test_faults.py.
+build/train_gpt_faulty: test/train_gpt_faulty.c train_gpt.c $(HEADERS)
+	@mkdir -p build
+	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+build/jumping_clock.so: test/jumping_clock.c
+	@mkdir -p build
+	$(CC) -O1 -shared -fPIC $(WARN) $< -o $@
 
 ## lint         formatting and static analysis; part of `make test`
 lint:

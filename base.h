@@ -54,6 +54,35 @@ __attribute__((noreturn, format(printf, 5, 6))) static inline void die_at(const 
     _exit(code); // not exit(): MPI's exit handlers may wait for peers that are gone
 }
 
+// Long loops outside of operations (reading, checking, writing files) call this now and then, so that messages move on and
+// other ranks see that this one lives. comm.h fills the hook in.
+static void (*keep_alive_hook)(void) = NULL;
+static inline void keep_alive(void) {
+    if (keep_alive_hook) { keep_alive_hook(); }
+}
+
+// Text put together where snprintf is not allowed: in a signal handler.
+typedef struct {
+    char text[400];
+    size_t length;
+} SignalText;
+static inline void signal_text_add(SignalText *t, const char *s) {
+    while (*s && t->length < sizeof t->text - 1) { t->text[t->length++] = *s++; }
+    t->text[t->length] = 0;
+}
+static inline void signal_text_add_int(SignalText *t, int64_t n) {
+    char digits[24];
+    int at = 23;
+    digits[at] = 0;
+    for (uint64_t rest = n < 0 ? -(uint64_t)n : (uint64_t)n; rest || at == 23; rest /= 10) { digits[--at] = (char)('0' + rest % 10); }
+    if (n < 0) { digits[--at] = '-'; }
+    signal_text_add(t, digits + at);
+}
+static inline void signal_text_write(const SignalText *t) { // to stderr; nothing can be done where that fails
+    ssize_t written = write(STDERR_FILENO, t->text, t->length);
+    (void)written;
+}
+
 static inline void *checked_malloc(size_t bytes, const char *what) {
     void *p = malloc(bytes ? bytes : 1);
     if (!p) { die(EXIT_RESOURCES, "use a smaller model, micro-batch or sequence", "cannot allocate %zu bytes for %s", bytes, what); }

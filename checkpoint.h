@@ -22,9 +22,11 @@
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing a file: to PATH.tmp, fsynced, renamed. The first error is kept; the caller asks once, at the end.
+enum { WRITER_PIECE = 8 << 20, WRITER_SYNC = 64 << 20 };
 typedef struct {
     FILE *file;
     Checksum sum;
+    size_t unsynced; // bytes since the last fdatasync: many short ones, so that no rank is silent for long
     char path[1200], temporary[1210];
     int error; // errno of the first failure
 } FileWriter;
@@ -38,9 +40,18 @@ static inline void writer_open(FileWriter *w, const char *path) {
     if (!w->file) { w->error = errno; }
 }
 static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
-    if (w->error || !bytes) { return; }
-    checksum_add(&w->sum, data, bytes);
-    if (fwrite(data, 1, bytes, w->file) != bytes) { w->error = errno ? errno : EIO; }
+    const char *p = (const char *)data;
+    for (size_t n; bytes && !w->error; p += n, bytes -= n) {
+        n = (size_t)min_i64((int64_t)bytes, WRITER_PIECE);
+        checksum_add(&w->sum, p, n);
+        if (fwrite(p, 1, n, w->file) != n) { w->error = errno ? errno : EIO; }
+        w->unsynced += n;
+        if (w->unsynced > WRITER_SYNC) {
+            if (!w->error && (fflush(w->file) || fdatasync(fileno(w->file)))) { w->error = errno; }
+            w->unsynced = 0;
+        }
+        keep_alive();
+    }
 }
 // Returns 0, or the errno of what failed; then nothing is left behind.
 static inline int writer_close(FileWriter *w) {
@@ -211,6 +222,7 @@ static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, u
         good = piece->begin == *count &&
                read_checked(f, &sum, store_state(s, (StateKind)piece->state, (int)piece->storage) + piece->begin, (size_t)piece->count * sizeof(float));
         *count += piece->count;
+        keep_alive();
     }
     good = good && fgetc(f) == EOF;
     good = good && sum.length == bytes && checksum_end(&sum) == checksum;

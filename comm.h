@@ -13,9 +13,14 @@
 // Progress   Collectives run one after another in the order of their start, which must be the same on all their members; the
 //            head of the queue moves whenever comm_progress() is called (ops call it between tiles) or somebody waits.
 //            Reductions go piece by piece through the staging buffer, several pieces in flight.
+// Lost ranks A rank that waits looks after those it waits for. On its own machine it sees in /proc whether they have ended or are
+//            stopped. All others, and those that seem alive, it asks; a rank that computes answers from comm_progress(), and
+//            one that waits says how long ago it last saw progress, its own or of those it waits for. So a slow rank may
+//            take as long as it likes, and what is lost, stuck or in a circle of waiting is found after timeout_s. Time in which
+//            this process did not run itself (suspended, a laptop asleep) does not count.
 // Invariants From start to completion a buffer belongs to its operation. Nothing is allocated after comm_allocate(). One
-//            thread calls everything here. A failure, or a wait beyond timeout_s, ends all ranks with EXIT_PEER and a message
-//            that names the operation, the unit and the step.
+//            thread calls everything here. A failure or a lost rank ends all ranks with EXIT_PEER and a message that names the
+//            lost rank, the operation, the unit and the step.
 #ifndef COMM_H
 #define COMM_H
 
@@ -24,6 +29,7 @@
 #define OMPI_SKIP_MPICXX 1 // the C interface only
 #include <mpi.h>           // point-to-point messages
 #include <sched.h>         // sched_yield, binding ranks to cores
+#include <signal.h>        // the deadline of MPI's own start and end
 
 typedef enum { COMM_ALL_GATHER, COMM_REDUCE_SCATTER, COMM_ALL_REDUCE, COMM_ALL_TO_ALL, COMM_SEND, COMM_KINDS } CommKind;
 typedef enum { LINK_INTRA, LINK_INTER, LINK_KINDS } CommLink; // inside a node, between nodes
@@ -33,10 +39,14 @@ static const char *const comm_link_names[LINK_KINDS] = {"intra", "inter"};
 enum {
     COMM_QUEUE = 1024,         // collectives started and not completed
     COMM_SLOTS = 8,            // pieces of a reduction in flight
-    COMM_PART_BYTES = 1 << 30, // of one MPI message: its counts are ints
+    COMM_PART_BYTES = 8 << 20, // of one MPI message, so that progress shows on slow links too
     TAG_LOCAL = 1,             // messages of collectives: inside a node (or one level), between nodes
     TAG_NODES = 2,
+    TAG_QUESTION = 3, // between a rank that waits and those it waits for
+    TAG_ANSWER = 4,
+    COMM_MPI_DEADLINE_S = 120, // of MPI's own start and end, which nobody can look after
 };
+static const double COMM_STOPPED_S = 2; // a rank of this machine that is stopped for so long is lost
 
 // An ordered list of distinct ranks, seen from one of them (or from outside: me = -1). Member i is the local[i]-th on node[i].
 typedef struct {
@@ -60,128 +70,68 @@ typedef struct {
     char *out;
     size_t element_bytes;
     DType wire;
-    int phase; // 0 not begun; then what it waits for
+    bool counted; // in bytes: all but setup and scalars
+    int phase;    // 0 not begun; then what it waits for
 } CommOp;
 
 typedef struct {
     int state; // of a slot: 0 free, 1 waits for contributions, 2 waits for other nodes' sums
     int64_t piece;
-    int requests; // in use
+    int requests, open; // posted; of these not complete
     MPI_Request *request;
+    int *peer; // of each request: the rank at its other end
 } CommSlot;
+
+// Where a rank runs, as it says itself.
+typedef struct {
+    char host[64];
+    int64_t pid, began; // began: field 22 of /proc/PID/stat, so that a number that is used again is not taken for it
+} CommPlace;
+// What is known of another rank.
+typedef struct {
+    CommPlace place;
+    bool visible;    // its entry in /proc can be read here
+    bool awaited;    // by the operation at the head of the queue
+    double fresh;    // its last known sign of progress, on the watch's clock
+    double asked;    // when it was last asked
+    double stopped;  // since when it is seen stopped; negative: it is not
+    int64_t sent[2]; // a question and an answer, in flight
+    MPI_Request sending[2];
+} CommPeer;
 
 typedef struct {
     int rank, ranks;
     int node, nodes, local_rank, local_ranks; // local: on this machine, whatever --ranks-per-node says
     int *node_of;                             // [ranks]
-    bool oversubscribed;                      // more local ranks than cores: waiting sleeps
-    double timeout_s;                         // 0: none
+    bool oversubscribed;                      // more local ranks than cores: waiting yields at once
+    Group everyone;                           // all ranks, in order
+    double timeout_s;                         // without a sign of progress from a rank that is waited for; 0: for ever
     int64_t bytes[COMM_KINDS][LINK_KINDS];    // sent by this rank since comm_reset_counters()
+    double waited_s;                          // in comm_wait, since then
     // label of what is started next
     const char *what;
     int unit;
     int64_t step;
     // private
-    MPI_Comm world, setup;
+    MPI_Comm world, questions;
     CommOp queue[COMM_QUEUE]; // ring: operations first .. started - 1 are not complete
     int64_t first, started;
     CommSlot slot[COMM_SLOTS];
-    int request_room;
+    int request_room, *completed; // [request_room] of MPI_Testsome
     int64_t next_piece, done_pieces, piece_elements;
     char *staging;
     size_t staging_bytes;
     const float **sources; // [ranks]
+    int64_t *small_bounds; // [ranks + 1] of setup exchanges
+    int *small_values;     // [ranks]
+    CommPeer *peers;       // [ranks]
+    double clock, looked;  // of the watch: seconds this rank has been seen waiting; the time of day it last looked
+    double fresh;          // on that clock: the last progress of what it waits for
+    double answered;       // time of day it last looked for questions
+    int64_t heard;         // the message that arrives next
+    MPI_Request hearing;
 } Comm;
 static Comm *comm_running; // for comm_progress(), which takes no argument
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Starting and ending
-static inline void comm_abort_job(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
-
-static inline void comm_check(const Comm *c, int error, const char *doing) {
-    if (error == MPI_SUCCESS) { return; }
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int n;
-    MPI_Error_string(error, text, &n);
-    const CommOp *op = &c->queue[c->first % COMM_QUEUE];
-    die(EXIT_PEER, "another rank has ended; its message says why", "%s of %s %d, step %" PRId64 ", failed in %s: %s",
-        c->first < c->started ? comm_kind_names[op->kind] : "message", op->what ? op->what : "?", op->unit, op->step, doing, text);
-}
-
-// Starts MPI and fills in rank and ranks. All ranks.
-static inline void comm_start(Comm *c, int *argc, char ***argv) {
-    memset(c, 0, sizeof *c);
-    int provided;
-    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    MPI_Comm_rank(MPI_COMM_WORLD, &c->rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &c->ranks);
-    speaker.rank = c->rank, speaker.ranks = c->ranks, speaker.abort_job = comm_abort_job;
-    MPI_Comm_dup(MPI_COMM_WORLD, &c->world);
-    MPI_Comm_dup(MPI_COMM_WORLD, &c->setup);
-    MPI_Comm_set_errhandler(c->world, MPI_ERRORS_RETURN);
-    MPI_Comm here;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &here);
-    MPI_Comm_rank(here, &c->local_rank);
-    MPI_Comm_size(here, &c->local_ranks);
-    int leader = c->rank;
-    MPI_Bcast(&leader, 1, MPI_INT, 0, here);
-    MPI_Comm_free(&here);
-    c->node_of = (int *)checked_calloc((size_t)c->ranks, sizeof(int), "ranks");
-    c->sources = (const float **)checked_calloc((size_t)c->ranks, sizeof(float *), "ranks");
-    MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->setup);
-    c->oversubscribed = c->local_ranks > sysconf(_SC_NPROCESSORS_ONLN);
-    comm_running = c;
-}
-
-// Numbers the nodes: as the hosts are (ranks_per_node 0), or so many consecutive ranks each. All ranks.
-static inline void comm_place(Comm *c, int ranks_per_node) {
-    int nodes = 0;
-    for (int r = 0; r < c->ranks; r++) {
-        if (ranks_per_node) {
-            c->node_of[r] = r / ranks_per_node;
-        } else { // the leader's rank becomes the node's number, in order of first appearance
-            int leader = c->node_of[r];
-            c->node_of[r] = leader == r ? nodes : c->node_of[leader];
-        }
-        nodes = (int)max_i64(nodes, c->node_of[r] + 1);
-    }
-    c->node = c->node_of[c->rank], c->nodes = nodes;
-}
-
-// Gives reductions their staging buffer (the caller's, until comm_end) and room for requests; nothing is allocated later.
-static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) {
-    c->staging = (char *)staging, c->staging_bytes = staging_bytes;
-    int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES); // arrays of up to 64 GiB in one operation
-    c->request_room = (int)(4 * c->ranks + 4 * parts);
-    for (int i = 0; i < COMM_SLOTS; i++) { c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_room, sizeof(MPI_Request), "requests"); }
-}
-static inline void comm_end(Comm *c) {
-    comm_running = NULL;
-    for (int i = 0; i < COMM_SLOTS; i++) { free(c->slot[i].request); }
-    free(c->node_of), free(c->sources);
-    MPI_Comm_free(&c->world), MPI_Comm_free(&c->setup);
-    MPI_Finalize();
-}
-static inline void comm_reset_counters(Comm *c) { memset(c->bytes, 0, sizeof c->bytes); }
-
-// Each rank gets its own part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core),
-// and as many threads. More ranks than cores share them all.
-static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
-    cpu_set_t allowed, mine;
-    CPU_ZERO(&mine);
-    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
-    int cores = CPU_COUNT(&allowed), local = comm->local_rank, ranks = comm->local_ranks;
-    int begin = ranks <= cores ? (int)part_begin(cores, ranks, local) : 0, end = ranks <= cores ? (int)part_begin(cores, ranks, local + 1) : cores;
-    for (int cpu = 0, index = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &allowed) && index++ >= begin && index <= end) { CPU_SET(cpu, &mine); }
-    }
-    int threads = wanted ? (int)wanted : ranks <= cores ? end - begin : 1;
-    sched_setaffinity(0, sizeof mine, threads <= end - begin ? &mine : &allowed); // failing is harmless
-    return threads;
-}
-
-// Says what the operations started from here on are about.
-static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Groups
@@ -216,6 +166,194 @@ static inline int group_node(const Group *g, int i) { return g->nodes == 1 ? 0 :
 static inline int group_local(const Group *g, int i) { return g->nodes == 1 ? i : g->local[i]; }
 static inline int group_at(const Group *g, int node, int local) { return g->at[node * g->locals + local]; }
 static inline CommLink group_link(const Group *g, int a, int b) { return g->node[a] == g->node[b] ? LINK_INTRA : LINK_INTER; }
+
+// All ranks in their order.
+static inline Group group_all(const Comm *c) {
+    int *ranks = (int *)checked_malloc((size_t)c->ranks * sizeof(int), "group");
+    for (int r = 0; r < c->ranks; r++) { ranks[r] = r; }
+    Group g = group_make(ranks, c->ranks, c->rank, c->node_of);
+    free(ranks);
+    return g;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ending the job
+static inline void comm_abort_job(int code) {
+    alarm(5); // should MPI itself be stuck, with no way to tell anyone
+    MPI_Abort(MPI_COMM_WORLD, code);
+}
+
+// MPI's own start and end cannot be looked after: a deadline ends this rank, and mpirun then the others.
+static void comm_deadline_missed(int signal_number) {
+    (void)signal_number;
+    SignalText t = {"", 0};
+    signal_text_add(&t, "train_gpt: rank "), signal_text_add_int(&t, speaker.rank);
+    signal_text_add(&t, ": MPI's start or end took longer than "), signal_text_add_int(&t, COMM_MPI_DEADLINE_S);
+    signal_text_add(&t, " s\n  hint: a rank is stopped or cut off, or a host cannot be reached\n");
+    signal_text_write(&t);
+    _exit(EXIT_PEER);
+}
+static inline void comm_deadline(int seconds) { // 0: none any more
+    signal(SIGALRM, seconds ? comm_deadline_missed : SIG_DFL);
+    alarm((unsigned)seconds);
+}
+
+// What this rank waits for. Also for signal handlers.
+static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
+    const CommOp *op = &c->queue[c->first % COMM_QUEUE];
+    if (c->first == c->started) {
+        signal_text_add(t, "no collective");
+        return;
+    }
+    if (op->counted) { signal_text_add(t, comm_kind_names[op->kind]), signal_text_add(t, " of "); }
+    signal_text_add(t, op->what ? op->what : "?");
+    if (op->counted) { signal_text_add(t, " "), signal_text_add_int(t, op->unit); }
+    signal_text_add(t, ", step "), signal_text_add_int(t, op->step + 1); // counted as the log does
+}
+static inline void comm_check(const Comm *c, int error, int peer, const char *doing) {
+    if (error == MPI_SUCCESS) { return; }
+    char text[MPI_MAX_ERROR_STRING] = "", with[96] = "";
+    SignalText what = {"", 0};
+    int n;
+    MPI_Error_string(error, text, &n);
+    comm_describe_waiting(c, &what);
+    if (peer >= 0) { snprintf(with, sizeof with, " with rank %d on %s", peer, c->peers[peer].place.host); }
+    die(EXIT_PEER, "another rank has ended; its message says why", "%s%s failed in %s: %s", doing, with, what.text, text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Starting and ending
+
+// State and beginning of a process as /proc tells; false where it cannot be read.
+static inline bool process_look(int64_t pid, char *state, int64_t *began) {
+    char path[64], line[1024];
+    snprintf(path, sizeof path, "/proc/%" PRId64 "/stat", pid);
+    FILE *f = fopen(path, "r");
+    if (!f) { return false; }
+    char *rest = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL; // the name before it may hold anything
+    fclose(f);
+    if (!rest || rest[1] != ' ') { return false; }
+    *state = rest[2];
+    for (int field = 2; rest && field < 22; field++) { rest = strchr(rest + 1, ' '); }
+    *began = rest ? atoll(rest) : 0;
+    return rest != NULL;
+}
+
+// Tells every rank where the others run, and begins to listen for questions.
+static inline void comm_meet(Comm *c, const int *leader_of) {
+    CommPlace mine, *all = (CommPlace *)checked_calloc((size_t)c->ranks, sizeof(CommPlace), "ranks");
+    memset(&mine, 0, sizeof mine);
+    gethostname(mine.host, sizeof mine.host - 1);
+    char state;
+    mine.pid = getpid();
+    process_look(mine.pid, &state, &mine.began);
+    MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, c->world);
+    c->peers = (CommPeer *)checked_calloc((size_t)c->ranks, sizeof(CommPeer), "ranks");
+    for (int r = 0; r < c->ranks; r++) {
+        CommPeer *p = &c->peers[r];
+        int64_t began;
+        p->place = all[r], p->stopped = -1, p->sending[0] = p->sending[1] = MPI_REQUEST_NULL;
+        p->visible = leader_of[r] == leader_of[c->rank] && process_look(p->place.pid, &state, &began) && began == p->place.began;
+    }
+    free(all);
+    MPI_Recv_init(&c->heard, 1, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, c->questions, &c->hearing);
+    MPI_Start(&c->hearing);
+}
+
+static void comm_progress(void);
+
+// Starts MPI, fills in who and where, and takes room for requests. All ranks.
+static inline void comm_start(Comm *c, int *argc, char ***argv) {
+    memset(c, 0, sizeof *c);
+    int provided;
+    comm_deadline(COMM_MPI_DEADLINE_S);
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &c->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &c->ranks);
+    speaker.rank = c->rank, speaker.ranks = c->ranks, speaker.abort_job = comm_abort_job;
+    MPI_Comm_dup(MPI_COMM_WORLD, &c->world);
+    MPI_Comm_dup(MPI_COMM_WORLD, &c->questions);
+    MPI_Comm_set_errhandler(c->world, MPI_ERRORS_RETURN);
+    MPI_Comm here;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &here);
+    MPI_Comm_rank(here, &c->local_rank);
+    MPI_Comm_size(here, &c->local_ranks);
+    int leader = c->rank;
+    MPI_Bcast(&leader, 1, MPI_INT, 0, here);
+    MPI_Comm_free(&here);
+    size_t ranks = (size_t)c->ranks;
+    c->node_of = (int *)checked_calloc(ranks, sizeof(int), "ranks");
+    c->sources = (const float **)checked_calloc(ranks, sizeof(float *), "ranks");
+    c->small_bounds = (int64_t *)checked_calloc(ranks + 1, sizeof(int64_t), "ranks");
+    c->small_values = (int *)checked_calloc(ranks, sizeof(int), "ranks");
+    MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->world);
+    comm_meet(c, c->node_of);
+    int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES); // arrays of up to 64 GiB in one operation
+    c->request_room = (int)(4 * c->ranks + 4 * parts);
+    c->completed = (int *)checked_calloc((size_t)c->request_room, sizeof(int), "requests");
+    for (int i = 0; i < COMM_SLOTS; i++) {
+        c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_room, sizeof(MPI_Request), "requests");
+        c->slot[i].peer = (int *)checked_calloc((size_t)c->request_room, sizeof(int), "requests");
+    }
+    c->oversubscribed = c->local_ranks > sysconf(_SC_NPROCESSORS_ONLN);
+    c->everyone = group_all(c);
+    comm_running = c, keep_alive_hook = comm_progress;
+    comm_deadline(0);
+}
+
+// Numbers the nodes: as the hosts are (ranks_per_node 0), or so many consecutive ranks each. All ranks.
+static inline void comm_place(Comm *c, int ranks_per_node) {
+    int nodes = 0;
+    for (int r = 0; r < c->ranks; r++) {
+        if (ranks_per_node) {
+            c->node_of[r] = r / ranks_per_node;
+        } else { // the leader's rank becomes the node's number, in order of first appearance
+            int leader = c->node_of[r];
+            c->node_of[r] = leader == r ? nodes : c->node_of[leader];
+        }
+        nodes = (int)max_i64(nodes, c->node_of[r] + 1);
+    }
+    c->node = c->node_of[c->rank], c->nodes = nodes;
+    group_free(&c->everyone);
+    c->everyone = group_all(c);
+}
+
+// Gives reductions their staging buffer (the caller's, until comm_end); nothing is allocated later.
+static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) { c->staging = (char *)staging, c->staging_bytes = staging_bytes; }
+
+static inline void comm_barrier(Comm *c);
+static inline void comm_end(Comm *c) {
+    comm_barrier(c);
+    comm_running = NULL, keep_alive_hook = NULL;
+    comm_deadline(COMM_MPI_DEADLINE_S);
+    MPI_Cancel(&c->hearing), MPI_Request_free(&c->hearing);
+    for (int i = 0; i < COMM_SLOTS; i++) { free(c->slot[i].request), free(c->slot[i].peer); }
+    free(c->node_of), free(c->sources), free(c->completed), free(c->small_bounds), free(c->small_values), free(c->peers);
+    group_free(&c->everyone);
+    MPI_Comm_free(&c->world), MPI_Comm_free(&c->questions);
+    MPI_Finalize();
+    comm_deadline(0);
+}
+static inline void comm_reset_counters(Comm *c) { memset(c->bytes, 0, sizeof c->bytes), c->waited_s = 0; }
+
+// Each rank gets its own part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core),
+// and as many threads. More ranks than cores share them all.
+static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
+    cpu_set_t allowed, mine;
+    CPU_ZERO(&mine);
+    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
+    int cores = CPU_COUNT(&allowed), local = comm->local_rank, ranks = comm->local_ranks;
+    int begin = ranks <= cores ? (int)part_begin(cores, ranks, local) : 0, end = ranks <= cores ? (int)part_begin(cores, ranks, local + 1) : cores;
+    for (int cpu = 0, index = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &allowed) && index++ >= begin && index <= end) { CPU_SET(cpu, &mine); }
+    }
+    int threads = wanted ? (int)wanted : ranks <= cores ? end - begin : 1;
+    sched_setaffinity(0, sizeof mine, threads <= end - begin ? &mine : &allowed); // failing is harmless
+    return threads;
+}
+
+// Says what the operations started from here on are about.
+static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }
 
 // Visits what one member sends in a phase of a collective: phase 0 of an all-gather and phase 1 of a reduction go between
 // nodes, the others inside. A slice of `elements` travels from member `me` to `to`.
@@ -291,13 +429,15 @@ static inline void comm_post(Comm *c, CommSlot *slot, bool send, int rank, int t
         assert(slot->requests < c->request_room);
         char *part = (char *)(uintptr_t)data + at;
         int n = (int)min_i64(COMM_PART_BYTES, bytes - at);
+        slot->peer[slot->requests] = rank;
         MPI_Request *request = &slot->request[slot->requests++];
-        comm_check(c, send ? MPI_Isend(part, n, MPI_BYTE, rank, tag, c->world, request) : MPI_Irecv(part, n, MPI_BYTE, rank, tag, c->world, request),
+        slot->open++;
+        comm_check(c, send ? MPI_Isend(part, n, MPI_BYTE, rank, tag, c->world, request) : MPI_Irecv(part, n, MPI_BYTE, rank, tag, c->world, request), rank,
                    "a message");
     }
 }
 static inline void comm_post_send(Comm *c, CommSlot *slot, const CommOp *op, int to, int tag, const void *data, int64_t bytes) {
-    c->bytes[op->kind][group_link(op->group, op->group->me, to)] += bytes;
+    if (op->counted) { c->bytes[op->kind][group_link(op->group, op->group->me, to)] += bytes; }
     comm_post(c, slot, true, op->group->ranks[to], tag, data, bytes);
 }
 static inline void comm_post_recv(Comm *c, CommSlot *slot, const CommOp *op, int from, int tag, void *data, int64_t bytes) {
@@ -305,10 +445,11 @@ static inline void comm_post_recv(Comm *c, CommSlot *slot, const CommOp *op, int
 }
 // Have all messages of the slot completed?
 static inline bool comm_slot_done(Comm *c, CommSlot *slot) {
-    int done = 1;
-    if (slot->requests) { comm_check(c, MPI_Testall(slot->requests, slot->request, &done, MPI_STATUSES_IGNORE), "a message"); }
-    if (done) { slot->requests = 0; }
-    return done != 0;
+    int done = 0;
+    if (slot->open) { comm_check(c, MPI_Testsome(slot->requests, slot->request, &done, c->completed, MPI_STATUSES_IGNORE), -1, "a message"); }
+    if (done) { slot->open -= done, c->fresh = c->clock; }
+    if (!slot->open) { slot->requests = 0; }
+    return !slot->open;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -544,9 +685,8 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
 }
 
 // Moves what is in flight on. Cheap when nothing is.
-static inline void comm_progress(void) {
-    Comm *c = comm_running;
-    while (c && c->first < c->started) {
+static inline void comm_advance(Comm *c) {
+    while (c->first < c->started) {
         CommOp *op = &c->queue[c->first % COMM_QUEUE];
         bool done = op->phase == PHASE_REDUCE && comm_op_reduces(op) ? comm_reduce_progress(c, op) : comm_slot_done(c, &c->slot[0]);
         if (!done) { return; }
@@ -555,34 +695,115 @@ static inline void comm_progress(void) {
     }
 }
 
-// Text for messages: what this rank waits for. Calls nothing that a signal handler may not call but snprintf.
-static inline void comm_describe_waiting(const Comm *c, char *text, size_t bytes) {
-    const CommOp *op = &c->queue[c->first % COMM_QUEUE];
-    if (c->first < c->started) {
-        snprintf(text, bytes, "%s of %s %d, step %" PRId64, comm_kind_names[op->kind], op->what ? op->what : "?", op->unit, op->step);
-    } else {
-        snprintf(text, bytes, "no collective");
+// ---------------------------------------------------------------------------------------------------------------------
+// Looking after the ranks that this one waits for (banner: lost ranks). A question is any number; an answer says how many
+// milliseconds ago the rank last saw progress.
+enum { WATCH_ASK_S = 1, WATCH_STEP_MS = 500 };
+
+// Sends a number to a rank, unless the one before is still under way: then it does not listen anyway.
+static inline void comm_tell(Comm *c, int rank, int tag, int64_t number) {
+    CommPeer *p = &c->peers[rank];
+    int which = tag == TAG_ANSWER, done = 1;
+    if (p->sending[which] != MPI_REQUEST_NULL) { MPI_Test(&p->sending[which], &done, MPI_STATUS_IGNORE); }
+    if (!done) { return; }
+    p->sent[which] = number;
+    MPI_Isend(&p->sent[which], 1, MPI_INT64_T, rank, tag, c->questions, &p->sending[which]);
+}
+// Takes in the questions and answers that have come. `working`: this rank computes just now.
+static inline void comm_listen(Comm *c, bool working) {
+    MPI_Status status;
+    int come = 1;
+    for (MPI_Test(&c->hearing, &come, &status); come; MPI_Test(&c->hearing, &come, &status)) {
+        CommPeer *p = &c->peers[status.MPI_SOURCE];
+        if (status.MPI_TAG == TAG_ANSWER) {
+            p->fresh = fmax(p->fresh, c->clock - (double)c->heard * 1e-3);
+        } else {
+            double fresh = working ? c->clock : c->fresh;
+            for (int r = 0; r < c->ranks && !working; r++) { fresh = c->peers[r].awaited ? fmax(fresh, c->peers[r].fresh) : fresh; }
+            comm_tell(c, status.MPI_SOURCE, TAG_ANSWER, (int64_t)((c->clock - fresh) * 1e3));
+        }
+        MPI_Start(&c->hearing);
     }
 }
 
-// One turn of waiting: polls, then yields, then (more ranks than cores) sleeps.
-static inline void comm_idle(Comm *c, int64_t turn, double since) {
-    if (turn > 200 || c->oversubscribed) { sched_yield(); }
-    if (turn > 2000 && c->oversubscribed) { usleep(50); }
-    if (turn % 1024 == 1023 && c->timeout_s > 0 && seconds_now() - since > c->timeout_s) {
-        char what[160];
-        comm_describe_waiting(c, what, sizeof what);
-        die(EXIT_PEER, "a rank is stuck or gone", "waited %.1f s in %s", seconds_now() - since, what);
+// Marks the ranks whose messages the head of the queue waits for.
+static inline void comm_mark_awaited(Comm *c) {
+    for (int r = 0; r < c->ranks; r++) { c->peers[r].awaited = false; }
+    for (int i = 0; i < COMM_SLOTS; i++) {
+        for (int k = 0; k < c->slot[i].requests; k++) {
+            int done = 1;
+            if (c->slot[i].request[k] != MPI_REQUEST_NULL) { MPI_Request_get_status(c->slot[i].request[k], &done, MPI_STATUS_IGNORE); }
+            if (!done) { c->peers[c->slot[i].peer[k]].awaited = true; }
+        }
     }
+}
+__attribute__((noreturn)) static inline void comm_lost(const Comm *c, int rank, const char *how, double seconds) {
+    SignalText what = {"", 0};
+    comm_describe_waiting(c, &what);
+    die(EXIT_PEER, "--resume 1 goes on from the newest checkpoint; --watchdog sets how long a rank may be silent", "lost rank %d on %s: %s for %.1f s, in %s",
+        rank, c->peers[rank].place.host, how, seconds, what.text);
+}
+// What /proc says about a rank on this machine.
+static inline void comm_look_at(Comm *c, int rank) {
+    CommPeer *p = &c->peers[rank];
+    char state = 'X';
+    int64_t began = 0;
+    bool there = process_look(p->place.pid, &state, &began) && began == p->place.began && state != 'Z' && state != 'X';
+    if (!there) { comm_lost(c, rank, "it has ended; waited", c->clock - c->fresh); }
+    if (state != 'T') {
+        p->stopped = -1;
+    } else if (p->stopped < 0) {
+        p->stopped = c->clock;
+    } else if (c->clock - p->stopped > COMM_STOPPED_S) {
+        comm_lost(c, rank, "it is stopped, seen", c->clock - p->stopped);
+    }
+}
+static inline void comm_watch(Comm *c) {
+    double now = seconds_now();
+    c->clock += fmin(now - c->looked, WATCH_STEP_MS * 1e-3); // more has not been seen: this process did not run
+    c->looked = now;
+    comm_listen(c, false);
+    if (c->timeout_s <= 0 || c->clock - c->fresh < 0.5) { return; }
+    comm_mark_awaited(c);
+    for (int r = 0; r < c->ranks; r++) {
+        CommPeer *p = &c->peers[r];
+        if (!p->awaited) { continue; }
+        if (p->visible) { comm_look_at(c, r); }
+        if (c->clock - p->asked > WATCH_ASK_S) { p->asked = c->clock, comm_tell(c, r, TAG_QUESTION, 0); }
+        double silent = c->clock - fmax(p->fresh, c->fresh);
+        if (silent > c->timeout_s) { comm_lost(c, r, "no sign of progress", silent); }
+    }
+}
+
+// Called by ops between tiles, and through keep_alive(): moves what is in flight on, and answers who asks.
+static void comm_progress(void) {
+    Comm *c = comm_running;
+    if (!c || c->ranks == 1) { return; }
+    comm_advance(c);
+    double now = seconds_now();
+    if (now - c->answered > 0.05) { c->answered = now, comm_listen(c, true); }
+}
+
+// One turn of waiting: polls, then yields, then sleeps: a rank may have a share of a core only, or none of its own.
+static inline void comm_idle(Comm *c, int64_t turn) {
+    if (turn > 200 || c->oversubscribed) { sched_yield(); }
+    if (turn > 2000) { usleep(50); }
+    if (turn % 1024 == 1023) { comm_watch(c); }
 }
 
 // Returns when the operation is complete (and with it all that were started before it).
 static inline void comm_wait(Comm *c, CommHandle handle) {
+    if (c->first >= handle) { return; }
     double start = seconds_now();
+    c->looked = start, c->fresh = c->clock;
+    comm_advance(c);
     for (int64_t turn = 0; c->first < handle; turn++) {
-        comm_progress();
-        if (c->first < handle) { comm_idle(c, turn, start); }
+        double before = c->fresh;
+        comm_idle(c, turn);
+        comm_advance(c);
+        if (c->fresh != before) { turn = 0; }
     }
+    c->waited_s += seconds_now() - start;
 }
 static inline bool comm_test(Comm *c, CommHandle handle) {
     comm_progress();
@@ -602,49 +823,59 @@ static inline CommHandle comm_start_op(Comm *c, CommOp op) {
     op.what = c->what, op.unit = c->unit, op.step = c->step, op.phase = PHASE_NEW;
     assert(op.group->me >= 0);
     c->queue[c->started++ % COMM_QUEUE] = op;
-    comm_progress();
+    comm_advance(c);
     return c->started;
 }
 // data: slice i is valid at member i; afterwards all of it, everywhere.
 static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, const int64_t *bounds, size_t element_bytes) {
-    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, 0};
+    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, true, 0};
     return comm_start_op(c, op);
 }
 // out, at my slice's place, = the sum over the members of in. out may be in. Other slices of out are left alone.
 static inline CommHandle comm_reduce_scatter(Comm *c, const Group *g, const float *in, float *out, const int64_t *bounds, DType wire) {
-    CommOp op = {COMM_REDUCE_SCATTER, 0, 0, NULL, g, bounds, NULL, (const char *)in, (char *)out, sizeof(float), wire, 0};
+    CommOp op = {COMM_REDUCE_SCATTER, 0, 0, NULL, g, bounds, NULL, (const char *)in, (char *)out, sizeof(float), wire, true, 0};
     return comm_start_op(c, op);
 }
 // data = the sum over the members of data, the same bits everywhere. wire bf16: the result has been rounded to bf16 too.
 static inline CommHandle comm_all_reduce(Comm *c, const Group *g, float *data, const int64_t *bounds, DType wire) {
-    CommOp op = {COMM_ALL_REDUCE, 0, 0, NULL, g, bounds, NULL, (const char *)data, (char *)data, sizeof(float), wire, 0};
+    CommOp op = {COMM_ALL_REDUCE, 0, 0, NULL, g, bounds, NULL, (const char *)data, (char *)data, sizeof(float), wire, true, 0};
     return comm_start_op(c, op);
 }
 // Slice i of send goes to member i; the slice of recv from member i begins at recv_bounds[i].
 static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *send, const int64_t *send_bounds, void *recv, const int64_t *recv_bounds,
                                          size_t element_bytes) {
-    CommOp op = {COMM_ALL_TO_ALL, 0, 0, NULL, g, send_bounds, recv_bounds, (const char *)send, (char *)recv, element_bytes, DTYPE_FP32, 0};
+    CommOp op = {COMM_ALL_TO_ALL, 0, 0, NULL, g, send_bounds, recv_bounds, (const char *)send, (char *)recv, element_bytes, DTYPE_FP32, true, 0};
     return comm_start_op(c, op);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Setup and scalars: small, blocking, not counted. All ranks of the job call them.
-static inline void comm_barrier(Comm *c) { MPI_Barrier(c->setup); }
-static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) { MPI_Bcast(data, (int)bytes, MPI_BYTE, root, c->setup); }
+// Setup and scalars: small, complete on return, not counted. All ranks of the job call them.
+
+// data: elements bounds[r] .. bounds[r + 1] - 1 are valid at rank r; afterwards all of them, everywhere.
+static inline void comm_gather_now(Comm *c, const char *what, void *data, const int64_t *bounds, size_t element_bytes) {
+    comm_label(c, what, -1, c->step);
+    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, &c->everyone, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, false, 0};
+    comm_wait(c, comm_start_op(c, op));
+}
+static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) { comm_gather_now(c, "numbers", data, bounds, sizeof *data); }
 // all[r] = rank r's `mine`, of `bytes` each
 static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) {
-    MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, c->setup);
+    memcpy((char *)all + (size_t)c->rank * bytes, mine, bytes);
+    for (int r = 0; r <= c->ranks; r++) { c->small_bounds[r] = r; }
+    comm_gather_now(c, "small values", all, c->small_bounds, bytes);
 }
-// data: elements bounds[r] .. bounds[r + 1] - 1 are valid at rank r; afterwards all of them, everywhere
-static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) {
-    for (int r = 0; r < c->ranks && c->ranks > 1; r++) { MPI_Bcast(data + bounds[r], (int)(bounds[r + 1] - bounds[r]), MPI_DOUBLE, r, c->setup); }
+static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) {
+    for (int r = 0; r <= c->ranks; r++) { c->small_bounds[r] = r > root; }
+    comm_gather_now(c, "broadcast", data, c->small_bounds, bytes);
 }
-static inline int comm_agree(Comm *c, int value, MPI_Op op) {
-    int result = value;
-    MPI_Allreduce(&value, &result, 1, MPI_INT, op, c->setup);
-    return result;
+static inline int comm_agree(Comm *c, int value, bool largest) {
+    int *all = c->small_values;
+    comm_all_gather_small(c, &value, all, sizeof value);
+    for (int r = 0; r < c->ranks; r++) { value = (largest ? all[r] > value : all[r] < value) ? all[r] : value; }
+    return value;
 }
-static inline int comm_agree_max(Comm *c, int value) { return comm_agree(c, value, MPI_MAX); }
-static inline int comm_agree_min(Comm *c, int value) { return comm_agree(c, value, MPI_MIN); }
+static inline int comm_agree_max(Comm *c, int value) { return comm_agree(c, value, true); }
+static inline int comm_agree_min(Comm *c, int value) { return comm_agree(c, value, false); }
+static inline void comm_barrier(Comm *c) { comm_agree_max(c, 0); }
 
 #endif

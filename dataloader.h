@@ -168,6 +168,7 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
             munmap(shard.map, shard.bytes);
         }
         ds->tokens += shard.count;
+        keep_alive();
     }
     globfree(&names);
     if (ds->tokens < 2) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected at least 2 tokens, found %" PRId64, ds->options.flag, pattern, ds->tokens); }

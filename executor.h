@@ -35,9 +35,11 @@ typedef struct {
     char *activations, *buffers; // the allocations all of these lie in
     // host
     int32_t *host_tokens, *host_targets;
-    float *host_losses; // (rows*T)
-    const Real **held;  // [storages] acquired parameters
-    int current;        // gradient[current] belongs to the boundary that backward has reached
+    float *host_losses;            // (rows*T)
+    const Real **held;             // [storages] acquired parameters
+    int current;                   // gradient[current] belongs to the boundary that backward has reached
+    const Action *volatile action; // that is running, for signal handlers; NULL between passes
+    volatile int64_t step;
 } Executor;
 
 // What one pass works on.
@@ -207,11 +209,35 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Running. All ranks run the schedules of one program.
 
+#ifndef EXECUTOR_HOOK // tests of faults look in here: what is about to run
+#define EXECUTOR_HOOK(action, step)
+#endif
+
+static inline void executor_begin(Executor *e, const Action *a, int64_t step) {
+    EXECUTOR_HOOK(a, step);
+    e->action = a, e->step = step;
+}
+// What this rank is doing. For signal handlers.
+static inline void executor_describe(const Executor *e, SignalText *t) {
+    const Action *a = e->action;
+    if (!a) {
+        signal_text_add(t, "between steps");
+        return;
+    }
+    signal_text_add(t, action_names[a->kind]);
+    if (a->unit >= 0) {
+        signal_text_add(t, " of unit "), signal_text_add_int(t, a->unit), signal_text_add(t, ", micro-batch "), signal_text_add_int(t, a->micro);
+    }
+    if (a->storage >= 0) { signal_text_add(t, " of storage "), signal_text_add_int(t, a->storage); }
+    signal_text_add(t, ", step "), signal_text_add_int(t, e->step + 1);
+}
+
 // Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to the end; *at moves on.
 // The caller looks at loss and norm there, and runs the rest (the updates) with the optimizer settings of the step, or not.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[(*at)++];
+        executor_begin(e, a, step);
         switch (a->kind) {
         case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->store->updates[a->storage] + a->version); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
@@ -221,6 +247,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         default: assert(action_computes(a->kind)); run_compute(e, a, pass); // no builder sends yet
         }
     }
+    e->action = NULL;
 }
 
 // Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence through all units. Every rank calls it.

@@ -70,6 +70,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(PICK, "precision", dtype, "dtype", "", "fp32", 0, 0, "fp32|bf16", "of working parameters, stage boundaries and messages")                \
     X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
     X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
+    X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
     X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are")
 // clang-format on
 

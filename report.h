@@ -146,7 +146,7 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Grou
 typedef struct {
     size_t memory[MEMORY_KINDS], host; // host: resident bytes of the process besides these
     int64_t traffic[COMM_KINDS][LINK_KINDS];
-    double step_s;
+    double step_s, idle; // idle: share of the step in which this rank waits
 } Prediction;
 
 // Costs of one action for the simulator.
@@ -253,19 +253,44 @@ static inline double process_memory(const char *field) {
     if (f) { fclose(f); }
     return kib * 1024;
 }
-// Joules since boot of the processor packages; NAN where the machine does not tell.
-static inline double energy_joules(void) {
-    double sum = 0;
-    int found = 0;
-    for (int package = 0; package < 64; package++) {
-        char path[96];
-        snprintf(path, sizeof path, "/sys/class/powercap/intel-rapl:%d/energy_uj", package);
-        FILE *f = fopen(path, "r");
-        double microjoules;
-        if (f && fscanf(f, "%lf", &microjoules) == 1) { sum += microjoules * 1e-6, found++; }
-        if (f) { fclose(f); }
+// Energy of the processor packages since the meter was made, from the counters of Linux's powercap; they wrap.
+enum { ENERGY_PACKAGES = 64 };
+typedef struct {
+    const char *folder; // where the counters are: /sys/class/powercap
+    int packages;       // that can be read; 0: the machine does not tell
+    int number[ENERGY_PACKAGES];
+    double range[ENERGY_PACKAGES], last[ENERGY_PACKAGES]; // in microjoules
+    double joules;
+} EnergyMeter;
+
+static inline double energy_read(const EnergyMeter *m, int number, const char *name) { // microjoules, or NAN
+    char path[160];
+    double value = NAN;
+    snprintf(path, sizeof path, "%s/intel-rapl:%d/%s", m->folder, number, name);
+    FILE *f = fopen(path, "r");
+    if (f && fscanf(f, "%lf", &value) != 1) { value = NAN; }
+    if (f) { fclose(f); }
+    return value;
+}
+static inline EnergyMeter energy_meter(const char *folder) {
+    EnergyMeter m;
+    memset(&m, 0, sizeof m);
+    m.folder = folder;
+    for (int i = 0; i < ENERGY_PACKAGES; i++) {
+        double now = energy_read(&m, i, "energy_uj"), range = energy_read(&m, i, "max_energy_range_uj");
+        if (isnan(now)) { continue; }
+        m.number[m.packages] = i, m.last[m.packages] = now, m.range[m.packages++] = isnan(range) ? 0 : range;
     }
-    return found ? sum : NAN;
+    return m;
+}
+// Joules so far; NAN where the machine does not tell. To be called more often than the counters wrap (minutes).
+static inline double energy_joules(EnergyMeter *m) {
+    for (int i = 0; i < m->packages; i++) {
+        double now = energy_read(m, m->number[i], "energy_uj"), more = now - m->last[i];
+        if (isnan(now)) { continue; }
+        m->joules += (more < 0 ? more + m->range[i] : more) * 1e-6, m->last[i] = now;
+    }
+    return m->packages ? m->joules : NAN;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

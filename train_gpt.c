@@ -22,7 +22,6 @@ typedef struct {
     char **argv;
     // who and where
     Comm comm;
-    Group world;
     Stream stream;
     Rates rates;
     // what
@@ -47,19 +46,29 @@ typedef struct {
     int64_t first_step; // 0, or where a resumed run began
     Log log;
     ProgressBar bar;
-    char flags[8192]; // as given, for the manifest
-    double trained_s, energy_start;
-    bool save_failed;
+    char flags[8192];           // as given, for the manifest
+    double trained_s, waited_s, told_s; // in steps; of it waiting for messages; telling about them
+    EnergyMeter energy;
+    bool stopping, save_failed;
 } Trainer;
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree at the end of a step.
+// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree in each step, before its
+// updates begin to travel, and stop after it.
 static volatile sig_atomic_t stop_requested;
+static const Trainer *signalled; // what a handler may describe
 static void request_stop(int signal_number) {
-    (void)signal_number;
     stop_requested = 1;
+    if (signal_number != SIGTERM) { return; } // every rank gets the others
+    SignalText t = {"", 0};
+    signal_text_add(&t, "train_gpt: rank "), signal_text_add_int(&t, signalled->comm.rank), signal_text_add(&t, ": SIGTERM in ");
+    executor_describe(&signalled->executor, &t);
+    signal_text_add(&t, ", waiting for "), comm_describe_waiting(&signalled->comm, &t);
+    signal_text_add(&t, "; stopping after this step\n");
+    signal_text_write(&t);
 }
-static void catch_signals(void) {
+static void catch_signals(const Trainer *t) {
+    signalled = t;
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = request_stop;
@@ -131,7 +140,7 @@ static void setup_schedule(Trainer *t) {
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    size_t bytes = comm_staging_bytes(&t->world, (DType)t->options.reduce_dtype, most, (size_t)8 << 20);
+    size_t bytes = comm_staging_bytes(&t->comm.everyone, (DType)t->options.reduce_dtype, most, (size_t)8 << 20);
     comm_allocate(&t->comm, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 
@@ -155,9 +164,12 @@ static void predict(Trainer *t) {
     p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
     p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + t->comm.staging_bytes + workspace_bytes(t);
     p->host = (size_t)process_memory("VmRSS:") - memory_device(memory_taken);
-    predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->world, t->dtype, (DType)o->reduce_dtype, p->traffic);
+    predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->comm.everyone, t->dtype, (DType)o->reduce_dtype, p->traffic);
     Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam};
-    p->step_s = schedule_simulate(&t->program, action_seconds, &costs, NULL);
+    double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
+    p->step_s = schedule_simulate(&t->program, action_seconds, &costs, busy);
+    p->idle = p->step_s > 0 ? 1 - busy[t->comm.rank] / p->step_s : 0;
+    free(busy);
 }
 
 // Samples of one validation, and the bytes of text that their targets stand for.
@@ -170,6 +182,7 @@ static int64_t count_target_bytes(const Trainer *t) {
     for (int64_t g = 0; g < samples; g++) {
         dataset_fill(&t->val, g, 1, tokens, tokens + T);
         bytes += tokenizer_count_bytes(&t->tokenizer, tokens + T, T);
+        keep_alive();
     }
     free(tokens);
     return bytes;
@@ -203,7 +216,7 @@ static void setup_states(Trainer *t) {
     size_t unused[2];
     t->stream.workspace_bytes = workspace_bytes(t);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
-    t->store = store_make(&t->model, &t->comm, &t->world, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_make(&t->model, &t->comm, &t->comm.everyone, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->executor = executor_make(&t->model, &t->program.map, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
                                 &unused[0], &unused[1]);
     t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
@@ -222,7 +235,7 @@ static void setup_weights(Trainer *t) {
     } else if (t->model_file) {
         model_file_load(t->model_file, &t->store, t->model_file_dtype);
     } else {
-        for (int s = 0; s < t->model.storages; s++) { gpt_initialise(&t->model, s, (uint64_t)o->seed, store_state(&t->store, STATE_MASTER, s)); }
+        for (int s = 0; s < t->model.storages; s++) { gpt_initialise(&t->model, s, (uint64_t)o->seed, store_state(&t->store, STATE_MASTER, s)), keep_alive(); }
         store_masters_changed(&t->store);
     }
 }
@@ -266,6 +279,7 @@ static void log_step(Trainer *t, double loss, double norm, double lr, double sec
     text_add(&line, "{\"event\":\"step\",\"step\":%" PRId64, t->progress.step);
     json_add_field(&line, "loss", loss), json_add_field(&line, "grad_norm", norm), json_add_field(&line, "lr", lr);
     json_add_field(&line, "ms", seconds * 1000), json_add_field(&line, "tokens_per_s", tokens / seconds), json_add_field(&line, "mfu", mfu);
+    json_add_field(&line, "joules", energy_joules(&t->energy));
     text_add(&line, "}");
     log_line(&t->log, &line);
 }
@@ -281,13 +295,14 @@ static const char *reason_to_skip(Trainer *t, double loss, double norm) {
 
 static void train_step(Trainer *t) {
     const Options *o = &t->options;
-    double start = seconds_now(), norm = 0, lr = learning_rate(t, t->progress.step);
+    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = learning_rate(t, t->progress.step);
     int64_t targets = count_targets(&t->train, t->progress.position, t->samples);
     Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true};
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
     executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
     double loss = sum_losses(t, t->samples) / (double)max_i64(targets, 1);
+    t->stopping = should_stop(t);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
@@ -300,8 +315,9 @@ static void train_step(Trainer *t) {
     t->progress.step++;
     t->progress.position += t->samples;
     double seconds = seconds_now() - start;
-    t->trained_s += seconds;
+    t->trained_s += seconds, t->waited_s += t->comm.waited_s - waited;
     log_step(t, loss, norm, lr, seconds);
+    t->told_s += seconds_now() - start - seconds;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -383,12 +399,12 @@ static void save_checkpoint(Trainer *t) {
 static bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
 
 // What happens with the weights after `step` updates; a resumed run did it before it was stopped.
-static void between_steps(Trainer *t, bool stopping) {
+static void between_steps(Trainer *t) {
     int64_t step = t->progress.step;
     bool last = step == t->steps, fresh = !t->options.resume || step > t->first_step;
     if ((fresh || last) && due(t->options.val_every, step, last)) { validate(t); }
     if ((fresh || last) && step && due(t->options.sample_every, step, last)) { print_sample(t); }
-    bool save = due(t->options.save_every, step, last) || (stopping && *t->options.out);
+    bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }
 
@@ -421,7 +437,7 @@ static void json_add_predicted(Trainer *t, TextBuffer *line) {
     traffic_total(p->traffic, total);
     text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
     text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
-    json_add_field(line, "step_ms", p->step_s * 1000);
+    json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
 
@@ -441,10 +457,11 @@ static void report_end(Trainer *t) {
     }
     traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
     size_t device = memory_device(memory_taken), peak = (size_t)process_memory("VmHWM:"), host = peak > device ? peak - device : 0;
-    double step_ms = 1000 * t->trained_s / (double)steps, energy = energy_joules() - t->energy_start;
+    double step_ms = 1000 * t->trained_s / (double)steps, energy = energy_joules(&t->energy), idle = t->trained_s > 0 ? t->waited_s / t->trained_s : 0;
     if (t->comm.rank) { return; }
     progress_break(&t->bar);
-    printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; memory:\n", p->step_s * 1000, step_ms);
+    printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; waiting %.1f %% of it, %.1f %% measured; memory:\n", p->step_s * 1000,
+           step_ms, 100 * p->idle, 100 * idle);
     print_memory(p->memory, p->host, memory_taken, (double)host);
     if (t->comm.ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
     TextBuffer line = {NULL, 0, 0};
@@ -454,7 +471,10 @@ static void report_end(Trainer *t) {
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);
     json_add_field(&line, "measured", step_ms);
-    text_add(&line, "}"), json_add_field(&line, "energy_j", energy);
+    text_add(&line, "},\"idle\":{\"predicted\":"), json_add_number(&line, p->idle);
+    json_add_field(&line, "measured", idle);
+    text_add(&line, "}"), json_add_field(&line, "overhead", t->trained_s > 0 ? t->told_s / t->trained_s : 0);
+    json_add_field(&line, "energy_j", energy);
     text_add(&line, "}");
     log_line(&t->log, &line);
 }
@@ -488,10 +508,7 @@ static void start(Trainer *t, int argc, char **argv) {
     }
     options_parse(&t->options, &t->given, t->argc, t->argv);
     comm_place(&t->comm, (int)t->options.ranks_per_node);
-    int *everyone = (int *)checked_malloc((size_t)t->comm.ranks * sizeof(int), "ranks");
-    for (int r = 0; r < t->comm.ranks; r++) { everyone[r] = r; }
-    t->world = group_make(everyone, t->comm.ranks, t->comm.rank, t->comm.node_of);
-    free(everyone);
+    t->comm.timeout_s = t->options.watchdog;
     t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
     t->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
@@ -506,7 +523,7 @@ static void plan(Trainer *t) {
     setup_schedule(t);
     setup_messages(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
-    measure_rates(&t->rates, &t->stream, &t->comm, &t->world);
+    measure_rates(&t->rates, &t->stream, &t->comm, &t->comm.everyone);
     predict(t);
 }
 
@@ -548,30 +565,26 @@ static void prepare(Trainer *t) {
     log_line(&t->log, &line);
     ProgressBar bar = {output_is_terminal(), false, t->steps, t->first_step, 0, 0};
     t->bar = bar;
-    t->energy_start = energy_joules();
+    t->energy = energy_meter("/sys/class/powercap");
     comm_reset_counters(&t->comm);
 }
 
-// Returns whether the run was stopped before its last step.
-static bool train(Trainer *t) {
-    bool stopping = false;
-    between_steps(t, false);
-    while (t->progress.step < t->steps && !stopping) {
+static void train(Trainer *t) {
+    between_steps(t);
+    while (t->progress.step < t->steps && !t->stopping) {
         train_step(t);
-        stopping = should_stop(t);
-        between_steps(t, stopping);
+        between_steps(t);
     }
-    return stopping && t->progress.step < t->steps;
 }
 
-static int finish(Trainer *t, bool stopped) {
+static int finish(Trainer *t) {
     store_settle(&t->store);
     report_end(t);
     if (*t->options.export_file && t->comm.rank == 0) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
-    if (stopped) { print_resume_command(t); }
+    if (t->stopping && t->progress.step < t->steps) { print_resume_command(t); }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }
 
@@ -582,8 +595,9 @@ int main(int argc, char **argv) {
     start(t, argc, argv);
     if (!print_and_stop(t)) {
         prepare(t);
-        catch_signals();
-        code = finish(t, train(t));
+        catch_signals(t);
+        train(t);
+        code = finish(t);
     }
     comm_end(&t->comm);
     return code;

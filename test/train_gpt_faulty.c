@@ -1,0 +1,27 @@
+// train_gpt_faulty.c: the program with a fault in it, for test_faults.py. FAULT="HOW RANK STEP ACTION" (ACTION as
+// --show-schedule prints it, STEP as the log counts) makes that rank, about to run that action in that step,
+//   kill    die as by kill -9
+//   stop    be stopped, as by kill -STOP
+//   hang    live on without doing anything
+//   crash   run into a segmentation fault
+#include <signal.h>
+#include "schedule.h" // Action
+
+static void fault_here(const Action *a, int64_t step);
+#define EXECUTOR_HOOK(action, step) fault_here(action, step)
+#include "train_gpt.c"
+
+static void fault_here(const Action *a, int64_t step) {
+    static bool done;
+    char how[16] = "", action[32] = "";
+    int rank = -1;
+    long long at = -1;
+    const char *fault = getenv("FAULT");
+    bool read = fault && sscanf(fault, "%15s %d %lld %31s", how, &rank, &at, action) == 4;
+    if (!read || done || rank != speaker.rank || at != step + 1 || strcmp(action, action_names[a->kind])) { return; }
+    done = true;
+    if (!strcmp(how, "kill")) { raise(SIGKILL); }
+    if (!strcmp(how, "stop")) { raise(SIGSTOP); }
+    if (!strcmp(how, "crash")) { raise(SIGSEGV); }
+    while (!strcmp(how, "hang")) { sleep(1); }
+}
