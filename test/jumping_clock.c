@@ -12,7 +12,7 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
     static unsigned looks;
     if (!real) { *(void **)&real = dlsym(RTLD_NEXT, "clock_gettime"); }
     int result = real(clock, t);
-    if (__sync_add_and_fetch(&looks, 1) % 5000 == 0) { __sync_add_and_fetch(&leap, 3600); }
+    if (__sync_add_and_fetch(&looks, 1) % 97 == 0) { __sync_add_and_fetch(&leap, 3600); }
     t->tv_sec += clock == CLOCK_REALTIME ? rand() % 63072000 - 31536000 : clock == CLOCK_MONOTONIC ? leap : 0;
     return result;
 }

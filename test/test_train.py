@@ -156,7 +156,7 @@ def command_line(changes):
 class Job:
     """A launch: of TRAIN with changes, or of `words` as they are."""
 
-    def __init__(self, ranks=1, binary=BINARY, words=None, shell=None, limit=None, stdout=None, log=None, **changes):
+    def __init__(self, ranks=1, binary=BINARY, words=None, shell=None, limit=None, stdout=None, log=None, environment=(), **changes):
         folder = scratch()
         self.ranks, self.binary, self.log_path = ranks, binary, log or os.path.join(folder, "log")
         self.out_path, self.err_path = os.path.join(folder, "out"), os.path.join(folder, "err")
@@ -164,7 +164,7 @@ class Job:
         command = shell or ["mpirun", "--oversubscribe", "-np", str(ranks), binary, *map(str, words)]
         self.command = command if shell else " ".join(command)
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
-            self.process = subprocess.Popen(command, shell=bool(shell), stdin=subprocess.DEVNULL, stdout=stdout or out, stderr=err, env=ENVIRONMENT,
+            self.process = subprocess.Popen(command, shell=bool(shell), stdin=subprocess.DEVNULL, stdout=stdout or out, stderr=err, env=dict(ENVIRONMENT, **dict(environment)),
                                             cwd=TEMPORARY, preexec_fn=limit)
         atexit.register(self.end_all)
 
