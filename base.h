@@ -46,6 +46,7 @@ __attribute__((noreturn, format(printf, 5, 6))) static inline void die_at(const 
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    for (char *c = message; *c; c++) { *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c; } // names of files must not drive a terminal
     const char *name = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
     fflush(stdout);
     fprintf(stderr, "train_gpt: rank %d on %s, %s:%d: %s%s%s\n", speaker.rank, host, name, line, message, hint && *hint ? "\n  hint: " : "", hint ? hint : "");

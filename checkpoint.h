@@ -71,6 +71,14 @@ static inline void check_writable(const char *flag, const char *path) {
     if (slash) { slash[slash == folder] = 0; }
     if (*path && access(slash ? folder : ".", W_OK)) { die(EXIT_INPUT, "name a folder that exists and is writable", "%s %s: %s", flag, path, strerror(errno)); }
 }
+// Opens a regular file for reading; NULL with errno otherwise: a pipe would be waited for, a device has no end.
+static inline FILE *open_regular(const char *path) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode)) { return fdopen(fd, "rb"); }
+    if (fd >= 0) { close(fd), errno = ENOTSUP; }
+    return NULL;
+}
 static inline void sync_folder(const char *path) { // makes renames in it durable; best effort
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) { fsync(fd), close(fd); }
@@ -203,7 +211,7 @@ static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
 // Copies every piece of a state file into the store. filled[state * storages + storage] counts elements: pieces must follow one
 // another without gap or overlap, in the order of the files. False, with the reason: the file must not be used.
 static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, uint64_t checksum, int64_t *filled, char *why, size_t why_bytes) {
-    FILE *f = fopen(path, "rb");
+    FILE *f = open_regular(path);
     if (!f) {
         snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
         return false;
@@ -235,6 +243,7 @@ static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, u
 // ---------------------------------------------------------------------------------------------------------------------
 // Manifest
 enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16 };
+static const int64_t MANIFEST_COUNT_MAX = INT64_C(1) << 60; // of what is counted: a run may go on without overflow
 
 // Running statistics for --skip-loss-z and --skip-grad-z: the last values, as a ring.
 typedef struct {
@@ -297,19 +306,19 @@ static inline bool manifest_int(const char *text, const char *key, int64_t *valu
     const char *line = manifest_line(text, key);
     char *end = NULL;
     if (line) { *value = strtoll(line, &end, 10); }
-    return line && end != line && *end == '\n' && *value >= 0;
+    return line && end != line && *end == '\n' && *value >= 0 && *value <= MANIFEST_COUNT_MAX;
 }
 static inline bool manifest_window(const char *text, const char *key, OutlierWindow *w) {
     const char *line = manifest_line(text, key);
-    if (!line) { return false; }
-    char *end;
-    w->count = strtoll(line, &end, 10);
+    char *end = NULL;
+    if (line) { w->count = strtoll(line, &end, 10); }
+    if (!line || end == line) { return false; }
     for (int i = 0; i < OUTLIER_WINDOW && i < w->count; i++) {
         const char *at = end;
         w->values[i] = strtod(at, &end);
         if (end == at) { return false; }
     }
-    return w->count >= 0 && *end == '\n';
+    return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
 }
 
 static inline void manifest_add_model(TextBuffer *t, const Store *s) {
@@ -319,11 +328,14 @@ static inline void manifest_add_model(TextBuffer *t, const Store *s) {
         c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, s->adam ? "adamw" : "sgd");
 }
 
+// The last line: the checksum of all the text before it.
+static inline void manifest_seal(char *line, size_t bytes, const Checksum *sum) { snprintf(line, bytes, "checksum %016" PRIx64 "\n", checksum_end(sum)); }
+
 // The whole text is checked against the checksum in its last line. Returns NULL, with the reason, when it is not complete.
 static inline char *manifest_read(const char *folder, char *why, size_t why_bytes) {
     char path[1100];
     snprintf(path, sizeof path, "%s/manifest", folder);
-    FILE *f = fopen(path, "rb");
+    FILE *f = open_regular(path);
     if (!f) {
         snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
         return NULL;
@@ -333,12 +345,13 @@ static inline char *manifest_read(const char *folder, char *why, size_t why_byte
     fclose(f);
     text[n] = 0;
     char *last = n > 1 && strlen(text) == n && text[n - 1] == '\n' ? (char *)memrchr(text, '\n', n - 1) : NULL;
-    unsigned long long found = 0;
-    bool good = last && sscanf(last, "\nchecksum %16llx\n", &found) == 1;
+    bool good = last;
     if (good) {
+        char expected[64];
         Checksum sum = checksum_begin();
         checksum_add(&sum, text, (size_t)(last + 1 - text));
-        good = checksum_end(&sum) == found;
+        manifest_seal(expected, sizeof expected, &sum);
+        good = !strcmp(last + 1, expected);
     }
     if (!good) {
         snprintf(why, why_bytes, "%s: torn or changed", path);
@@ -444,7 +457,9 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     }
     Checksum sum = checksum_begin();
     checksum_add(&sum, t.text, t.length);
-    text_add(&t, "checksum %016llx\n", (unsigned long long)checksum_end(&sum));
+    char seal[64];
+    manifest_seal(seal, sizeof seal, &sum);
+    text_add(&t, "%s", seal);
     char path[1100];
     snprintf(path, sizeof path, "%s/manifest", folder);
     FileWriter w;

@@ -416,6 +416,9 @@ static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     size_t bytes;
     void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
     tokenizer_header(&t, path, map);
+    if (t.eot >= vocab) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path, (int)vocab, (int)t.eot);
+    }
     size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1; // the 1: too long is seen as such
     if (size > most) { size = most; }
     t.text = (unsigned char *)checked_malloc(size, "the tokenizer");

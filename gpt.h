@@ -64,6 +64,15 @@ static inline void gpt_config_check(const GptConfig *c, const char *source) {
     }
 }
 
+// Ends the program where `rows` sequences of T tokens are beyond any memory, so that no size of activations below overflows.
+static inline void gpt_work_check(const GptConfig *c, int64_t rows, int64_t T) {
+    double bytes = (double)rows * (double)T * (double)c->channels * (double)(c->layers + 2) * 128; // of a token: more than it takes
+    if (bytes > 0x1p60) {
+        die(EXIT_INPUT, "choose a smaller --micro-batch, --seq-len or --model", "%" PRId64 " sequences of %" PRId64 " tokens take up to %.0e bytes", rows, T,
+            bytes);
+    }
+}
+
 // "layers=6,heads=6,channels=384,vocab=256": any order, each at most once; vocab may be left out (GPT-2's).
 static inline GptConfig gpt_config_from_pairs(const char *text, int64_t seq_len) {
     GptConfig c = {0, 0, 0, 0, 0, 0};

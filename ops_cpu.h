@@ -160,7 +160,7 @@ static inline float fast_exp(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    int32_t bits = ((int32_t)n + 127) << 23;
+    uint32_t bits = ((uint32_t)(int32_t)n + 127u) << 23; // unsigned: of a NaN it is anything
     float power;
     memcpy(&power, &bits, 4);
     return x < -87.3f ? 0.0f : p * power;

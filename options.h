@@ -45,7 +45,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(FLAG, "run", compat, "compat", "", "0", 0, 1, "", "print which flags do not combine, and stop")                                          \
     X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the action list of one step, and stop")                           \
     X(INT, "run", val_every, "val-every", "v", "20", 0, 1e12, "steps", "validate every N steps and at the end; 0: never")                      \
-    X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e12, "batches", "per validation; -1: all of it once")                            \
+    X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e6, "batches", "per validation; -1: all of it once")                            \
     X(INT, "run", sample_every, "sample-every", "s", "0", 0, 1e12, "steps", "print generated text every N steps and at the end; 0: never")     \
     X(INT, "run", sample_tokens, "sample-tokens", "g", "64", 1, 1048576, "tokens", "to generate")                                              \
     X(NUM, "run", temperature, "temperature", "", "1.0", 0, 100, "", "of generated text; 0: the likeliest token")                              \

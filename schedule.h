@@ -51,6 +51,7 @@ typedef struct {
     int64_t step, version;
 } Action;
 
+enum { SCHEDULE_MAX = 1 << 22 }; // actions of a rank: some ten thousand micro-batches of a large model
 typedef struct {
     Action *actions;
     int count, capacity;
@@ -82,6 +83,9 @@ static inline Action action_make(ActionKind kind, int unit, int storage, int mic
     return a;
 }
 static inline void schedule_add(Schedule *s, Action a) {
+    if (s->count == SCHEDULE_MAX) {
+        die(EXIT_INPUT, "choose a larger --micro-batch or a smaller --batch-tokens", "a step has more than %d actions", SCHEDULE_MAX);
+    }
     if (s->count == s->capacity) {
         s->capacity = s->capacity ? 2 * s->capacity : 64;
         s->actions = (Action *)realloc(s->actions, (size_t)s->capacity * sizeof(Action));

@@ -112,6 +112,7 @@ static void setup_batch(Trainer *t) {
     }
     t->samples = tokens / o->seq_len;
     t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->comm.ranks));
+    gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
 static Program make_program(const Trainer *t, bool training) {

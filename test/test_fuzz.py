@@ -1,0 +1,559 @@
+#!/usr/bin/env python3
+"""test_fuzz.py: damaged input of every kind, given to the real program built with the address and undefined-behaviour sanitizers.
+
+    python3 test/test_fuzz.py               200 mutations; TEST_ALL=1: 10,000; TEST_FUZZ=N: so many; TEST_SEED=N: which, printed
+    python3 test/test_fuzz.py SEED NUMBER   one mutation; prints the command and keeps the files: what a failure tells to call
+
+A mutation is a function of (seed, number) alone. It takes the good input of one of the TARGETS and changes bits, bytes, the
+words that have a meaning, or lengths. Each target has a verdict of its own: a plain reading of docs/formats.md which says
+of any bytes whether the program must take them (exit code 0) or refuse them (2), so that a refusal of something good is
+found too. And whatever the input: exactly one message where it is refused, no report of a sanitizer, no crash, no hang, no
+huge allocation. To add a target, add a class to TARGETS. Standard library only.
+"""
+import concurrent.futures
+import math
+import os
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PLAIN, BINARY = os.path.join(ROOT, "train_gpt"), os.path.join(ROOT, "build/train_gpt_sanitized")
+MODEL, TOKENS = (os.path.join(ROOT, f"test/golden/gpt_tiny_{end}.bin") for end in ("model", "tokens"))
+SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
+COUNT = int(os.environ.get("TEST_FUZZ", 10000 if os.environ.get("TEST_ALL") == "1" else 200))
+TIMEOUT = 120  # seconds; a run takes about one, on a busy machine more
+MOST_MB = 2048  # in one allocation, and resident: the model is 1 MB, the sanitizer's own memory most of it
+POSITIONS, VOCAB, LAYERS, HEADS, CHANNELS, PADDED = 24, 101, 3, 3, 48, 128  # of the golden model
+T = 20
+
+# One thread, one process, no launcher's daemon; leaks at the end are MPI's own.
+ENVIRONMENT = dict(os.environ, OMPI_MCA_ess_singleton_isolated="1", OMPI_MCA_btl="self", OPENBLAS_NUM_THREADS="1",
+                   OMP_NUM_THREADS="1", UBSAN_OPTIONS="print_stacktrace=1",
+                   ASAN_OPTIONS=f"detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb={MOST_MB}:hard_rss_limit_mb={MOST_MB}")
+RUN = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 1, "steps": 1, "val-every": 0, "threads": 1}
+TEMPORARY = None  # the folder everything is written into; made and removed by main
+
+TAKEN, REFUSED, EITHER, ANYTHING = {0}, {2}, {0, 2}, {0, 2, 3}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+def get(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def put(folder, name, data):
+    path = os.path.join(folder, name)
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+def header(*words):
+    return struct.pack("<256i", *words, *[0] * (256 - len(words)))
+
+
+def word(data, at):
+    return struct.unpack_from("<i", data, 4 * at)[0]
+
+
+def words_of(data):
+    """The uint16 words behind the header."""
+    return struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024:len(data) - len(data) % 2])
+
+
+def flags(**changes):
+    merged = dict(RUN, **{name.replace("_", "-"): value for name, value in changes.items()})
+    return [text for name, value in merged.items() if value is not None for text in (f"--{name}", str(value))]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mutators: (draw, bytes, words) -> bytes; `words` lists where the words with a meaning begin, and their size.
+
+def place(draw, data, words):
+    """Half of the time at a word with a meaning, else anywhere."""
+    at, size = draw.choice(words)
+    at += draw.randrange(size)
+    return at if draw.random() < 0.5 and at < len(data) else draw.randrange(len(data))
+
+
+def flip_bits(draw, data, words):
+    data = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        data[place(draw, data, words)] ^= 1 << draw.randrange(8)
+    return bytes(data)
+
+
+def set_bytes(draw, data, words):
+    data = bytearray(data)
+    for _ in range(draw.choice((1, 2, 8))):
+        data[place(draw, data, words)] = draw.choice((0, 1, 9, 32, 48, 127, 128, 255, draw.randrange(256)))
+    return bytes(data)
+
+
+def extremes(draw, data, words):
+    at, size = draw.choice(words)
+    if at + size > len(data):
+        return data
+    bits, old = 8 * size, int.from_bytes(data[at:at + size], "little")
+    new = draw.choice((0, 1, -1, 1 << bits - 1, (1 << bits - 1) - 1, old + 1, old - 1, old * 2, old // 2, draw.getrandbits(bits), draw.randrange(1000)))
+    return data[:at] + (new % (1 << bits)).to_bytes(size, "little") + data[at + size:]
+
+
+def truncate(draw, data, words):
+    at, size = draw.choice(words)
+    return data[:draw.choice((0, 1, 7, 8, 24, 1023, 1024, 1025, at, at + size, len(data) - 1, len(data) - 2, draw.randrange(len(data))))]
+
+
+def extend(draw, data, words):
+    n = draw.choice((1, 2, 4, 8, 1024, draw.randrange(1, 5000)))
+    return data + draw.choice((bytes(n), b"\xff" * n, draw.randbytes(n), data[-n:]))
+
+
+def span(draw, data):
+    begin = draw.randrange(len(data))
+    return begin, min(len(data), begin + draw.choice((1, 2, 4, 16, 256, 4096)))
+
+
+def splice(draw, data, words):
+    """A piece written over another place."""
+    begin, end = span(draw, data)
+    at = draw.randrange(len(data))
+    return (data[:at] + data[begin:end] + data[at + end - begin:])[:len(data)]
+
+
+def cut_out(draw, data, words):
+    begin, end = span(draw, data)
+    return data[:begin] + data[end:]
+
+
+def repeat(draw, data, words):
+    begin, end = span(draw, data)
+    return data[:end] + data[begin:end] + data[end:]
+
+
+def swap(draw, data, words):
+    """A file of another kind."""
+    return draw.choice([target.base for target in TARGETS if getattr(target, "base", None)])
+
+
+MUTATORS = [flip_bits, set_bytes, extremes, extremes, extremes, truncate, extend, splice, cut_out, repeat, swap]
+
+
+def mutated(draw, data, words):
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        data = draw.choice(MUTATORS)(draw, data, words) if data else data
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Targets: case(draw, folder, good) returns (flags, the exit codes that are right); good: unchanged input.
+
+class File:
+    """A single file: `base`, the `words` of it that have a meaning, and its verdict."""
+
+    def case(self, draw, folder, good):
+        data = self.base if good else mutated(draw, self.base, self.words)
+        return self.use(draw, put(folder, "input.bin", data), data)
+
+
+class Shard(File):
+    base = get(TOKENS)
+    words = [(0, 4), (4, 4), (8, 4), (12, 4), (16, 4), (1024, 2), (len(base) - 2, 2)]
+
+    def use(self, draw, path, data):
+        windows, shuffle = draw.choice(("continuous", "document")), draw.randrange(2)
+        if draw.random() < 0.3:
+            return flags(val=path, val_every=1, val_batches=draw.choice((1, -1)), steps=0), self.verdict(data, "continuous", 0)
+        return flags(train=path, windows=windows, shuffle=shuffle), self.verdict(data, windows, shuffle)
+
+    @staticmethod
+    def verdict(data, windows, shuffle):
+        if len(data) < 1024 or [word(data, 0), word(data, 1)] != [20240520, 1] or len(data) != 1024 + 2 * word(data, 2):
+            return REFUSED
+        tokens = words_of(data)
+        if len(tokens) < 2 or max(tokens) >= VOCAB:
+            return REFUSED
+        if word(data, 3):
+            return EITHER  # labelled shards have rules of their own
+        if windows == "continuous":
+            return TAKEN if not shuffle or len(tokens) > T else REFUSED
+        starts = [i for i, token in enumerate(tokens) if token == 0]  # of documents
+        lengths = [b - a for a, b in zip([0, *starts], [*starts, len(tokens)])]
+        return TAKEN if starts and max(lengths) >= 2 else REFUSED
+
+
+class Model(File):
+    base = get(MODEL)
+    words = [(4 * i, 4) for i in range(8)] + [(1024, 4), (len(base) - 4, 4)]
+
+    def use(self, draw, path, data):
+        how = draw.choice((dict(), dict(dtype="bf16"), dict(steps=0, val_every=1, val_batches=1), dict(recompute="block", optimizer="sgd")))
+        return flags(model=path, **how), self.verdict(data)
+
+    @staticmethod
+    def verdict(data):
+        if len(data) < 1024:
+            return REFUSED
+        magic, version, positions, V, L, heads, C, Vp = struct.unpack_from("<8i", data)
+        if magic != 20240326 or version not in (3, 5) or min(positions, V, L, heads, C, Vp) < 1 or C % heads or Vp < V:
+            return REFUSED
+        if L > 10000 or max(V, positions) > 1 << 24 or C > 1 << 20 or Vp > 1 << 25:
+            return REFUSED
+        parameters = (Vp + positions) * C + L * (12 * C * C + 13 * C) + 2 * C
+        return TAKEN if len(data) == 1024 + parameters * (4 if version == 3 else 2) and positions >= T and V > max(words_of(Shard.base)) else REFUSED
+
+
+class Tokenizer(File):
+    base = header(20240328, 2, VOCAB, 7) + b"".join(bytes([1 + i % 5]) + bytes([33 + i % 90]) * (1 + i % 5) for i in range(VOCAB))
+    words = [(4 * i, 4) for i in range(4)] + [(1024, 1), (1026, 1)]
+
+    def use(self, draw, path, data):
+        return flags(tokenizer=path, sample_every=1, sample_tokens=5, windows=draw.choice(("continuous", "document"))), self.verdict(data)
+
+    @staticmethod
+    def verdict(data):
+        if len(data) < 1024 or word(data, 0) != 20240328 or word(data, 1) not in (1, 2):
+            return REFUSED
+        vocab, end, at = word(data, 2), word(data, 3) if word(data, 1) == 2 else 50256, 1024
+        if not 1 <= vocab <= 65536 or not 0 <= end < min(vocab, VOCAB):
+            return REFUSED
+        for _ in range(vocab):
+            if at >= len(data) or data[at] == 0:
+                return REFUSED
+            at += 1 + data[at]
+        return TAKEN if at == len(data) else REFUSED  # documents: every token of the vocabulary is in the golden shard
+
+
+class HellaSwag(File):
+    """llm.c's multiple-choice file: a header, then examples of uint16 words."""
+    base = None  # made below, where the program knows the flag
+
+    @staticmethod
+    def make():
+        draw, examples = random.Random(1), []
+        for number in range(6):
+            lists = [[draw.randrange(VOCAB) for _ in range(draw.randrange(1, 7))] for _ in range(5)]
+            body = [number, draw.randrange(4), 4] + [w for tokens in lists for w in (len(tokens), *tokens)]
+            examples.append(struct.pack(f"<{len(body) + 2}H", 65535, 2 * len(body) + 4, *body))
+        return header(20240522, 1, len(examples), max(map(len, examples))) + b"".join(examples)
+
+    @property
+    def words(self):
+        return [(4 * i, 4) for i in range(4)] + [(1024 + 2 * i, 2) for i in range(20)]
+
+    def use(self, draw, path, data):
+        return flags(hellaswag=path, steps=0, val_every=1, val_batches=1), self.verdict(data)
+
+    @staticmethod
+    def verdict(data):
+        if len(data) < 1024 or [word(data, 0), word(data, 1)] != [20240522, 1] or not 1 <= word(data, 2) <= 65536 or len(data) % 2:
+            return REFUSED
+        stream, at, longest = words_of(data), 0, 0
+        for number in range(word(data, 2)):
+            begin = at
+            if [*stream[at:at + 1], *stream[at + 2:at + 3], *stream[at + 4:at + 5]] != [65535, number, 4] or stream[at + 3] > 3:
+                return REFUSED
+            end, at, lengths = begin + stream[begin + 1] / 2, begin + 5, []
+            for _ in range(5):
+                if at >= min(end, len(stream)) or stream[at] == 0 or at + 1 + stream[at] > min(end, len(stream)):
+                    return REFUSED
+                tokens = stream[at + 1:at + 1 + stream[at]]
+                if max(tokens) >= VOCAB:
+                    return REFUSED
+                lengths.append(len(tokens))
+                at += 1 + len(tokens)
+            if at != end or lengths[0] + max(lengths[1:]) - 1 > T:
+                return REFUSED
+            longest = max(longest, 2 * (at - begin))
+        return TAKEN if at == len(stream) and longest == word(data, 3) else REFUSED
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+def checksum(data):
+    """checksum_add of base.h."""
+    most = (1 << 64) - 1
+
+    def mix(x):
+        x = x + 0x9E3779B97F4A7C15 & most
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & most
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & most
+        return x ^ x >> 31
+
+    def turn(lane, value):
+        lane = lane + value * 0xC2B2AE3D27D4EB4F & most
+        return (lane << 31 | lane >> 33) * 0x9E3779B185EBCA87 & most
+    lanes, whole, total = [mix(i) for i in range(4)], len(data) // 32 * 32, mix(len(data))
+    for i, value in enumerate(struct.unpack(f"<{whole // 8}Q", data[:whole])):
+        lanes[i % 4] = turn(lanes[i % 4], value)
+    for value in (*lanes, *data[whole:]):
+        total = turn(total, value)
+    return mix(total)
+
+
+class Checkpoint:
+    """A folder with one checkpoint of two ranks; damaged, and sealed again with good checksums in half of the cases."""
+    files = {}  # name -> bytes; made once, by the program
+
+    @classmethod
+    def make(cls):
+        out = os.path.join(TEMPORARY, "out")
+        small = flags(model=f"layers=1,heads=1,channels=4,vocab={VOCAB}", out=out, save_every=2, steps=2)
+        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        subprocess.run(["mpirun", "--oversubscribe", "-np", "2", PLAIN, *small], check=True, capture_output=True, env=environment, timeout=TIMEOUT)
+        folder = os.path.join(out, "step_00000002")
+        cls.files = {name: get(os.path.join(folder, name)) for name in os.listdir(folder)}
+
+    def case(self, draw, folder, good):
+        files = dict(self.files)
+        verdict = TAKEN if good else draw.choice((self.damage, self.damage, self.reseal_manifest, self.reseal_manifest, self.reseal_state, self.replace))(draw, files)
+        inside = os.path.join(folder, "out", "step_00000002")
+        os.makedirs(inside)
+        for name, data in files.items():
+            self.create(os.path.join(inside, name), data)
+        return flags(model=f"layers=1,heads=1,channels=4,vocab={VOCAB}", out=os.path.join(folder, "out"), resume=1, steps=3), verdict
+
+    @staticmethod
+    def create(path, data):
+        """A file; or what stands there instead of one."""
+        if data == "folder":
+            os.mkdir(path)
+        elif data == "pipe":
+            os.mkfifo(path)
+        elif data == "loop":
+            os.symlink(path, path)
+        elif data == "endless":
+            os.symlink("/dev/zero", path)
+        elif data != "missing":
+            put(os.path.dirname(path), os.path.basename(path), data)
+
+    def damage(self, draw, files):
+        name = draw.choice(sorted(files))
+        files[name] = mutated(draw, files[name], self.words(name))
+        return TAKEN if files == self.files else REFUSED
+
+    def replace(self, draw, files):
+        name, other = draw.sample(sorted(files), 2)
+        files[name] = draw.choice((files[other], "missing", "folder", "pipe", "loop", "endless"))
+        return REFUSED
+
+    @classmethod
+    def words(cls, name):
+        data = cls.files[name]
+        if name == "manifest":
+            return [(match.start(), 1) for match in re.finditer(rb"[0-9]+", data)]
+        return [(at, 8) for at in range(0, 24 + 32 * struct.unpack_from("<Q", data, 16)[0], 8)]
+
+    @staticmethod
+    def seal(files):
+        """Sizes and checksums of the state files, and the manifest's own."""
+        lines = files["manifest"].split(b"\n")[:-2]
+        for i, line in enumerate(lines):
+            state = files.get(f"state_{line[4:5].decode(errors='replace'):0>5}") if re.match(rb"file\d ", line) else None
+            lines[i] = b"%s %d %016x" % (line.split()[0], len(state), checksum(state)) if state else line
+        text = b"\n".join(lines) + b"\n"
+        files["manifest"] = text + b"checksum %016x\n" % checksum(text)
+
+    def reseal_state(self, draw, files):
+        """The piece table must be refused for what it says; elements may be anything."""
+        name, data = draw.choice([(name, data) for name, data in sorted(files.items()) if name != "manifest"])
+        files[name] = draw.choice((extremes, extremes, flip_bits, truncate, extend))(draw, data, self.words(name))
+        self.seal(files)
+        begin = self.words(name)[-1][0] + 8
+        return TAKEN if files[name][:begin] == data[:begin] and len(files[name]) == len(data) else REFUSED
+
+    def reseal_manifest(self, draw, files):
+        """A field that a run could not have written."""
+        key = draw.choice((b"step", b"position", b"updates", b"losses", b"norms", b"files", b"model"))
+        value = draw.choice((b"-1", b"-9223372036854775808", b"9223372036854775807", b"99999999999999999999999", b"", b"x", b"2x", b"2 2", b"nan", b"0x2",
+                             b" ", b"9" * 5000, draw.randbytes(8).replace(b"\n", b"")))
+        files["manifest"] = re.sub(rb"(?m)^" + key + rb" .*$", lambda _: key + b" " + value, files["manifest"], count=1)
+        self.seal(files)
+        return REFUSED
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Flag lines
+
+class Flags:
+    """Flags of --help with absurd values, unknown and repeated ones. Which are refused is known for some; the rest may be anything."""
+    table = []  # (name, short letter or "", kind: number, switch, choice, text)
+    LONG = ("model", "threads", "sample-tokens", "sample-every", "val-batches", "steps", "dry-run")  # a real run with these takes as long as they say
+    ABSURD = ("0", "1", "-1", "2147483647", "2147483648", "-2147483648", "9223372036854775807", "9223372036854775808", "1e12", "1e308", "1e999", "-1e308",
+              "nan", "inf", "-inf", "0x10", "1e-320", "1.5", "1048576", "65536", "16777216", " 1", "1 ", "1,5", "+1", "--", "-", "=", "")
+    MODELS = ("d12", "gpt:100B", "gpt3:175B", "gpt2:d84", "layers=1,heads=1,channels=1", "layers=100,heads=1,channels=1048576,vocab=16777216",
+              "layers=1000000000,heads=1,channels=1", "layers=9223372036854775807,heads=1,channels=8", "layers=1,heads=3,channels=8", "layers=1,layers=1",
+              "heads=0,layers=1,channels=4", "layers=1,heads=1,channels=4,vocab=-1", "layers=1,heads=1,channels=4,", ",", "=", "layers", "layers=1,heads=1048576,channels=1048576")
+    GARBAGE = ("x", "\udcff\udcfe", "\x1b[2J", "%s%n%x", "\n", "a" * 900, "a" * 901, "9" * 100000, "../" * 400, "\u202e", "{a,b}*", "[", "/dev/zero", "/dev/stdin", "/")
+
+    @classmethod
+    def make(cls):
+        out = subprocess.run([BINARY, "--help"], capture_output=True, text=True, env=ENVIRONMENT, timeout=TIMEOUT, check=True).stdout
+        for name, letter, rest in re.findall(r"(?m)^  --(\S+?)(?:, -(\w+))?  +(.*)$", out):
+            default, choices = re.search(r"\(default (.*)\)$", rest)[1], re.match(r"<(\w+(?:\|\w+)+)>", rest)
+            number = re.fullmatch(r"-?[0-9.e-]+", default)
+            kind = "choice" if choices else "text" if not number else "number" if rest.startswith("<") else "switch"
+            cls.table.append((name, letter, kind))
+
+    def case(self, draw, folder, good):
+        """A dry run of a small model; --out and --log lead into the case's folder."""
+        line = dict(model="layers=1,heads=1,channels=16,vocab=101", **{"seq-len": 8, "micro-batch": 1, "dry-run": 1, "threads": 1})
+        if draw.random() < 0.3:
+            line = {**RUN, "steps": draw.randrange(2)}
+        changed = [] if good else draw.sample(self.table, draw.choice((0, 1, 1, 2, 4)))
+        if "dry-run" not in line:
+            changed = [flag for flag in changed if flag[0] not in self.LONG]
+        words, codes = [f"--{name}={value}" for name, value in line.items() if name not in [flag[0] for flag in changed]], ANYTHING if changed else TAKEN
+        insert = [self.absurd(draw, *flag) for flag in changed]
+        insert += [draw.choice((self.unknown, self.twice, self.stray))(draw, words) for _ in range(0 if good else draw.choice((0, 0, 1, 2)))]
+        for more, refused in insert:
+            at = draw.randrange(len(words) + 1)
+            words[at:at] = more
+            codes = REFUSED if refused or codes == REFUSED else ANYTHING
+        return words, codes
+
+    def absurd(self, draw, name, letter, kind):
+        value = draw.choice(self.MODELS) if name == "model" and draw.random() < 0.7 else draw.choice(draw.choice((self.ABSURD, self.ABSURD, self.GARBAGE)))
+        if name in ("out", "log", "export"):
+            value = "nowhere/" + value.strip("/")
+        refused = len(value) > 900 or (kind in ("number", "choice", "switch") and value in self.GARBAGE) or (kind == "choice" and value in self.ABSURD)
+        return [f"--{name}={value}"] if draw.random() < 0.5 or not letter else [f"-{letter}", value], refused
+
+    def unknown(self, draw, words):
+        name = "".join(draw.choice("abcdefghijklmnopqrstuvwxyz-_0\udcff") for _ in range(draw.choice((1, 3, 12, 200))))
+        known = {name for name, *_ in self.table} | {"help"}
+        return [draw.choice((f"--{name}", f"--{name}=1", f"---{name}"))], name not in known
+
+    def twice(self, draw, words):
+        return [draw.choice(words)], True
+
+    def stray(self, draw, words):
+        return [draw.choice(("", "x", "-", "--", "=", "--=", "-=1", "\udcff", "a" * 100000))], True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running
+
+TARGETS = [Shard(), Model(), Tokenizer(), Checkpoint(), Flags()]
+
+
+def set_up():
+    Flags.make()
+    Checkpoint.make()
+    if any(name == "hellaswag" for name, *_ in Flags.table):
+        HellaSwag.base = HellaSwag.make()
+        TARGETS.append(HellaSwag())
+
+
+def run(words, folder):
+    """Returns (exit code, stdout, stderr, resident MB); the code is None after TIMEOUT."""
+    with open(os.path.join(folder, "stdout"), "wb+") as out, open(os.path.join(folder, "stderr"), "wb+") as err:
+        process = subprocess.Popen([os.fsencode(BINARY), *(os.fsencode(text) for text in words)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                   env=dict(ENVIRONMENT, TMPDIR=TEMPORARY), cwd=folder, start_new_session=True)
+        try:
+            code = process.wait(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+        return code, *(get(file.name).decode(errors="replace") for file in (out, err))
+
+
+def complaint(code, err, codes):
+    """What is wrong with the end of a run, or None."""
+    messages = re.findall(r"(?m)^train_gpt: rank 0 on \S+, \w+\.[hc]:\d+: (.*)$", err)
+    if code is None:
+        return f"no end after {TIMEOUT} s"
+    if "ERROR: AddressSanitizer" in err or "runtime error:" in err or "hard rss limit" in err:
+        return "a sanitizer's report"
+    if code not in codes:
+        return f"exit code {code}, expected {sorted(codes)}"
+    if "WARNING: AddressSanitizer" in err and code != 3:
+        return "a huge allocation"
+    if code and len(messages) != 1:
+        return f"{len(messages)} messages"
+    if code and not re.search(r"[a-zA-Z]{3}", messages[0]):
+        return "an empty message"
+    return None
+
+
+def attempt(seed, number, target=None):
+    """Runs one mutation (target given: its good input). Returns None, or the story of what went wrong."""
+    folder = tempfile.mkdtemp(dir=TEMPORARY)
+    words, codes = (target or TARGETS[number % len(TARGETS)]).case(random.Random(f"{seed}/{number}"), folder, bool(target))
+    code, out, err = run(words, folder)
+    wrong = complaint(code, err, codes)
+    shutil.rmtree(folder)
+    command = shlex.join([BINARY, *words])
+    return wrong and f"{wrong}: python3 test/test_fuzz.py {seed} {number}\n{command[:2000]!r}\n{out[-500:]}\n{err[:4000]}"
+
+
+def repeat_one(seed, number):
+    folder = tempfile.mkdtemp()
+    words, codes = TARGETS[number % len(TARGETS)].case(random.Random(f"{seed}/{number}"), folder, False)
+    code, _, err = run(words, folder)
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items() if os.environ.get(name) != value)
+    print(f"cd {folder}; {settings} {shlex.join([BINARY, *words])}".encode("utf-8", "surrogateescape").decode(errors="backslashreplace"))
+    print(err, f"exit code {code}, expected {sorted(codes)}: {complaint(code, err, codes) or 'as it must be'}", sep="\n")
+
+
+@unittest.skipUnless(os.path.exists(BINARY), "build/train_gpt_sanitized is not built: make sanitize")
+class Fuzz(unittest.TestCase):
+    def check(self, cases):
+        with concurrent.futures.ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
+            for story in pool.map(lambda case: attempt(*case), cases):
+                with self.subTest():
+                    self.assertIsNone(story, story)
+
+    def test_good_input_is_taken(self):
+        self.check([(SEED, number, target) for target in TARGETS for number in range(2)])
+
+    def test_mutations(self):
+        self.check([(SEED, number) for number in range(COUNT)])
+
+
+class Absurd(unittest.TestCase):
+    """Dry runs of models that nobody can hold: predicted or refused, in little memory, with numbers that did not overflow."""
+
+    def dry_run(self, model, code, *more):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+        result = subprocess.run([PLAIN, "--dry-run", "--json", "--model", model, *map(str, more)], capture_output=True, text=True, timeout=TIMEOUT,
+                                stdin=subprocess.DEVNULL, preexec_fn=limit, env=dict(ENVIRONMENT, TMPDIR=TEMPORARY))
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(len(re.findall(r"(?m)^train_gpt: rank 0", result.stderr)), bool(code), result.stderr)
+        return [int(text) for text in re.findall(r'"(?:parameters|gradients|optimizer|activations|buffers|device|host)":(-?\d+)', result.stdout)]
+
+    def test_predicted(self):
+        for model in ("gpt:100B", "gpt3:175B"):
+            self.assertTrue(all(0 <= number < 1 << 50 for number in self.dry_run(model, 0)))
+
+    def test_refused(self):
+        for model in ("layers=1000000000,heads=1,channels=64", "layers=9223372036854775807,heads=1,channels=1", "layers=1,heads=1,channels=2000000"):
+            self.dry_run(model, 2)
+        largest = "layers=10000,heads=1,channels=1048576,vocab=16777216"
+        self.dry_run(largest, 2, "--seq-len", 1 << 20, "--micro-batch", 1 << 20)
+        self.dry_run("d12", 2, "--batch-tokens", 10**12, "--seq-len", 1)
+        self.assertTrue(all(0 <= number < 1 << 62 for number in self.dry_run(largest, 0, "--seq-len", 64, "--micro-batch", 1)))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as TEMPORARY:
+        set_up()
+        if len(sys.argv) == 3 and sys.argv[1].isdigit():
+            repeat_one(*map(int, sys.argv[1:]))
+        else:
+            print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
+            unittest.main()
