@@ -1,7 +1,10 @@
 // dataloader.h: the data room. Token shards on disk -> batches of (inputs, targets); token numbers -> text.
 //
 // Files      llm.c's formats, little-endian, with a header of 256 int32:
-//            shard      magic 20240520, version 1, token count n; then n uint16 tokens
+//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. A labelled shard (ours: llm.c leaves
+//                       these words zero) says how many labels there are, and the first of their tokens
+//            choices    magic 20240522, version 1, number of examples, bytes of the longest; then the examples, uint16
+//                       words: a context, four completions and which of them is right (HellaSwag)
 //            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text id (version 2); then per token one length
 //                       byte (1-255) and that many bytes. Decodes only.
 // Stream     all shards of a pattern, in byte order of their names, joined into tokens 0 .. n-1. They are mapped, not
@@ -12,6 +15,9 @@
 //                        it is cut from its beginning into windows of T targets. The last is padded: inputs with
 //                        end-of-text, targets with -1 (masked). No target crosses into the next document, so a document
 //                        of k tokens has k - 1 targets and ceil((k - 1) / T) windows.
+//            labelled    the documents of labelled shards (images), always: each ends with its label and is one window
+//            choices     a completion behind its context; targets are those of the completion, the others are masked (-1).
+//                        Window w is completion w mod 4 of example w div 4; T is that of the longest
 // Sample     the position of a run is one integer g, counted over the whole run:
 //            shuffle 0   continuous: window g; document: window g mod W
 //            shuffle 1   window permutation_e(g mod W) in epoch e = g div W, from (seed, e) alone. For continuous windows
@@ -38,6 +44,10 @@ enum {
     SHARD_MAGIC = 20240520,
     SHARD_MAGIC_LLAMA3 = 20240801, // uint32 tokens: refused by name
     TOKENIZER_MAGIC = 20240328,
+    CHOICES_MAGIC = 20240522,
+    CHOICES = 4,           // completions of an example
+    CHOICES_START = 65535, // begins an example
+    CHOICES_MOST = 65536,  // examples: their number is a uint16
     GPT2_EOT = 50256,
     DATA_VOCAB_MAX = 65536, // what uint16 can hold
     TARGET_BITS = 24,       // of a document window's table entry; the other 40 are its first token
@@ -50,7 +60,7 @@ typedef enum { WINDOWS_CONTINUOUS, WINDOWS_DOCUMENT } WindowKind;
 
 typedef struct {
     const char *flag; // the flag that gave the pattern, for messages: "--train"
-    int64_t T;        // tokens of a sample
+    int64_t T;        // tokens of a sample, at most
     int32_t vocab;    // tokens must be below this
     int32_t eot;      // end-of-text token; used by document windows only
     WindowKind windows;
@@ -66,12 +76,19 @@ typedef struct {
 } TokenShard;
 
 typedef struct {
-    DatasetOptions options;
-    TokenShard *shards; // by begin
+    int32_t masked; // leading targets of the row, which belong to the context
+    bool right;     // this completion is the right one
+} ChoiceRow;
+
+typedef struct {
+    DatasetOptions options; // as they came out: T of choices, windows of labelled shards
+    TokenShard *shards;     // by begin
     int shard_count;
-    int64_t tokens;  // n
-    int64_t windows; // W: whole windows (continuous) or all windows (document). 0 is possible for continuous, unshuffled ones
-    uint64_t *table; // document windows: first token << TARGET_BITS | number of real targets; else NULL
+    int64_t tokens;              // n
+    int64_t windows;             // W: whole windows (continuous) or all windows (document). 0 is possible for continuous, unshuffled ones
+    uint64_t *table;             // windows of documents and choices: first token << TARGET_BITS | targets up to the padding; else NULL
+    int32_t labels, first_label; // tokens first_label .. first_label + labels - 1 are labels; 0: the shards are not labelled
+    ChoiceRow *rows;             // choices: of each window; else NULL
 } Dataset;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -112,9 +129,9 @@ static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t 
     return i;
 }
 
-// Checks a shard's header, size and tokens. Returns its token count, which may be 0.
-static inline int64_t shard_check(const char *path, const void *map, size_t bytes, int32_t vocab) {
-    int32_t header[3];
+// Checks a shard's header, size and tokens. Returns its token count, which may be 0; sets labels[2]: how many, and the first.
+static inline int64_t shard_check(const char *path, const void *map, size_t bytes, int32_t vocab, int32_t labels[2]) {
+    int32_t header[5];
     memcpy(header, map, sizeof header);
     if (header[0] == SHARD_MAGIC_LLAMA3) {
         die(EXIT_INPUT, DATA_HINT, "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, uint32), which are not supported", path,
@@ -135,6 +152,11 @@ static inline int64_t shard_check(const char *path, const void *map, size_t byte
     if (bad < count) {
         die(EXIT_INPUT, "the shard was made with a larger vocabulary than the model has: change one of them",
             "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path, (int)vocab, (int)tokens[bad], bad);
+    }
+    labels[0] = header[3], labels[1] = labels[0] ? header[4] : 0;
+    if (labels[0] < 0 || labels[1] < 0 || (int64_t)labels[0] + labels[1] > vocab) {
+        die(EXIT_INPUT, "words 3 and 4 of the header are how many labels there are, and the first of their tokens",
+            "%s: expected labels below the vocabulary of %d, found %d from token %d on", path, (int)vocab, (int)labels[0], (int)labels[1]);
     }
     return count;
 }
@@ -158,7 +180,14 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
         TokenShard shard;
         shard.map = data_map_file(names.gl_pathv[i], "a shard of tokens", DATA_HINT, &shard.bytes);
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_SEQUENTIAL);
-        shard.count = shard_check(names.gl_pathv[i], shard.map, shard.bytes, ds->options.vocab);
+        int32_t labels[2];
+        shard.count = shard_check(names.gl_pathv[i], shard.map, shard.bytes, ds->options.vocab, labels);
+        if (i == 0) { ds->labels = labels[0], ds->first_label = labels[1]; }
+        if (labels[0] != ds->labels || labels[1] != ds->first_label) {
+            die(EXIT_INPUT, "these are shards of different data sets: name those of one",
+                "%s: expected %d labels from token %d on, as in %s, found %d from %d on", names.gl_pathv[i], (int)ds->labels, (int)ds->first_label,
+                names.gl_pathv[0], (int)labels[0], (int)labels[1]);
+        }
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_NORMAL);
         shard.tokens = (const uint16_t *)((const char *)shard.map + DATA_HEADER_BYTES);
         shard.begin = ds->tokens;
@@ -172,6 +201,35 @@ static inline void dataset_map(Dataset *ds, const char *pattern) {
     }
     globfree(&names);
     if (ds->tokens < 2) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected at least 2 tokens, found %" PRId64, ds->options.flag, pattern, ds->tokens); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The stream
+
+// out(count) = tokens at .. at+count-1 of the stream, 0 <= at < n; after token n-1 comes token 0, any number of times.
+static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, int32_t *out) {
+    int low = 0, high = ds->shard_count; // the shard that holds `at` is in low .. high-1
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (ds->shards[middle].begin <= at) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    for (int s = low; count > 0; s = s + 1 < ds->shard_count ? s + 1 : 0) {
+        const TokenShard *shard = &ds->shards[s];
+        int64_t piece = min_i64(count, shard->count - (at - shard->begin));
+        const uint16_t *in = shard->tokens + (at - shard->begin);
+        for (int64_t i = 0; i < piece; i++) { out[i] = in[i]; }
+        out += piece, count -= piece, at += piece;
+        if (at == ds->tokens) { at = 0; }
+    }
+}
+static inline int32_t dataset_token(const Dataset *ds, int64_t at) {
+    int32_t token;
+    dataset_copy(ds, at, 1, &token);
+    return token;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -189,8 +247,24 @@ static inline int64_t next_document(const Dataset *ds, int64_t at, int *shard) {
     return ds->tokens;
 }
 
+// A document of labelled shards must end with its label and fit into one window.
+static inline void check_labelled_document(const Dataset *ds, const char *pattern, int64_t begin, int64_t end) {
+    int64_t last = (int64_t)dataset_token(ds, end - 1) - ds->first_label, T = end - begin - 1;
+    if (last < 0 || last >= ds->labels) {
+        die(EXIT_INPUT, "the shards are marked as labelled: make them with scripts/prepare_data.py --images",
+            "%s %s: expected a label (%d to %d) at the end of the document at token %" PRId64 ", found %d", ds->options.flag, pattern, (int)ds->first_label,
+            (int)(ds->first_label + ds->labels - 1), begin, (int)(ds->first_label + last));
+    }
+    if (T > ds->options.T) {
+        die(EXIT_INPUT, "labelled documents are not cut: use this --seq-len or a larger one",
+            "%s %s: expected --seq-len %" PRId64 " at least, for the document at token %" PRId64 ", found %" PRId64, ds->options.flag, pattern, T, begin,
+            ds->options.T);
+    }
+}
+
 // Appends the windows of the document in tokens begin .. end-1; a document of one token has none.
-static inline void add_document(Dataset *ds, int64_t begin, int64_t end, size_t *room) {
+static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end, size_t *room) {
+    if (ds->labels && begin < end) { check_labelled_document(ds, pattern, begin, end); }
     for (int64_t at = begin; at + 1 < end; at += ds->options.T) {
         if ((size_t)ds->windows == *room) {
             *room = 2 * *room + 1024;
@@ -206,8 +280,8 @@ static inline void add_document(Dataset *ds, int64_t begin, int64_t end, size_t 
 static inline void find_documents(Dataset *ds, const char *pattern) {
     DatasetOptions o = ds->options;
     if (o.eot < 0 || o.eot >= o.vocab) {
-        die(EXIT_INPUT, "give the --tokenizer of the shards, or use --windows continuous",
-            "--windows document: expected an end-of-text token below the vocabulary of %d, found %d", (int)o.vocab, (int)o.eot);
+        die(EXIT_INPUT, "give the --tokenizer of the shards, or of text use --windows continuous",
+            "%s %s: expected an end-of-text token below the vocabulary of %d, to find documents, found %d", o.flag, pattern, (int)o.vocab, (int)o.eot);
     }
     size_t room = 0;
     int shard = 0;
@@ -216,11 +290,11 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
         die(EXIT_INPUT, "use --windows continuous, or prepare the shards with documents",
             "%s %s: expected documents that begin with token %d, found none in %" PRId64 " tokens", o.flag, pattern, (int)o.eot, ds->tokens);
     }
-    add_document(ds, 0, end, &room);
+    add_document(ds, pattern, 0, end, &room);
     while (end < ds->tokens) {
         int64_t begin = end;
         end = next_document(ds, begin + 1, &shard);
-        add_document(ds, begin, end, &room);
+        add_document(ds, pattern, begin, end, &room);
     }
     if (ds->windows == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected a document of 2 tokens or more, found only documents of 1 token", o.flag, pattern); }
     void *fitted = realloc(ds->table, (size_t)ds->windows * sizeof *ds->table);
@@ -242,7 +316,8 @@ static inline Dataset dataset_open(const char *pattern, DatasetOptions options) 
     if (ds.tokens >= INT64_C(1) << 40) { // so that no product below and no table entry overflows
         die(EXIT_INPUT, "use fewer shards", "%s %s: expected fewer than 2^40 tokens, found %" PRId64, options.flag, pattern, ds.tokens);
     }
-    if (options.windows == WINDOWS_DOCUMENT) {
+    if (ds.labels) { ds.options.windows = WINDOWS_DOCUMENT; }
+    if (ds.options.windows == WINDOWS_DOCUMENT) {
         find_documents(&ds, pattern);
     } else {
         ds.windows = (ds.tokens - 1) / options.T;
@@ -259,7 +334,129 @@ static inline void dataset_close(Dataset *ds) {
     for (int i = 0; i < ds->shard_count; i++) { munmap(ds->shards[i].map, ds->shards[i].bytes); }
     free(ds->shards);
     free(ds->table);
+    free(ds->rows);
     memset(ds, 0, sizeof *ds);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Choices: a context and completions, of which the likeliest one is chosen
+
+#define CHOICES_HINT "--hellaswag takes llm.c's hellaswag_val.bin; the file is damaged or another one"
+
+// A file while it is read. Positions count its words, from behind the header; all that is read is checked first.
+typedef struct {
+    const char *path;
+    const uint16_t *words;
+    int64_t end;     // words of the file, then of the example that is read
+    int64_t example; // its number, for messages
+} ChoiceFile;
+
+static inline int64_t choices_byte(int64_t at) { return DATA_HEADER_BYTES + 2 * at; }
+
+// The word at `at`, which must be low .. high.
+static inline int64_t choices_word(const ChoiceFile *f, int64_t at, const char *what, int64_t low, int64_t high) {
+    if (at >= f->end) {
+        die(EXIT_INPUT, CHOICES_HINT, "%s: example %" PRId64 ": expected %s at byte %" PRId64 ", found the end", f->path, f->example, what, choices_byte(at));
+    }
+    int64_t word = f->words[at];
+    if (word < low || word > high) {
+        die(EXIT_INPUT, CHOICES_HINT, "%s: example %" PRId64 ": expected %s (%" PRId64 " to %" PRId64 ") at byte %" PRId64 ", found %" PRId64, f->path,
+            f->example, what, low, high, choices_byte(at), word);
+    }
+    return word;
+}
+
+// A length and that many tokens at *at, which moves behind them. Returns the first token's place.
+static inline int64_t choices_tokens(const ChoiceFile *f, int64_t *at, const char *what, int32_t vocab, int64_t *count) {
+    *count = choices_word(f, *at, what, 1, f->end - *at - 1);
+    int64_t begin = *at + 1;
+    for (*at = begin; *at < begin + *count; (*at)++) { choices_word(f, *at, "a token", 0, vocab - 1); }
+    return begin;
+}
+
+// Appends the row of a completion: the context's tokens, then its own.
+static inline void add_choice(Dataset *ds, const uint16_t *context, int64_t context_count, const uint16_t *completion, int64_t count, bool right) {
+    uint16_t *out = (uint16_t *)ds->shards[0].map + ds->tokens;
+    memcpy(out, context, (size_t)context_count * sizeof *out);
+    memcpy(out + context_count, completion, (size_t)count * sizeof *out);
+    int64_t targets = context_count + count - 1;
+    ChoiceRow row = {(int32_t)(context_count - 1), right};
+    ds->rows[ds->windows] = row;
+    ds->table[ds->windows++] = (uint64_t)ds->tokens << TARGET_BITS | (uint64_t)targets;
+    ds->tokens += context_count + count;
+    ds->options.T = max_i64(ds->options.T, targets);
+}
+
+// Reads the example at word `at` and appends its rows. Returns where the next one begins.
+static inline int64_t add_example(Dataset *ds, ChoiceFile f, int64_t at) {
+    int64_t begin = at, context_count, count;
+    choices_word(&f, at++, "the mark of an example", CHOICES_START, CHOICES_START);
+    int64_t bytes = choices_word(&f, at++, "the bytes of an example", 2, 2 * (f.end - begin));
+    f.end = begin + bytes / 2;
+    choices_word(&f, at++, "the number of the example", f.example, f.example);
+    int64_t right = choices_word(&f, at++, "a label", 0, CHOICES - 1);
+    choices_word(&f, at++, "the number of completions", CHOICES, CHOICES);
+    int64_t context = choices_tokens(&f, &at, "the length of a context", ds->options.vocab, &context_count);
+    for (int c = 0; c < CHOICES; c++) {
+        int64_t completion = choices_tokens(&f, &at, "the length of a completion", ds->options.vocab, &count);
+        add_choice(ds, f.words + context, context_count, f.words + completion, count, c == right);
+    }
+    if (2 * (at - begin) != bytes) {
+        die(EXIT_INPUT, CHOICES_HINT, "%s: example %" PRId64 ": expected its %" PRId64 " bytes to hold %d completions, found more than they need", f.path,
+            f.example, bytes, (int)CHOICES);
+    }
+    return at;
+}
+
+// Checks the header; returns the number of examples and the bytes of the longest.
+static inline int64_t choices_header(const char *path, const void *map, int64_t *longest) {
+    int32_t header[4];
+    memcpy(header, map, sizeof header);
+    if (header[0] != CHOICES_MAGIC) {
+        die(EXIT_INPUT, CHOICES_HINT, "%s: expected multiple choices (magic %d), found magic %d", path, (int)CHOICES_MAGIC, (int)header[0]);
+    }
+    if (header[1] != 1) { die(EXIT_INPUT, CHOICES_HINT, "%s: expected version 1 of multiple choices, found %d", path, (int)header[1]); }
+    if (header[2] < 1 || header[2] > CHOICES_MOST) {
+        die(EXIT_INPUT, CHOICES_HINT, "%s: expected 1 to %d examples, found %d", path, (int)CHOICES_MOST, (int)header[2]);
+    }
+    *longest = header[3];
+    return header[2];
+}
+
+// Opens a file of multiple choices as a data set of `CHOICES` windows an example. Its T is that of the longest row, which must
+// not be above options.T. The rows are copied: 2 bytes a token, at most CHOICES times the file, whatever its header says.
+static inline Dataset choices_open(const char *path, DatasetOptions options) {
+    size_t bytes;
+    int64_t longest, most = 0, at = 0;
+    const void *map = data_map_file(path, "multiple choices", CHOICES_HINT, &bytes);
+    int64_t examples = choices_header(path, map, &longest);
+    Dataset ds;
+    memset(&ds, 0, sizeof ds);
+    ds.options = options;
+    ds.options.windows = WINDOWS_DOCUMENT, ds.options.T = 0, ds.options.eot = (int32_t)max_i64(options.eot, 0); // padding: any token will do
+    ds.table = (uint64_t *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.table, "multiple choices");
+    ds.rows = (ChoiceRow *)checked_calloc((size_t)(CHOICES * examples), sizeof *ds.rows, "multiple choices");
+    ds.shards = (TokenShard *)checked_calloc(1, sizeof *ds.shards, "multiple choices");
+    ds.shards[0].bytes = CHOICES * bytes, ds.shard_count = 1;
+    ds.shards[0].map = mmap(NULL, ds.shards[0].bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); // what is used is taken
+    if (ds.shards[0].map == MAP_FAILED) { die(EXIT_RESOURCES, "free memory", "%s: cannot take %zu bytes of memory", path, ds.shards[0].bytes); }
+    ds.shards[0].tokens = (const uint16_t *)ds.shards[0].map;
+    ChoiceFile f = {path, (const uint16_t *)((const char *)map + DATA_HEADER_BYTES), (int64_t)(bytes - DATA_HEADER_BYTES) / 2, 0};
+    for (; f.example < examples; f.example++) {
+        int64_t next = add_example(&ds, f, at);
+        most = max_i64(most, 2 * (next - at)), at = next;
+    }
+    ds.shards[0].count = ds.tokens;
+    if (choices_byte(at) != (int64_t)bytes || most != longest) {
+        die(EXIT_INPUT, CHOICES_HINT, "%s: expected a longest example of %" PRId64 " bytes and the end at byte %" PRId64 ", found %" PRId64 " and %zu", path,
+            longest, choices_byte(at), most, bytes);
+    }
+    munmap((void *)(uintptr_t)map, bytes);
+    if (ds.options.T > options.T) {
+        die(EXIT_INPUT, "use this --seq-len or a larger one: rows are not cut",
+            "%s %s: expected --seq-len %" PRId64 " at least, for its longest row, found %" PRId64, options.flag, path, ds.options.T, options.T);
+    }
+    return ds;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -292,45 +489,31 @@ static inline int64_t dataset_window(const Dataset *ds, int64_t g) {
     return ds->options.windows == WINDOWS_DOCUMENT ? g % ds->windows : g;
 }
 
-// Real (not masked) targets of a window, 1 .. T. Document windows are 0 .. W-1; continuous ones may be any number >= 0.
-static inline int64_t dataset_window_targets(const Dataset *ds, int64_t window) {
+// Where the padding of a window begins (T: nowhere). Windows of a table are 0 .. W-1; continuous ones may be any number >= 0.
+static inline int64_t dataset_window_end(const Dataset *ds, int64_t window) {
     assert(window >= 0 && (!ds->table || window < ds->windows));
     return ds->table ? (int64_t)(ds->table[window] & ((1u << TARGET_BITS) - 1)) : ds->options.T;
 }
 
+// Targets of a window that are masked before its first real one.
+static inline int64_t dataset_window_masked(const Dataset *ds, int64_t window) { return ds->rows ? ds->rows[window].masked : 0; }
+
+// Real (not masked) targets of a window, 1 .. T.
+static inline int64_t dataset_window_targets(const Dataset *ds, int64_t window) { return dataset_window_end(ds, window) - dataset_window_masked(ds, window); }
+
 // Real targets of sample g, without reading its tokens: the sum over a step's samples divides the step's loss on any rank.
 static inline int64_t dataset_targets(const Dataset *ds, int64_t g) { return dataset_window_targets(ds, dataset_window(ds, g)); }
 
-// out(count) = tokens at .. at+count-1 of the stream, 0 <= at < n; after token n-1 comes token 0, any number of times.
-static inline void dataset_copy(const Dataset *ds, int64_t at, int64_t count, int32_t *out) {
-    int low = 0, high = ds->shard_count; // the shard that holds `at` is in low .. high-1
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (ds->shards[middle].begin <= at) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    for (int s = low; count > 0; s = s + 1 < ds->shard_count ? s + 1 : 0) {
-        const TokenShard *shard = &ds->shards[s];
-        int64_t piece = min_i64(count, shard->count - (at - shard->begin));
-        const uint16_t *in = shard->tokens + (at - shard->begin);
-        for (int64_t i = 0; i < piece; i++) { out[i] = in[i]; }
-        out += piece, count -= piece, at += piece;
-        if (at == ds->tokens) { at = 0; }
-    }
-}
-
 // inputs(T), targets(T) of one window.
 static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_t *inputs, int32_t *targets) {
-    int64_t T = ds->options.T, n = ds->tokens, real = dataset_window_targets(ds, window), held = min_i64(real + 1, T);
+    int64_t T = ds->options.T, n = ds->tokens, end = dataset_window_end(ds, window), held = min_i64(end + 1, T);
     int64_t begin = ds->table ? (int64_t)(ds->table[window] >> TARGET_BITS) : window % n * T % n; // n T < 2^62
     dataset_copy(ds, begin, held, inputs);
     memcpy(targets, inputs + 1, (size_t)(held - 1) * sizeof *targets);
-    if (real == T) { dataset_copy(ds, (begin + T) % n, 1, targets + T - 1); }
+    if (end == T) { dataset_copy(ds, (begin + T) % n, 1, targets + T - 1); }
     for (int64_t i = held; i < T; i++) { inputs[i] = ds->options.eot; }
-    for (int64_t i = real; i < T; i++) { targets[i] = -1; }
+    for (int64_t i = end; i < T; i++) { targets[i] = -1; }
+    for (int64_t i = 0; i < dataset_window_masked(ds, window); i++) { targets[i] = -1; }
 }
 
 // inputs(count, T), targets(count, T) of the samples g .. g+count-1.
@@ -343,6 +526,19 @@ static inline void dataset_fill(const Dataset *ds, int64_t g, int64_t count, int
 static inline void dataset_fill_windows(const Dataset *ds, const int64_t *windows, int64_t count, int32_t *inputs, int32_t *targets) {
     int64_t T = ds->options.T;
     for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, windows[i], inputs + i * T, targets + i * T); }
+}
+
+// Choosing the likeliest completion of an example, whose rows come one by one.
+typedef struct {
+    double best; // mean loss a token of the likeliest completion of the example so far
+    bool right;  // and whether that is the right one
+} Choice;
+
+// Adds row `window` with the sum of its losses. Returns 1 if it completes an example whose likeliest completion is the right one.
+static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, double loss) {
+    double mean = loss / (double)dataset_window_targets(ds, window);
+    if (window % CHOICES == 0 || mean < choice->best) { choice->best = mean, choice->right = ds->rows[window].right; }
+    return window % CHOICES == CHOICES - 1 && choice->right;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

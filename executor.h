@@ -36,6 +36,7 @@ typedef struct {
     // host
     int32_t *host_tokens, *host_targets;
     float *host_losses;            // (rows*T)
+    float *host_logits;            // (Vp)
     const Real **held;             // [storages] acquired parameters
     int current;                   // gradient[current] belongs to the boundary that backward has reached
     const Action *volatile action; // that is running, for signal handlers; NULL between passes
@@ -50,6 +51,7 @@ typedef struct {
     double *sample_losses; // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
     float scale;           // of the loss: 1 / targets of the step
     bool training;         // false: only losses
+    double *sample_right;  // [samples] of labelled data: 1 where the likeliest label is the sample's, else 0. NULL: not wanted
 } Pass;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -94,11 +96,13 @@ static inline Executor executor_make(const GptModel *m, const UnitMap *map, Stor
     e.host_tokens = (int32_t *)checked_malloc(N * sizeof(int32_t), "tokens");
     e.host_targets = (int32_t *)checked_malloc(N * sizeof(int32_t), "targets");
     e.host_losses = (float *)checked_malloc(N * sizeof(float), "losses");
+    e.host_logits = (float *)checked_malloc((size_t)m->config.padded_vocab * sizeof(float), "logits");
     return e;
 }
 static inline void executor_free(Executor *e) {
     ops_free(e->activations), ops_free(e->buffers);
-    free(e->boundary), free(e->blocks), free(e->held), free(e->host_tokens), free(e->host_targets), free(e->host_losses);
+    free(e->boundary), free(e->blocks), free(e->held), free(e->host_tokens), free(e->host_targets);
+    free(e->host_losses), free(e->host_logits);
     memset(e, 0, sizeof *e);
 }
 
@@ -131,6 +135,25 @@ static inline void executor_take_losses(Executor *e, const Work *w, const Pass *
         double sum = 0;
         for (int64_t t = 0; t < w->T; t++) { sum += (double)e->host_losses[r * w->T + t]; }
         pass->sample_losses[first_row + r] = sum;
+    }
+}
+
+// logits(count) of tokens first .. first + count - 1 behind row `row` of the head, on the host.
+static inline void executor_logits_of_row(Executor *e, const UnitStates *states, int64_t row, int64_t first, int64_t count, float *logits) {
+    int64_t C = e->model->config.channels;
+    const Real *wte = real_at_const(unit_param(e->model, states, WTE), first * C);
+    ops_matmul_forward(e->stream, e->logits, NULL, real_at_const(e->head.lnf, row * C), wte, NULL, 1, C, count);
+    ops_reals_to_host(e->stream, logits, e->logits, count);
+}
+
+// Whether each sample's last target, its label, is the likeliest of all labels.
+static inline void executor_judge_labels(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
+    int64_t first = pass->data->first_label, labels = pass->data->labels;
+    for (int64_t r = 0; r < w->rows; r++) {
+        int64_t row = r * w->T + dataset_targets(pass->data, pass->first_sample + first_row + r) - 1, best = 0;
+        executor_logits_of_row(e, &w->states, row, first, labels, e->host_logits);
+        for (int64_t i = 1; i < labels; i++) { best = e->host_logits[i] > e->host_logits[best] ? i : best; }
+        pass->sample_right[first_row + r] = e->host_targets[row] == first + best;
     }
 }
 
@@ -183,7 +206,7 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
 static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     Work w;
     memset(&w, 0, sizeof w);
-    w.unit = a->unit, w.rows = min_i64(a->rows, pass->samples - a->first_row), w.T = e->T;
+    w.unit = a->unit, w.rows = min_i64(a->rows, pass->samples - a->first_row), w.T = pass->data->options.T;
     if (w.rows <= 0) { return; }
     w.N = w.rows * w.T, w.elements = w.N * e->model->config.channels;
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
@@ -204,6 +227,7 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     bool losses = a->unit == e->model->units - 1 && a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
     if (losses && !pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->targets, w.N); }
     if (losses) { executor_take_losses(e, &w, pass, a->first_row); }
+    if (losses && pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -263,13 +287,9 @@ static inline void executor_logits(Executor *e, const int32_t *tokens, int64_t n
             w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], e->store->updates[storages[i]]);
         }
         run_forward(e, &w);
-        if (w.unit == m->units - 1) {
-            const Real *last = real_at_const(e->head.lnf, (n - 1) * m->config.channels);
-            ops_matmul_forward(e->stream, e->logits, NULL, last, unit_param(m, &w.states, WTE), NULL, 1, m->config.channels, m->config.padded_vocab);
-        }
+        if (w.unit == m->units - 1) { executor_logits_of_row(e, &w.states, n - 1, 0, m->config.padded_vocab, logits); }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
-    ops_reals_to_host(e->stream, logits, e->logits, m->config.padded_vocab);
 }
 
 #endif

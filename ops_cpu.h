@@ -848,7 +848,8 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
     head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
-    classifier_space(NULL, shape.rows * shape.T, shape.C, max_i64(1, shape.V), threads, &classifier);
+    // Chunks are as equal as can be: those of fewer rows may be the longer ones.
+    classifier_space(NULL, min_i64(shape.rows * shape.T, CLASSIFIER_ROWS), shape.C, max_i64(1, shape.V), threads, &classifier);
     return (size_t)max_i64(head * threads, classifier) * sizeof(float);
 }
 

@@ -31,7 +31,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(TEXT, "data", val, "val", "j", "data/text_gpt2_val_*.bin", 0, 0, "glob", "validation shards")                                          \
     X(TEXT, "data", tokenizer, "tokenizer", "", "", 0, 0, "file", "tokenizer .bin, to print samples; empty: found beside the shards")          \
     X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "", "a new permutation of the windows each epoch; 0: in order")                         \
-    X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the stream anywhere, or at documents")             \
+    X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the stream anywhere, or at documents; labelled shards: always there") \
     X(INT, "data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")                                                  \
     X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step")                                   \
     X(INT, "data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens", "per optimizer step, all ranks; 0: micro-batch x T x ranks")     \
@@ -46,6 +46,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the action list of one step, and stop")                           \
     X(INT, "run", val_every, "val-every", "v", "20", 0, 1e12, "steps", "validate every N steps and at the end; 0: never")                      \
     X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e6, "batches", "per validation; -1: all of it once")                            \
+    X(TEXT, "run", hellaswag, "hellaswag", "", "", 0, 0, "file", "score multiple choices (llm.c's hellaswag_val.bin) with each validation")    \
     X(INT, "run", sample_every, "sample-every", "s", "0", 0, 1e12, "steps", "print generated text every N steps and at the end; 0: never")     \
     X(INT, "run", sample_tokens, "sample-tokens", "g", "64", 1, 1048576, "tokens", "to generate")                                              \
     X(NUM, "run", temperature, "temperature", "", "1.0", 0, 100, "", "of generated text; 0: the likeliest token")                              \
@@ -259,6 +260,7 @@ typedef struct {
 
 static inline bool clash_resume_out(const Options *o, const OptionsGiven *g) { return (void)g, o->resume && !*o->out; }
 static inline bool clash_save_out(const Options *o, const OptionsGiven *g) { return (void)g, o->save_every && !*o->out; }
+static inline bool clash_hellaswag_val(const Options *o, const OptionsGiven *g) { return (void)g, *o->hellaswag && !o->val_every; }
 static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -269,6 +271,7 @@ static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) {
 static const OptionPair option_pairs[] = {
     {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},
     {"save-every", "out", "needs a folder to save into", clash_save_out},
+    {"hellaswag", "val-every", "it is scored with each validation: give --val-every steps", clash_hellaswag_val},
     {"json", "dry-run", "only a dry run prints an object; training writes JSON lines to --log FILE", clash_json_dry},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},

@@ -344,4 +344,106 @@ static inline void print_shell_word(const char *word) {
     if (!plain) { printf("'"); }
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Reports of the whole run: at its start, at its end, and after a graceful stop
+typedef struct {
+    const Options *options;
+    const GptModel *model;
+    const Comm *comm;
+    const Program *program;
+    const Rates *rates;
+    Prediction *predicted;
+    const Dataset *train;
+    DType dtype;
+    int threads;
+    int64_t samples, rows, steps; // of a step; of a micro-step; of the run
+} RunFacts;
+
+static inline void print_start(const RunFacts *run) {
+    const Options *o = run->options;
+    const GptConfig *c = &run->model->config;
+    Prediction *p = run->predicted;
+    printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64 " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
+           " positions; %.1f M parameters, %s\n",
+           o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->dtype));
+    printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks, run->comm->nodes,
+           run->threads, run->rates->flops_per_s / 1e9);
+    printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
+           o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
+    printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
+    print_memory(p->memory, p->host, NULL, 0);
+    if (run->comm->ranks > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
+    if (!o->dry_run && o->steps) {
+        printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);
+    }
+    fflush(stdout);
+}
+
+static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
+    int64_t total[LINK_KINDS];
+    traffic_total(p->traffic, total);
+    text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
+    text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
+    json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
+    text_add(line, "}");
+}
+
+static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
+    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"flags\":", run->model->parameters, run->comm->ranks);
+    json_add_flags(line, run->options);
+    text_add(line, ",\"predicted\":"), json_add_predicted(run->predicted, line);
+    text_add(line, "}");
+}
+
+// Seconds of this run's steps, of these waiting for messages, and between steps telling about them.
+typedef struct {
+    double steps_s, waiting_s, telling_s;
+} Spent;
+
+// Predicted against measured, on the terminal and in the log, after `steps` steps.
+static inline void report_end(const RunFacts *run, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
+    Prediction *p = run->predicted;
+    int64_t total[2][LINK_KINDS], per_step[COMM_KINDS][LINK_KINDS];
+    for (int k = 0; k < COMM_KINDS; k++) {
+        for (int l = 0; l < LINK_KINDS; l++) { per_step[k][l] = run->comm->bytes[k][l] / max_i64(steps, 1); }
+    }
+    traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
+    size_t device = memory_device(memory_taken), peak = (size_t)process_memory("VmHWM:"), host = peak > device ? peak - device : 0;
+    double step_ms = 1000 * spent.steps_s / (double)max_i64(steps, 1), idle = steps ? spent.waiting_s / spent.steps_s : 0;
+    if (run->comm->rank) { return; }
+    progress_break(bar);
+    printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; waiting %.1f %% of it, %.1f %% measured; memory:\n", p->step_s * 1000,
+           step_ms, 100 * p->idle, 100 * idle);
+    print_memory(p->memory, p->host, memory_taken, (double)host);
+    if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
+    text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
+    text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
+    text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
+    text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);
+    json_add_field(&line, "measured", step_ms);
+    text_add(&line, "},\"idle\":{\"predicted\":"), json_add_number(&line, p->idle);
+    json_add_field(&line, "measured", idle);
+    text_add(&line, "}"), json_add_field(&line, "overhead", steps ? spent.telling_s / spent.steps_s : 0);
+    json_add_field(&line, "energy_j", energy);
+    text_add(&line, "}");
+    log_line(log, &line);
+}
+
+// After a graceful stop: the command that goes on.
+static inline void print_resume_command(int64_t step, int ranks, int argc, char **argv) {
+    printf("stopped at step %" PRId64 ". To go on: mpirun -np %d", step, ranks);
+    for (int i = 0; i < argc; i++) {
+        bool resume_flag = !strcmp(argv[i], "--resume") || !strcmp(argv[i], "-y");
+        if (resume_flag) {
+            i += i + 1 < argc && (!strcmp(argv[i + 1], "0") || !strcmp(argv[i + 1], "1"));
+            continue;
+        }
+        if (!strncmp(argv[i], "--resume=", 9)) { continue; }
+        print_shell_word(argv[i]);
+    }
+    printf(" --resume 1\n");
+}
+
 #endif

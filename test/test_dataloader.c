@@ -36,6 +36,13 @@ static void write_shard_as(const char *name, int32_t magic, int32_t version, int
     write_file(name, data, bytes);
     free(data);
 }
+static void write_labelled(const char *name, int32_t labels, int32_t first, const uint16_t *tokens, int64_t count) {
+    unsigned char data[2048] = {0};
+    int32_t header[5] = {20240520, 1, (int32_t)count, labels, first};
+    memcpy(data, header, sizeof header);
+    memcpy(data + 1024, tokens, 2 * (size_t)count);
+    write_file(name, data, 1024 + 2 * (size_t)count);
+}
 static void write_shard(const char *name, const uint16_t *tokens, int64_t count) { write_shard_as(name, 20240520, 1, (int32_t)count, tokens, count); }
 static void clear_folder(void) {
     glob_t found;
@@ -433,6 +440,151 @@ static void test_find_token(void **state) { // every place, inside and outside o
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Labelled shards: three images of three pixels, whose labels are 500, 501 and 500
+
+static const uint16_t images[] = {7, 1, 2, 3, 500, 7, 4, 5, 6, 501, 7, 1, 1, 1, 500};
+static void test_labelled(void **state) { // one window each, whatever was asked for
+    (void)state;
+    write_labelled("a.bin", 2, 500, images, 8);
+    write_labelled("b.bin", 2, 500, images + 8, 7);
+    for (int64_t T = 4; T <= 6; T++) {
+        for (int shuffle = 0; shuffle < 2; shuffle++) {
+            Dataset ds = open_all(T, WINDOWS_CONTINUOUS, shuffle, 3);
+            assert_int_equal(dataset_whole_windows(&ds), 3);
+            assert_int_equal(ds.labels, 2);
+            assert_int_equal(ds.first_label, 500);
+            for (int64_t g = 0; g < 6; g++) {
+                int32_t inputs[6], targets[6];
+                int64_t w = dataset_window(&ds, g);
+                dataset_fill(&ds, g, 1, inputs, targets);
+                assert_int_equal(dataset_targets(&ds, g), 4);
+                for (int64_t t = 0; t < T; t++) {
+                    assert_int_equal(inputs[t], t < 5 ? images[5 * w + t] : 7);
+                    assert_int_equal(targets[t], t < 4 ? images[5 * w + t + 1] : -1);
+                }
+            }
+            dataset_close(&ds);
+        }
+    }
+    write_shard("a.bin", images, 8), write_shard("b.bin", images + 8, 7); // the same tokens without the mark
+    Dataset ds = open_all(4, WINDOWS_CONTINUOUS, false, 0);
+    assert_int_equal(ds.labels, 0);
+    assert_int_equal(ds.options.windows, WINDOWS_CONTINUOUS);
+    dataset_close(&ds);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Choices
+
+typedef struct {
+    uint16_t words[4096];
+    int64_t count;
+    int32_t header[4];
+} ChoiceImage;
+static void put_word(ChoiceImage *image, int64_t word) { image->words[image->count++] = (uint16_t)word; }
+// Appends an example whose tokens count up from `token`.
+static void put_example(ChoiceImage *image, int label, int context, const int completions[4], int token) {
+    int64_t begin = image->count;
+    const int64_t head[6] = {65535, 0, image->header[2]++, label, 4, context};
+    for (int i = 0; i < 6; i++) { put_word(image, head[i]); }
+    for (int i = 0; i < context; i++) { put_word(image, token++); }
+    for (int c = 0; c < 4; c++) {
+        put_word(image, completions[c]);
+        for (int i = 0; i < completions[c]; i++) { put_word(image, token++); }
+    }
+    int32_t bytes = 2 * (int32_t)(image->count - begin);
+    image->words[begin + 1] = (uint16_t)bytes;
+    image->header[3] = bytes > image->header[3] ? bytes : image->header[3];
+}
+static ChoiceImage choice_image(void) { // two examples
+    ChoiceImage image = {{0}, 0, {20240522, 1, 0, 0}};
+    put_example(&image, 2, 3, (const int[4]){2, 1, 4, 3}, 100);
+    put_example(&image, 0, 1, (const int[4]){1, 2, 1, 1}, 200);
+    return image;
+}
+static void write_choices(const char *name, const ChoiceImage *image) {
+    static unsigned char data[1024 + sizeof image->words];
+    memset(data, 0, 1024);
+    memcpy(data, image->header, sizeof image->header);
+    memcpy(data + 1024, image->words, 2 * (size_t)image->count);
+    write_file(name, data, 1024 + 2 * (size_t)image->count);
+}
+static Dataset open_choices_of(int64_t T) {
+    DatasetOptions o = options_of(T, WINDOWS_CONTINUOUS, false, 0);
+    o.flag = "--hellaswag", o.eot = -1; // not known: padding is a token all the same
+    return choices_open(path_of("c.bin"), o);
+}
+static void test_choices_by_hand(void **state) {
+    (void)state;
+    ChoiceImage image = choice_image();
+    write_choices("c.bin", &image);
+    const int32_t inputs[8][6] = {{100, 101, 102, 103, 104, 0}, {100, 101, 102, 105, 0, 0}, {100, 101, 102, 106, 107, 108}, {100, 101, 102, 110, 111, 112},
+                                  {200, 201, 0, 0, 0, 0},       {200, 202, 203, 0, 0, 0},   {200, 204, 0, 0, 0, 0},         {200, 205, 0, 0, 0, 0}};
+    const int32_t targets[8][6] = {{-1, -1, 103, 104, -1, -1}, {-1, -1, 105, -1, -1, -1},  {-1, -1, 106, 107, 108, 109}, {-1, -1, 110, 111, 112, -1},
+                                   {201, -1, -1, -1, -1, -1},  {202, 203, -1, -1, -1, -1}, {204, -1, -1, -1, -1, -1},    {205, -1, -1, -1, -1, -1}};
+    const int real[8] = {2, 1, 4, 3, 1, 2, 1, 1};
+    for (int64_t T = 6; T <= 1000; T += 994) { // the longest row has 6 targets: longer ones are not computed
+        Dataset ds = open_choices_of(T);
+        assert_int_equal(ds.options.T, 6);
+        assert_int_equal(dataset_whole_windows(&ds), 8);
+        int32_t found[2][48];
+        dataset_fill(&ds, 0, 8, found[0], found[1]);
+        for (int w = 0; w < 8; w++) {
+            assert_memory_equal(found[0] + 6 * w, inputs[w], sizeof inputs[w]);
+            assert_memory_equal(found[1] + 6 * w, targets[w], sizeof targets[w]);
+            assert_int_equal(dataset_targets(&ds, w), real[w]);
+            assert_int_equal(ds.rows[w].right, w == 2 || w == 4);
+        }
+        dataset_close(&ds);
+    }
+}
+static void test_choices_of_all_lengths(void **state) { // against a loop over the words that were written
+    (void)state;
+    ChoiceImage image = {{0}, 0, {20240522, 1, 0, 0}};
+    int lengths[60][5];
+    for (int e = 0; e < 60; e++) {
+        for (int i = 0; i < 5; i++) { lengths[e][i] = 1 + (int)(random_u64(5, (uint64_t)e, (uint64_t)i) % 9); }
+        put_example(&image, e % 4, lengths[e][0], lengths[e] + 1, 10 * e);
+    }
+    write_choices("c.bin", &image);
+    Dataset ds = open_choices_of(17);
+    int64_t T = ds.options.T;
+    for (int e = 0; e < 60; e++) {
+        int token = 10 * e + lengths[e][0]; // first of the completion
+        for (int c = 0; c < 4; token += lengths[e][++c]) {
+            int32_t inputs[17], targets[17];
+            int context = lengths[e][0], count = lengths[e][1 + c];
+            dataset_fill(&ds, 4 * e + c, 1, inputs, targets);
+            assert_int_equal(dataset_targets(&ds, 4 * e + c), count);
+            for (int t = 0; t < T; t++) {
+                int at = t + 1 - context; // of the target in the completion
+                if (t < context) { assert_int_equal(inputs[t], 10 * e + t); }
+                if (at > 0 && at <= count && t < T) { assert_int_equal(inputs[t], token + at - 1); }
+                assert_int_equal(targets[t], at >= 0 && at < count ? token + at : -1);
+            }
+        }
+    }
+    dataset_close(&ds);
+}
+static void test_choosing(void **state) { // the lowest mean, the first of equal ones
+    (void)state;
+    ChoiceImage image = choice_image(); // completions of 2, 1, 4, 3 tokens (third right); of 1, 2, 1, 1 (first right)
+    write_choices("c.bin", &image);
+    Dataset ds = open_choices_of(6);
+    const struct {
+        double losses[8];
+        int correct;
+    } cases[] = {{{2, 1, 3.9, 3, 1, 2, 1, 1}, 2}, {{2, 1, 4, 3, 1, 2.1, 1.1, 1}, 1}, {{2, 1, 3.9, 2, 1, 1.9, 1, 1}, 0}, {{9, 9, 9, 9, 1, 1, 1, 1}, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Choice choice = {0, false};
+        int correct = 0;
+        for (int w = 0; w < 8; w++) { correct += choice_add(&choice, &ds, w, cases[i].losses[w]); }
+        assert_int_equal(correct, cases[i].correct);
+    }
+    dataset_close(&ds);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Tokenizers
 
 // Five tokens: "hi", newline, "\x1b[2J" (clears a terminal), 255 letters x, and one whose text is "<eot>".
@@ -657,6 +809,112 @@ static void test_bad_options(void **state) {
     assert_int_equal(run_child(open_bad_length, path_of("document"), message), EXIT_INPUT);
     assert_non_null(strstr(message, "--seq-len"));
 }
+static void test_bad_labels(void **state) {
+    (void)state;
+    write_labelled("good", 2, 500, images, 15);
+    assert_accepted(open_shards, "good"); // T = 4 is just enough
+    assert_accepted(open_shuffled, "good");
+    const int32_t bad[][2] = {{-1, 500}, {2, -1}, {501, 500}, {INT32_MAX, INT32_MAX}, {1, 1000}};
+    for (int i = 0; i < 5; i++) {
+        write_labelled("bad", bad[i][0], bad[i][1], images, 15);
+        assert_refused(open_shards, "bad", "expected labels below the vocabulary of 1000");
+    }
+    write_labelled("other", 1, 500, images, 15);
+    assert_refused(open_shards, "other", "expected a label (500 to 500) at the end of the document at token 5, found 501");
+    write_labelled("before", 2, 501, images, 15);
+    assert_refused(open_shards, "before", "expected a label (501 to 502) at the end of the document at token 0, found 500");
+    write_labelled("cut", 2, 500, images, 14);
+    assert_refused(open_shards, "cut", "document at token 10, found 1");
+    write_labelled("headless", 2, 500, images + 1, 4);
+    assert_refused(open_shards, "headless", "begin with token 7, found none");
+    const uint16_t large[] = {7, 1, 500, 7, 1, 2, 3, 4, 501};
+    write_labelled("large", 2, 500, large, 9);
+    assert_refused(open_shards, "large", "expected --seq-len 5 at least, for the document at token 3, found 4");
+    write_labelled("mixed-0", 2, 500, images, 15);
+    write_shard("mixed-1", images, 15);
+    char message[4096];
+    assert_int_equal(run_child(open_shards, path_of("mixed-?"), message), EXIT_INPUT);
+    assert_non_null(strstr(message, "mixed-1: expected 2 labels from token 500 on, as in"));
+}
+static void open_choices(const char *path) {
+    Dataset ds = choices_open(path, options_of(6, WINDOWS_CONTINUOUS, false, 0));
+    dataset_close(&ds);
+}
+static void assert_choices_refused(const ChoiceImage *image, const char *words) {
+    write_choices("bad", image);
+    assert_refused(open_choices, "bad", words);
+}
+static void test_bad_choices(void **state) {
+    (void)state;
+    ChoiceImage good = choice_image(); // words 0 ..: 65535 46 0 2 4 | 3 100 101 102 | 2 103 104 | 1 105 | 4 ... | 3 ... | 65535 ...
+    write_choices("good", &good);
+    assert_accepted(open_choices, "good");
+    assert_refused(open_choices, "none", "cannot open");
+    const struct {
+        int word; // of the header, or -1 - word of the examples
+        int32_t value;
+        const char *words;
+    } cases[] = {{0, 20240520, "found magic 20240520"},
+                 {1, 2, "version 1 of multiple choices, found 2"},
+                 {2, 0, "expected 1 to 65536 examples, found 0"},
+                 {2, -1, "expected 1 to 65536 examples, found -1"},
+                 {2, INT32_MAX, "expected 1 to 65536 examples"},
+                 {2, 1, "expected a longest example of 46 bytes and the end at byte 1070"},
+                 {2, 3, "example 2: expected the mark of an example at byte 1102, found the end"},
+                 {2, 65536, "example 2: expected the mark of an example at byte 1102, found the end"},
+                 {3, 44, "expected a longest example of 44 bytes"},
+                 {3, INT32_MAX, "expected a longest example of 2147483647 bytes"},
+                 {-1, 65534, "example 0: expected the mark of an example (65535 to 65535) at byte 1024, found 65534"},
+                 {-2, 0, "example 0: expected the bytes of an example (2 to 78) at byte 1026, found 0"},
+                 {-2, 2, "example 0: expected the number of the example at byte 1028, found the end"},
+                 {-2, 44, "example 0: expected the length of a completion (1 to 2) at byte 1062, found 3"},
+                 {-2, 47, "example 0: expected its 47 bytes to hold 4 completions"},
+                 {-2, 48, "example 0: expected its 48 bytes to hold 4 completions"},
+                 {-2, 65535, "example 0: expected the bytes of an example (2 to 78)"},
+                 {-3, 1, "example 0: expected the number of the example (0 to 0)"},
+                 {-4, 4, "example 0: expected a label (0 to 3) at byte 1030, found 4"},
+                 {-5, 3, "expected the number of completions (4 to 4)"},
+                 {-5, 65535, "expected the number of completions (4 to 4)"},
+                 {-6, 0, "expected the length of a context (1 to 17) at byte 1034, found 0"},
+                 {-6, 18, "expected the length of a context (1 to 17)"},
+                 {-6, 65535, "expected the length of a context (1 to 17)"},
+                 {-7, 1000, "example 0: expected a token (0 to 999) at byte 1036, found 1000"},
+                 {-10, 0, "expected the length of a completion (1 to 13) at byte 1042, found 0"},
+                 {-10, 14, "expected the length of a completion (1 to 13)"},
+                 {-11, 65535, "example 0: expected a token (0 to 999)"},
+                 {-24, 0, "example 1: expected the mark of an example"},
+                 {-26, 0, "example 1: expected the number of the example (1 to 1)"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ChoiceImage image = good;
+        if (cases[i].word >= 0) { image.header[cases[i].word] = cases[i].value; }
+        if (cases[i].word < 0) { image.words[-1 - cases[i].word] = (uint16_t)cases[i].value; }
+        assert_choices_refused(&image, cases[i].words);
+    }
+    ChoiceImage image = good;
+    for (image.count = 0; image.count < good.count; image.count++) { assert_choices_refused(&image, "example "); } // every shorter file
+    put_word(&image, 0);
+    put_word(&image, 0);
+    assert_choices_refused(&image, "and the end at byte 1102, found 46 and 1106");
+    image = good;
+    put_example(&image, 3, 5, (const int[4]){1, 3, 1, 1}, 0);
+    assert_choices_refused(&image, "expected --seq-len 7 at least, for its longest row, found 6");
+    write_file("stub", good.header, 12);
+    assert_refused(open_choices, "stub", "a header of 1024 bytes");
+}
+static void test_fuzz_choices(void **state) { // damaged words: refused or read, never a crash
+    (void)state;
+    for (uint64_t i = 0; i < 300; i++) {
+        char message[4096];
+        ChoiceImage image = choice_image();
+        for (uint64_t k = 0; k < 1 + i % 3; k++) {
+            uint64_t r = random_u64(78, i, k);
+            image.words[r % (uint64_t)image.count] = (uint16_t)(r >> (r >> 63 ? 32 : 45)); // any, or a small number
+        }
+        write_choices("f", &image);
+        int code = run_child(open_choices, path_of("f"), message);
+        if (code != 0 && code != EXIT_INPUT) { fail_msg("case %d: %d: %s", (int)i, code, message); }
+    }
+}
 static void test_bad_tokenizers(void **state) {
     (void)state;
     unsigned char data[4096] = {0};
@@ -734,12 +992,19 @@ int main(void) {
         TEST(test_documents),
         TEST(test_documents_shuffled),
         TEST(test_find_token),
+        TEST(test_labelled),
+        TEST(test_choices_by_hand),
+        TEST(test_choices_of_all_lengths),
+        TEST(test_choosing),
         TEST(test_tokenizer_2),
         TEST(test_tokenizer_1),
         TEST(test_no_tokenizer),
         TEST(test_print),
         TEST(test_bad_shards),
         TEST(test_bad_options),
+        TEST(test_bad_labels),
+        TEST(test_bad_choices),
+        TEST(test_fuzz_choices),
         TEST(test_bad_tokenizers),
         TEST(test_fuzz),
     };

