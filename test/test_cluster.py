@@ -168,6 +168,12 @@ def machine():
     return {"mounts": mounts, "links": sorted(os.listdir("/sys/class/net")), "temporary": glob.glob("/tmp/ompi.node*")}
 
 
+def processor_times():
+    """Of all cores: idle, and in all."""
+    times = list(map(int, read("/proc/stat").split(b"\n")[0].split()[1:9]))
+    return times[3], sum(times)
+
+
 class TestCase(unittest.TestCase):
     def setUp(self):
         if missing:
@@ -183,8 +189,8 @@ class TestCase(unittest.TestCase):
     def start(self, *words, ranks, status=0):
         """Starts the script with ranks that wait, and returns when all of them do."""
         process = subprocess.Popen([CLUSTER, *words, "--name", self.name, "--", *WAIT, self.folder, str(status)], stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        self.addCleanup(process.communicate)
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         wait_until(lambda: len(glob.glob(self.path("rank*"))) == ranks or process.poll() is not None, "the ranks")
         self.assertIsNone(process.poll(), "ended before its time")
@@ -375,7 +381,7 @@ class Figures(TestCase):
         cluster("up", "2x2", "--rate", "1gbit", "--name", self.name)
         few, many = (self.train("--micro-batch", "1", "--batch-tokens", "80", steps=steps) for steps in (1, 6))
         told = 2 * 5 * many[0]["traffic"]["measured"]["total"]["inter"]
-        self.assertGreater(told, 30e6, "too little for the tolerance")
+        self.assertGreater(told, 20e6, "too little for the tolerance")
         for node in range(2):
             self.assertTrue(0.98 <= (many[1][node] - few[1][node]) / told <= 1.05, f"node {node} sent {few[1]} and {many[1]}; told {told}")
 
@@ -401,8 +407,15 @@ class Rates(TestCase):
             self.assertTrue(0.9 <= total / float(seconds) / rate <= 1.0, seconds)
 
     def test_quota(self):
-        for share in cluster("2x2", "--cpu", "25", *python(SPIN)).stdout.split():
-            self.assertTrue(0.22 <= float(share) <= 0.26, share)
+        """Never more than the quota, and less only on a machine that others keep busy."""
+        before = processor_times()
+        shares = cluster("2x1", "--cpu", "10", *python(SPIN)).stdout.split()
+        idle, total = (after - start for after, start in zip(processor_times(), before))
+        self.assertEqual(len(shares), 2)
+        for share in shares:
+            self.assertLessEqual(float(share), 0.105)
+            if idle > 0.2 * total:
+                self.assertGreaterEqual(float(share), 0.09)
 
 
 if __name__ == "__main__":
