@@ -210,7 +210,7 @@ remove_cgroups() {
             [ -e "$top" ] || break
             sleep 0.05
         done
-        [ ! -e "$top" ] || say "cannot remove $top"
+        [ ! -e "$top" ] || fail $status_failed "cannot remove $top; what is known of the cluster stays in $state"
     done <"$state/cgroups"
     [ ! -e "$state/passed_on" ] || while read -r controller file; do
         { echo "-$controller" >"$file"; } 2>/dev/null || true # gone, or somebody else uses it by now
@@ -370,7 +370,7 @@ remove() { # all that there is of it, however far it came
         kill -9 $doomed 2>/dev/null || true
         sleep 0.05
     done
-    [ -z "$left" ] || say "processes $left do not end"
+    [ -z "$left" ] || fail $status_failed "processes $left do not end; what is known of the cluster stays in $state"
     remove_cgroups
     rm -rf "$state"
     rmdir $states 2>/dev/null || true
