@@ -196,10 +196,10 @@ static inline int state_file_write(const char *path, const Store *s, int member,
     return writer_close(&w);
 }
 
-// Reads exactly n bytes into p and the checksum; false at the end of the file.
+// Reads exactly n bytes into p and, if there is one, the checksum; false at the end of the file.
 static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
     if (fread(p, 1, n, f) != n) { return false; }
-    checksum_add(sum, p, n);
+    if (sum) { checksum_add(sum, p, n); }
     return true;
 }
 static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
@@ -208,32 +208,49 @@ static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
     return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin && store_state(s, (StateKind)p->state, (int)p->storage);
 }
 
-// Copies every piece of a state file into the store. filled[state * storages + storage] counts elements: pieces must follow one
-// another without gap or overlap, in the order of the files. False, with the reason: the file must not be used.
-static inline bool state_file_read(const char *path, Store *s, uint64_t bytes, uint64_t checksum, int64_t *filled, char *why, size_t why_bytes) {
+// Does this rank compute with any of a piece? With all parameters, and with its own slice of the moments.
+static inline bool state_piece_needed(const Store *s, const StatePiece *p) {
+    const int64_t *slice = store_slices(s, (int)p->storage) + s->group->me;
+    return p->state == STATE_MASTER || (p->begin < slice[1] && slice[0] < p->begin + p->count);
+}
+// The data of a piece, to its place in the store. sum NULL: what is not needed is passed over.
+static inline bool state_piece_read(FILE *f, Store *s, const StatePiece *p, Checksum *sum) {
+    float *to = store_state(s, (StateKind)p->state, (int)p->storage) + p->begin;
+    size_t bytes = (size_t)p->count * sizeof(float);
+    if (!sum && !state_piece_needed(s, p)) { return !fseeko(f, (off_t)bytes, SEEK_CUR); }
+    for (size_t at = 0, n; at < bytes; at += n, keep_alive()) {
+        n = (size_t)min_i64((int64_t)(bytes - at), WRITER_PIECE);
+        if (!read_checked(f, sum, (char *)to + at, n)) { return false; }
+    }
+    return true;
+}
+
+// Copies the pieces of a state file into the store: all of them and with a look at the checksum where this rank is the one to
+// verify the file, else those it needs. filled[state * storages + storage] counts elements: pieces must follow one another
+// without gap or overlap, in the order of the files. False, with the reason: the file must not be used.
+static inline bool state_file_read(const char *path, Store *s, bool verify, uint64_t bytes, uint64_t checksum, int64_t *filled, char *why, size_t why_bytes) {
     FILE *f = open_regular(path);
     if (!f) {
         snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
         return false;
     }
-    Checksum sum = checksum_begin();
+    Checksum checked = checksum_begin(), *sum = verify ? &checked : NULL;
     StateHeader header;
+    struct stat info;
     uint64_t most = (uint64_t)STATE_KINDS * (uint64_t)s->model->storages;
-    bool good = read_checked(f, &sum, &header, sizeof header) && header.magic == STATE_MAGIC && header.version == STATE_VERSION && header.pieces <= most;
+    bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes && read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
+                header.version == STATE_VERSION && header.pieces <= most;
     StatePiece *pieces = good ? (StatePiece *)checked_malloc((size_t)header.pieces * sizeof(StatePiece), "piece table") : NULL;
-    good = good && read_checked(f, &sum, pieces, (size_t)header.pieces * sizeof(StatePiece));
+    good = good && read_checked(f, sum, pieces, (size_t)header.pieces * sizeof(StatePiece));
     for (uint64_t i = 0; good && i < header.pieces; i++) {
         const StatePiece *piece = &pieces[i];
         good = state_piece_fits(s, piece);
         if (!good) { break; }
         int64_t *count = &filled[piece->state * s->model->storages + piece->storage];
-        good = piece->begin == *count &&
-               read_checked(f, &sum, store_state(s, (StateKind)piece->state, (int)piece->storage) + piece->begin, (size_t)piece->count * sizeof(float));
+        good = piece->begin == *count && state_piece_read(f, s, piece, sum);
         *count += piece->count;
-        keep_alive();
     }
-    good = good && fgetc(f) == EOF;
-    good = good && sum.length == bytes && checksum_end(&sum) == checksum;
+    good = good && (uint64_t)ftello(f) == bytes && (!verify || checksum_end(sum) == checksum);
     if (!good) { snprintf(why, why_bytes, "%s: torn or changed (checksum, size or piece table)", path); }
     free(pieces);
     fclose(f);
@@ -522,7 +539,8 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     return !error;
 }
 
-// Fills the store and progress from one checkpoint; false with the reason when it is not complete, not valid or of another model.
+// Fills the store and progress from one checkpoint. Each rank reads what it needs and verifies its share of the files, so it
+// counts only if all of them call it good; false with the reason when it is not complete, not valid or of another model.
 static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, char *why, size_t why_bytes) {
     char *text = manifest_read(folder, why, why_bytes);
     if (!text) { return false; }
@@ -544,7 +562,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
         const char *entry = manifest_line(text, key);
         good = entry && sscanf(entry, "%llu %16llx", &bytes, &checksum) == 2;
         if (!good) { snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i); }
-        good = good && state_file_read(path, s, bytes, checksum, filled, why, why_bytes);
+        good = good && state_file_read(path, s, i % s->comm->ranks == s->comm->rank, bytes, checksum, filled, why, why_bytes);
     }
     for (int i = 0; good && i < STATE_KINDS * s->model->storages; i++) {
         int storage = i % s->model->storages;
