@@ -156,8 +156,9 @@ typedef struct {
     double T;
     int ranks;
     bool adam;
+    DType dtype, wire; // of messages of parameters and of gradients
 } Costs;
-static inline double action_seconds(const void *context, int rank, const Action *a) {
+static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
     (void)rank;
     double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels,
@@ -165,18 +166,23 @@ static inline double action_seconds(const void *context, int rank, const Action 
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / c->rates.flops_per_s : 0;
     double classifier = head ? gpt_head_forward_flops(c->model, tokens) / c->rates.flops_per_s : 0;
-    double pass = tokens * C * 4 / c->rates.bytes_per_s;                                      // one pass over a (N, C) tensor
-    double message = elements * 4 * (c->ranks - 1) / c->ranks / c->rates.message_bytes_per_s; // 0 for one rank
+    double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
+    double share = (double)(c->ranks - 1) / c->ranks / c->rates.message_bytes_per_s;
+    ActionCost cost = {0, 0};
     switch (a->kind) {
     case ACT_FORWARD:
-    case ACT_RECOMPUTE: return product + (block ? 20 : 2) * pass;
-    case ACT_BACKWARD_INPUT: return product + 3 * classifier + (block ? 20 : 6) * pass;
-    case ACT_BACKWARD_WEIGHT: return product + 4 * pass;
-    case ACT_REDUCE: return message;
-    case ACT_NORM: return (double)c->model->parameters * 4 / c->ranks / c->rates.bytes_per_s;
-    case ACT_UPDATE: return elements * (c->adam ? 28 : 20) / c->ranks / c->rates.bytes_per_s + message;
-    default: return 0;
+    case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
+    case ACT_BACKWARD_INPUT: cost.compute_s = product + 3 * classifier + (block ? 20 : 6) * pass; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + 4 * pass; break;
+    case ACT_REDUCE: cost.message_s = elements * (double)dtype_size(c->wire) * share; break;
+    case ACT_NORM: cost.compute_s = (double)c->model->parameters * 4 / c->ranks / c->rates.bytes_per_s; break;
+    case ACT_UPDATE:
+        cost.compute_s = elements * (c->adam ? 28 : 20) / c->ranks / c->rates.bytes_per_s;
+        cost.message_s = elements * (double)dtype_size(c->dtype) * share;
+        break;
+    default: break;
     }
+    return cost;
 }
 
 // Traffic of one step: what each REDUCE and UPDATE of this rank's schedule will send.

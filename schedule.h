@@ -475,56 +475,65 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Simulator: each rank has a clock for compute and one for its collectives, which run beside it; NORM waits for both and
-// for all ranks. Costs come from the caller.
-typedef double (*ActionSeconds)(const void *context, int rank, const Action *action);
+// Simulator: each rank has a clock for compute and one for its collectives, which run beside it, one after another. NORM waits
+// for both and for all ranks; ACQUIRE for the parameters that the last UPDATE of the storage sent. So a step is looked at
+// that follows another. Costs come from the caller.
+typedef struct {
+    double compute_s, message_s;
+} ActionCost;
+typedef ActionCost (*ActionCosts)(const void *context, int rank, const Action *action);
 typedef struct {
     const Program *program;
-    ActionSeconds seconds;
-    const void *costs;
+    ActionCosts cost;
+    const void *context;
     double *clock, *comm; // [rank]
     double *busy;         // [rank] time spent computing
+    double *ready;        // [rank][storage] when its parameters are there
     double meeting;       // when all ranks have come to NORM; negative before
 } Simulation;
 
 static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
     Simulation *s = (Simulation *)context;
-    double cost = s->seconds(s->costs, rank, a), slowest = 0;
+    ActionCost cost = s->cost(s->context, rank, a);
+    double slowest = 0, *ready = s->ready + (int64_t)rank * s->program->map.storages;
     if (action_receives(a->kind)) { return; } // timed with its sender
     if (action_sends(a->kind)) {
-        double both = fmax(s->clock[rank], s->clock[peer]) + cost;
-        s->clock[rank] = s->clock[peer] = both;
+        s->clock[rank] = s->clock[peer] = fmax(s->clock[rank], s->clock[peer]) + cost.message_s;
         return;
     }
-    if (a->kind == ACT_REDUCE) {
-        s->comm[rank] = fmax(s->comm[rank], s->clock[rank]) + cost;
-        return;
-    }
+    if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
         for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(s->clock[r], s->comm[r])); }
         if (s->meeting < 0) { s->meeting = slowest; }
         s->clock[rank] = s->meeting;
     }
-    s->clock[rank] += cost;
-    s->busy[rank] += cost;
+    s->clock[rank] += cost.compute_s;
+    s->busy[rank] += cost.compute_s;
+    if (cost.message_s > 0) { s->comm[rank] = fmax(s->comm[rank], s->clock[rank]) + cost.message_s; }
+    if (a->kind == ACT_UPDATE) { ready[a->storage] = cost.message_s > 0 ? s->comm[rank] : s->clock[rank]; }
+}
+static inline double simulator_step(Simulation *s, int *at) { // returns when the last rank ends
+    double end = 0;
+    s->meeting = -1;
+    memset(s->busy, 0, (size_t)s->program->ranks * sizeof(double));
+    schedule_walk(s->program, at, simulator_visit, s);
+    for (int r = 0; r < s->program->ranks; r++) { end = fmax(end, s->clock[r]); }
+    return end;
 }
 
-// Predicted seconds of one step; busy (may be NULL) gets each rank's compute time.
-static inline double schedule_simulate(const Program *p, ActionSeconds seconds, const void *costs, double *busy) {
+// Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time.
+static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context, double *busy) {
     size_t n = (size_t)p->ranks;
-    Simulation s;
-    memset(&s, 0, sizeof s);
-    s.program = p, s.seconds = seconds, s.costs = costs, s.meeting = -1;
+    Simulation s = {p, cost, context, NULL, NULL, NULL, NULL, -1};
     s.clock = (double *)checked_calloc(n, sizeof(double), "simulator");
     s.comm = (double *)checked_calloc(n, sizeof(double), "simulator");
     s.busy = (double *)checked_calloc(n, sizeof(double), "simulator");
+    s.ready = (double *)checked_calloc(n * (size_t)p->map.storages, sizeof(double), "simulator");
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
-    schedule_walk(p, at, simulator_visit, &s);
-    double end = 0;
-    for (int r = 0; r < p->ranks; r++) { end = fmax(end, fmax(s.clock[r], s.comm[r])); }
+    double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }
-    free(s.clock), free(s.comm), free(s.busy), free(at);
-    return end;
+    free(s.clock), free(s.comm), free(s.busy), free(s.ready), free(at);
+    return second - first;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -167,9 +167,9 @@ static void predict(Trainer *t) {
     p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + t->comm.staging_bytes + workspace_bytes(t);
     p->host = (size_t)process_memory("VmRSS:") - memory_device(memory_taken);
     predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->comm.everyone, t->dtype, (DType)o->reduce_dtype, p->traffic);
-    Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam};
+    Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam, t->dtype, (DType)o->reduce_dtype};
     double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
-    p->step_s = schedule_simulate(&t->program, action_seconds, &costs, busy);
+    p->step_s = schedule_simulate(&t->program, action_cost, &costs, busy);
     p->idle = p->step_s > 0 ? 1 - busy[t->comm.rank] / p->step_s : 0;
     free(busy);
 }

@@ -350,14 +350,18 @@ static void test_error_is_cut_to_its_buffer(void **state) {
 // Simulator: times that one works out by hand. Compute actions cost 1, or `row` each row.
 
 typedef struct {
-    double row, message, reduce, norm, update;
+    double row, message, reduce, norm, update, gather;
 } UnitCosts;
-static double cost_of(const void *context, int rank, const Action *a) {
+static ActionCost cost_of(const void *context, int rank, const Action *a) {
     const UnitCosts *c = (const UnitCosts *)context;
+    ActionCost cost = {0, 0};
     (void)rank;
-    if (action_computes(a->kind)) { return c->row > 0 ? c->row * (double)a->rows : 1; }
-    if (action_sends(a->kind) || action_receives(a->kind)) { return c->message; }
-    return a->kind == ACT_REDUCE ? c->reduce : a->kind == ACT_NORM ? c->norm : a->kind == ACT_UPDATE ? c->update : 0;
+    if (action_computes(a->kind)) { cost.compute_s = c->row > 0 ? c->row * (double)a->rows : 1; }
+    if (action_sends(a->kind) || action_receives(a->kind)) { cost.message_s = c->message; }
+    if (a->kind == ACT_REDUCE) { cost.message_s = c->reduce; }
+    if (a->kind == ACT_NORM) { cost.compute_s = c->norm; }
+    if (a->kind == ACT_UPDATE) { cost.compute_s = c->update, cost.message_s = c->gather; }
+    return cost;
 }
 typedef struct {
     const char *name;
@@ -367,22 +371,26 @@ typedef struct {
 } Timing;
 static const Timing timings[] = {
     // one block, three units: 3 forwards, 2 backward inputs, 3 backward weights
-    {"sequential", 1, 1, 1, 1, {0, 0, 0, 0, 0}, 8, {8}},
-    {"two micro-batches", 1, 1, 2, 1, {0, 0, 0, 0, 0}, 16, {16}},
-    {"cost by rows", 1, 1, 3, 2, {1, 0, 0, 0, 0}, 24, {24}},
-    {"norm and 4 updates", 1, 1, 1, 1, {0, 0, 0, 10, 1}, 22, {22}},
+    {"sequential", 1, 1, 1, 1, {0, 0, 0, 0, 0, 0}, 8, {8}},
+    {"two micro-batches", 1, 1, 2, 1, {0, 0, 0, 0, 0, 0}, 16, {16}},
+    {"cost by rows", 1, 1, 3, 2, {1, 0, 0, 0, 0, 0}, 24, {24}},
+    {"norm and 4 updates", 1, 1, 1, 1, {0, 0, 0, 10, 1, 0}, 22, {22}},
     // REDUCE of lnf at 5, of the block at 7, of wpe and wte at 8, one after another beside the compute
-    {"hidden reductions", 1, 1, 1, 1, {0, 0, 0.5, 0, 0}, 9, {8}},
-    {"reductions at the end", 1, 1, 1, 1, {0, 0, 2, 0, 0}, 13, {8}},
-    {"slow reductions", 1, 1, 1, 1, {0, 0, 10, 1, 1}, 50, {13}},
+    {"hidden reductions", 1, 1, 1, 1, {0, 0, 0.5, 0, 0, 0}, 9, {8}},
+    {"reductions at the end", 1, 1, 1, 1, {0, 0, 2, 0, 0, 0}, 13, {8}},
+    {"slow reductions", 1, 1, 1, 1, {0, 0, 10, 1, 1, 0}, 50, {13}},
+    // parameters of wte, wpe, the block and lnf come 1, 2, 3, 4 after NORM; forwards want the first two, then the third, then the fourth
+    {"hidden gathers", 1, 1, 1, 1, {0, 0, 0, 0, 0, 0.5}, 9, {8}},
+    {"gathers that the next step waits for", 1, 1, 1, 1, {0, 0, 0, 0, 0, 1}, 10, {8}},
+    {"slow gathers", 1, 1, 1, 1, {0, 0, 0, 0, 0, 10}, 46, {8}},
     // 3 samples on 2 ranks: rank 1 has two of them, both meet at its norm
-    {"the slowest decides", 1, 2, 3, 1, {0, 0, 0, 0, 0}, 16, {8, 16}},
-    {"updates run side by side", 1, 2, 3, 1, {0, 0, 0, 1, 1}, 21, {13, 21}},
-    {"a rank without samples", 1, 2, 1, 1, {0, 0, 0, 1, 1}, 13, {5, 13}},
+    {"the slowest decides", 1, 2, 3, 1, {0, 0, 0, 0, 0, 0}, 16, {8, 16}},
+    {"updates run side by side", 1, 2, 3, 1, {0, 0, 0, 1, 1, 0}, 21, {13, 21}},
+    {"a rank without samples", 1, 2, 1, 1, {0, 0, 0, 1, 1, 0}, 13, {5, 13}},
     // F costs 2; B costs 3 on the first stage (no input gradient of the embedding), 4 on others. See the steps above.
-    {"bubble of two stages", 2, 0, 0, 0, {0, 0, 0, 0, 0}, 17, {10, 12}},
-    {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0}, 21, {10, 12}},
-    {"bubble of three stages", 3, 0, 0, 0, {0, 0, 0, 0, 0}, 23, {10, 12, 12}},
+    {"bubble of two stages", 2, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 17, {10, 12}},
+    {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0}, 21, {10, 12}},
+    {"bubble of three stages", 3, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 23, {10, 12, 12}},
 };
 static void test_simulated_times(void **state) {
     (void)state;
