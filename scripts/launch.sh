@@ -114,18 +114,22 @@ await() {
     wait "$mpirun" 2>/dev/null || status=$?
 }
 
-# Kills what is left of the session. An ended mpirun leaves nothing; a killed one leaves its ranks, on their way or stuck.
+# Kills what is left of the session, and removes what it had: an mpirun that ended by itself leaves nothing, a killed one leaves
+# its ranks, on their way or stuck, and Open MPI's files.
 end_session() {
-    local left end=$((SECONDS + 30))
+    local left pid files='' end=$((SECONDS + 30))
     [ -n "$mpirun" ] || return 0
     while left=$(session) && [ -n "$left" ]; do
         if ((SECONDS > end)); then
             say "processes that cannot be killed: ${left//$'\n'/ }"
             return 1
         fi
+        for pid in $left; do files+=" $(grep -os '/dev/shm/vader_segment.*' "/proc/$pid/maps" || true)"; done
         xargs kill -KILL <<<"$left" 2>/dev/null || true
         sleep 0.05
     done
+    # shellcheck disable=SC2086 # a list of words
+    rm -rf $files "${TMPDIR:-/tmp}"/ompi.*."$(id -u)/pid.$mpirun"
 }
 
 # A process of an earlier start, on another machine perhaps, may still hold the lock. Past the limit the program says so.

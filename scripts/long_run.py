@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """long_run.py: does a run that is disturbed again and again compute what an undisturbed one computes, in constant memory?
 
-    scripts/long_run.sh [--minutes M] [--ranks R] [--seed S] [--kinds KIND,KIND...] [--out FOLDER] [--program FILE]
+    scripts/long_run.sh [--minutes M] [--ranks R] [--seed S] [--kinds KIND,KIND...] [--out FOLDER] [--data PREFIX] [--program FILE]
 
-Trains a GPT of 2.7 M parameters on Shakespeare's bytes (make data) under launch.sh for about M minutes, default 30, while
+Trains a GPT of 2.7 M parameters on bytes (default: data/text_bytes, of make data) under launch.sh for about M minutes, default 30, while
 faults hit it: each kind once in random order, then at random, one every M/12 minutes or so. Then the same flags undisturbed.
 
     rank     kill -9 of a rank                                  stop   SIGTERM to launch.sh: it saves; started again
@@ -46,8 +46,9 @@ SAMPLE_EVERY = 0.5  # seconds
 CHECKPOINTS_ON_DISK = 6  # that the small disk has room for: three kept, one being written, two to spare
 FLAT = (0.01, 2 << 20)  # growth of a process that passes for noise: a share of its memory, or bytes
 COMPARED = {"step": ("loss", "grad_norm", "lr"), "val": ("loss", "bits_per_byte")}
-FLAGS = {"train": "data/text_bytes_train_*.bin", "val": "data/text_bytes_val_*.bin", "model": "layers=6,heads=6,channels=192,vocab=256",
-         "seq-len": "128", "micro-batch": "4", "lr": "1e-3", "warmup": "20", "final-lr-fraction": "0.1", "weight-decay": "0.1", "val-batches": "2"}
+FLAGS = {"model": "layers=6,heads=6,channels=192,vocab=256",
+         "seq-len": "128", "micro-batch": "4",
+         "lr": "1e-3", "warmup": "20", "final-lr-fraction": "0.1", "weight-decay": "0.1", "val-batches": "2"}
 
 
 class Failure(Exception):
@@ -221,7 +222,7 @@ class Disturbed(Training):
         super().__init__(folder, options, flags, restarts=5)
         self.draw, self.interval, self.disk = draw, interval, disk
         self.faults, self.kinds, self.open, self.could_not_save = [], [], None, False
-        self.steps, self.last, self.logged, self.checkpoints = int(flags["steps"]), 0, 0, 0
+        self.steps, self.last, self.logged, self.checkpoints = flags["steps"], 0, 0, 0
         self.follower, self.restarts = Follower(self.log), 0
 
     def next_kind(self):
@@ -452,7 +453,7 @@ def report(options, disturbed, seconds, undisturbed, memory):
 def experiment(options):
     help_text = known_flags(options)
     options.kinds = possible_kinds(options, help_text)
-    flags = dict(FLAGS, **{"batch-tokens": str(128 * max(8, options.ranks)), "seed": str(options.seed)})
+    flags = dict(FLAGS, train=f"{options.data}_train_*.bin", val=f"{options.data}_val_*.bin", **{"batch-tokens": 128 * max(8, options.ranks), "seed": options.seed})
     if "--watchdog" in help_text:
         flags["watchdog"] = WATCHDOG
     step, checkpoint = calibrate(options, flags)
@@ -460,7 +461,7 @@ def experiment(options):
     every = max(2, round(interval / 5 / step))  # steps between checkpoints: a fault costs a tenth of the interval
     share = interval / (1.1 * interval + RECOVERY) if options.kinds else 1
     steps = max(20, round(options.minutes * 60 * share / step))
-    flags.update({"steps": str(steps), "save-every": str(every), "keep": "3", "val-every": str(2 * every)})
+    flags.update({"steps": steps, "save-every": every, "keep": 3, "val-every": 2 * every})
     print(f"{steps} steps of {1000 * step:.0f} ms, a checkpoint of {checkpoint / 2**20:.1f} MiB every {every} steps, a fault every {interval:.0f} s; "
           f"seed {options.seed}", flush=True)
     disturbed = Disturbed(options.out / "disturbed", options, flags, random.Random(options.seed), interval, "disk" in options.kinds)
@@ -498,14 +499,15 @@ def arguments():
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 20))
     parser.add_argument("--kinds", type=kinds, default=list(KINDS), help="of faults (default all); empty: none")
     parser.add_argument("--out", type=Path, default=Path("out/long_run"))
+    parser.add_argument("--data", default="data/text_bytes", metavar="PREFIX")
     parser.add_argument("--program", default="./train_gpt")
     options = parser.parse_args()
     if options.minutes <= 0 or options.ranks < 1:
         parser.error("--minutes and --ranks must be above 0")
     if options.out.exists() and any(options.out.iterdir()):
         parser.error(f"{options.out} is not empty: choose another --out, or remove it")
-    if not glob.glob(FLAGS["train"]):
-        parser.error(f"no {FLAGS['train']}: run make data")
+    if not glob.glob(f"{options.data}_train_*.bin"):
+        parser.error(f"no shards {options.data}_train_*.bin: run make data, or name others with --data")
     options.out = options.out.resolve()
     return options
 
