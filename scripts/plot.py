@@ -172,7 +172,7 @@ def draw_bars(axes, runs, panel):
         bottom = [a + b for a, b in zip(bottom, heights)]
     axes.set(ylabel=BARS[panel])
     axes.set_xticks(range(len(found)), [f"{label}\n{when}" for label, when, _ in found], rotation=0 if len(found) < 7 else 90)
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def draw_picture(pyplot, runs, panels, axis, out):

@@ -8,7 +8,7 @@
     Sweep       grids, states, tables, against a trainer of a few lines
     SweepReal   the real program
     Slurm       requeued when and only when the time is up
-    LongRun     (TEST_ALL) the experiment, short
+    LongRun     what the experiment compares; under TEST_ALL the experiment, short
 
 Standard library only.
 """
@@ -25,6 +25,10 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "scripts"))
+import long_run  # noqa: E402  what it compares is tested without running it
+
 SCRIPTS, GOLDEN = ROOT / "scripts", ROOT / "test/golden"
 BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
 ALL = os.environ.get("TEST_ALL") == "1"
@@ -314,7 +318,8 @@ class Sweep(InFolder):
         self.program = self.write("train_gpt", TRAINER, 0o755)
 
     def sweep_command(self, grid, *options):
-        return [SCRIPTS / "sweep.sh", self.write("grid.txt", grid), "--into", self.out, "--program", self.program, "--restarts", 0, *options]
+        """The Python without a virtual environment: it draws no pictures, which take a second each. SweepReal calls sweep.sh."""
+        return [sys.executable, SCRIPTS / "sweep.py", self.write("grid.txt", grid), "--into", self.out, "--program", self.program, "--restarts", 0, *options]
 
     def sweep(self, grid, *options, code=0):
         return self.run_to_end(*self.sweep_command(grid, *options), code=code)
@@ -341,7 +346,6 @@ class Sweep(InFolder):
                          {"state": "done", "steps": "2", "val loss": "1.007", "best val": "1.007", "at step": "2", "bits/byte": "1.5", "train loss": "1.007",
                           "tokens/s": "1000", "time (s)": "0.2"})
         self.assertRegex(text, r"(?m)^lr=1e0 +2 +1\.0075 +0\.0007$")  # over seeds: (1.007 + 1.008) / 2
-        self.assertIn("loss.png" if (self.out / "loss.png").exists() else "drawing in text", text)
         self.assertIn((self.out / "table.txt").read_text(), text)
         self.sweep(grid)
         self.assertEqual(len(self.calls()), 6, "finished runs are skipped")
@@ -410,7 +414,8 @@ class SweepReal(InFolder):
     def test_tiny_grid(self):
         words = [str(word) for word in TRAIN]
         grid = "".join(f"{name} {value}\n" for name, value in zip(words[::2], words[1::2])) + "--steps 4\n--val-every 2\n--val-batches 1\n--lr 1e-2 1e-4\nranks 1 2\n"
-        self.run_to_end(SCRIPTS / "sweep.sh", self.write("grid.txt", grid + "--threads 1\n"), "--into", self.out, "--program", BINARY, "-j", 2, cwd=ROOT)
+        text = self.run_to_end(SCRIPTS / "sweep.sh", self.write("grid.txt", grid + "--threads 1\n"), "--into", self.out, "--program", BINARY, "-j", 2)
+        self.assertIn("loss.png" if (self.out / "loss.png").exists() else "drawing in text", text)
         with open(self.out / "table.tsv", newline="") as file:
             rows = list(csv.DictReader(file, dialect="excel-tab"))
         self.assertEqual([row["state"] for row in rows], ["done"] * 4)
@@ -480,6 +485,21 @@ class LongRun(InFolder):
         self.assertIn("| exported weights | equal, byte for byte |", text)
         self.assertIn("| memory | flat |", text)
         self.assertEqual(processes(self.out / "disturbed/checkpoints"), [])
+
+    def test_every_digit_counts(self):
+        def event(step, loss, kind="step"):
+            return {"event": kind, "step": step, "loss": loss, "grad_norm": "1.5", "lr": "0.1"}
+
+        whole = [event(1, "2.5"), event(2, "2.25"), event(2, "3.5", "val"), {"event": "end"}]
+        self.assertEqual(long_run.differences(whole[:2] + whole, whole), (5, []))
+        self.assertEqual(long_run.differences([event(1, "2.5000000000000004"), *whole], whole), (4, [("step", 1)]), "also in a step that was redone")
+        self.assertEqual(long_run.differences(whole[:1] + whole[2:], whole), (2, [("step", 2)]))
+        self.assertEqual(long_run.differences([*whole, event(3, "2.5")], whole), (4, [("step", 3)]))
+        self.assertEqual(long_run.differences([{**event(1, "2.5"), "lr": "0.2"}, *whole[1:]], whole), (3, [("step", 1)]))
+
+    def test_growth(self):
+        self.assertEqual(long_run.growth([1, 2, 3] * 2 + [50] * 18), 0, "the start is not counted")
+        self.assertEqual(long_run.growth([100 + i for i in range(40)]), 20)
 
     def test_usage(self):
         for words in (["--minutes", 0], ["--kinds", "flood"], ["--out", ROOT]):
