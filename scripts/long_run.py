@@ -446,7 +446,7 @@ def report(options, disturbed, seconds, undisturbed, memory):
             f"median {statistics.median(backs):.1f}, longest {backs[-1]:.1f}" if backs else "none"),
            ("step and validation events, compared digit by digit", f"{count}, {len(wrong)} differ or are missing" + "".join(f", {k} {s}" for k, s in wrong[:5])),
            ("exported weights", "equal, byte for byte" if same_weights else "DIFFERENT"),
-           ("memory", "flat" if not grown else f"GROWS in {len(grown)} rows")])
+           ("memory", f"GROWS in {len(grown)} rows" if grown else "flat" if memory else "not measured: no process lived for 10 s")])
     return EXIT_DIFFERENT if wrong or not same_weights or grown else 0
 
 
