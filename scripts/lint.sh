@@ -10,6 +10,7 @@ if command -v cppcheck >/dev/null; then
     cppcheck --quiet --error-exitcode=1 --std=c11 --language=c --enable=warning,performance,portability --inline-suppr -I. \
         --suppress=missingIncludeSystem --suppress=internalAstError --suppress='*:/usr/*' train_gpt.c
 fi
+if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh scripts/*.sbatch .ci/run; fi
 python3 - <<'PY'
 import glob, py_compile, sys
 bad = [f"{name}:{number}: trailing white space or tab" for name in glob.glob("*.[ch]") + glob.glob("scripts/*.*") + glob.glob("test/*.[cp]*")

@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""plot.py: draws loss against step from the JSON-lines logs of train_gpt (--log FILE).
+"""plot.py: draws the JSON-lines logs of train_gpt (--log FILE): losses, memory, traffic.
 
     plot.py run.jsonl other.jsonl --out loss.png
+    plot.py run.jsonl --x time --panel loss --panel memory --panel traffic
 
-One colour and one legend entry per log: a thin line for the training loss, markers for the validation loss. Without
-matplotlib it draws a small curve in the terminal instead.
+--panel loss      a thin line for the training loss, markers for the validation loss; one colour and one legend entry a log
+--panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what was predicted
+--panel traffic   the same for the bytes that rank 0 sends in a step, by kind and link
+--x               what the losses are drawn against: steps, tokens, time (training alone, in seconds), joules. Tokens, time
+                  and joules are those of the steps that count, added up over all resumptions.
+
+Without matplotlib it draws small curves and tables in the terminal instead.
 
 A resumed run appends to its log: the later event of a step replaces the earlier one. Lines that are no JSON object (a
-run was killed while it wrote) and losses that are null (private runs do not show them) are passed over.
+run was killed while it wrote) and losses that are null (private runs do not show them) are passed over. The key "joules"
+of a step event is the energy since the start event before it.
 
 Exit status: 0 done, 2 bad input, 3 the picture could not be written.
 """
@@ -15,25 +22,50 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 EXIT_INPUT, EXIT_RESOURCES = 2, 3
 TEXT_WIDTH = 60  # columns of the curve in the terminal
+AXES = {"steps": "step", "tokens": "tokens", "time": "training time (s)", "joules": "energy (J)"}
+BARS = {"memory": "memory of rank 0 (MiB)", "traffic": "sent by rank 0 in a step (MiB)"}
+MIB = 1 << 20
+
+
+class BadLog(Exception):
+    pass
 
 
 @dataclass
 class Run:
+    path: Path
     label: str
-    train: dict  # step -> loss in nats per token
-    val: dict
-    bits_per_byte: float | None  # of the last validation
+    train: dict = field(default_factory=dict)  # step -> loss in nats per token
+    val: dict = field(default_factory=dict)
+    bits_per_byte: float | None = None  # of the last validation
+    costs: dict = field(default_factory=dict)  # step -> axis -> what this step took, None where the log does not tell
+    bars: dict = field(default_factory=dict)  # panel -> "predicted" or "measured" -> kind -> bytes
 
     def legend(self):
         if not self.val:
             return self.label
         text = f"{self.label} (validation {self.val[max(self.val)]:.4f}"
         return text + (f", {self.bits_per_byte:.4f} bits/byte)" if self.bits_per_byte is not None else ")")
+
+    def positions(self, axis):
+        """Where each step lies on the axis."""
+        if axis != "steps" and not all(cost[axis] is not None for cost in self.costs.values()):
+            raise BadLog(f"{self.path}: its steps do not tell their {axis}; try --x steps")
+        total, where = 0, {}
+        for step in sorted({*self.costs, *self.val}):
+            total += self.costs[step][axis] if step in self.costs and axis != "steps" else 0
+            where[step] = step if axis == "steps" else total
+        return where
+
+    def points(self, losses, axis):
+        """Positions and losses, in the order of steps."""
+        where, steps = self.positions(axis), sorted(losses)
+        return [where[step] for step in steps], [losses[step] for step in steps]
 
 
 def is_number(value):
@@ -52,79 +84,166 @@ def events(path):
                 yield event
 
 
-def load(path):
-    losses, bits = {"step": {}, "val": {}}, {}
+def inner(value, *keys):
+    """The object under these keys, {} where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def cost(event, joules_before):
+    ms, rate, joules = (event.get(key) if is_number(event.get(key)) else None for key in ("ms", "tokens_per_s", "joules"))
+    return {
+        "time": ms and ms / 1000,
+        "tokens": ms and rate and round(rate * ms / 1000),
+        "joules": None if joules is None or joules_before is None else joules - joules_before,
+    }, joules
+
+
+def bars(panel, table):
+    """Kinds and their bytes; sums of others and what is zero are left out."""
+    if panel == "traffic":
+        table = {f"{kind}, {link}": n for link in ("intra", "inter") for kind, n in inner(table, link).items()}
+    return {kind: n for kind, n in table.items() if kind != "device" and is_number(n) and n > 0}
+
+
+def load(path, label):
+    run, bits, joules = Run(path, label), {}, 0
     for event in events(path):
         kind, step = event.get("event"), event.get("step")
-        if kind not in losses or not is_number(step):
-            continue
-        losses[kind].pop(step, None)
-        if is_number(event.get("loss")):
-            losses[kind][step] = event["loss"]
-        if kind == "val":
-            bits[step] = event.get("bits_per_byte")
+        if kind == "start":
+            joules = 0
+            run.bars = {panel: {"predicted": bars(panel, inner(event, "predicted", panel))} for panel in BARS}
+        elif kind == "end":
+            run.bars = {panel: {when: bars(panel, inner(event, panel, when)) for when in ("predicted", "measured")} for panel in BARS}
+        elif kind in ("step", "val") and is_number(step):
+            losses = run.train if kind == "step" else run.val
+            losses.pop(step, None)
+            if is_number(event.get("loss")):
+                losses[step] = event["loss"]
+            if kind == "val":
+                bits[step] = event.get("bits_per_byte")
+            else:
+                run.costs[step], joules = cost(event, joules)
     last = bits[max(bits)] if bits else None
-    return Run(path.stem, losses["step"], losses["val"], last if is_number(last) else None)
+    run.bits_per_byte = last if is_number(last) else None
+    return run
 
 
-def points(losses):
-    """Steps and losses, in the order of steps."""
-    steps = sorted(losses)
-    return steps, [losses[step] for step in steps]
+def load_all(paths):
+    """The runs, named after their logs, or after the folders of logs whose names are the same."""
+    stems = [path.stem for path in paths]
+    return [load(path, path.stem if stems.count(path.stem) == 1 else path.resolve().parent.name) for path in paths]
 
 
-def draw_picture(pyplot, runs, out):
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+def check(runs, panels, axis):
+    for run in runs:
+        for panel in panels:
+            if panel == "loss" and not run.train and not run.val:
+                raise BadLog(f"{run.path}: no losses in it")
+            if panel != "loss" and not any(run.bars.get(panel, {}).values()):
+                raise BadLog(f"{run.path}: no {panel} in it" + (" (one rank sends nothing)" if panel == "traffic" else ""))
+        run.positions(axis)
+
+
+def draw_losses(axes, runs, axis):
     for index, run in enumerate(runs):
         color = f"C{index % 10}"
-        axes.plot(*points(run.train), color=color, linewidth=0.8, alpha=0.45)
-        axes.plot(*points(run.val), color=color, linestyle="none", marker="o", markersize=5, markeredgecolor="black", zorder=3)
+        axes.plot(*run.points(run.train, axis), color=color, linewidth=0.8, alpha=0.45)
+        axes.plot(*run.points(run.val, axis), color=color, linestyle="none", marker="o", markersize=5, markeredgecolor="black", zorder=3)
         axes.plot([], [], color=color, linewidth=0.8, marker="o", markersize=4, label=run.legend())
-    axes.set(xlabel="step", ylabel="loss (nats/token)")
+    axes.set(xlabel=AXES[axis], ylabel="loss (nats/token)")
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def columns(runs, panel):
+    """The bars of a panel, (run, "predicted" or "measured", kind -> bytes), and all kinds in them."""
+    found = [(run.label, when, kinds) for run in runs for when, kinds in run.bars[panel].items()]
+    return found, list(dict.fromkeys(kind for _, _, kinds in found for kind in kinds))
+
+
+def draw_bars(axes, runs, panel):
+    found, kinds = columns(runs, panel)
+    bottom = [0.0] * len(found)
+    for kind in kinds:
+        heights = [table.get(kind, 0) / MIB for _, _, table in found]
+        axes.bar(range(len(found)), heights, bottom=bottom, label=kind, width=0.7)
+        bottom = [a + b for a, b in zip(bottom, heights)]
+    axes.set(ylabel=BARS[panel])
+    axes.set_xticks(range(len(found)), [f"{label}\n{when}" for label, when, _ in found], rotation=0 if len(found) < 7 else 90)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def draw_picture(pyplot, runs, panels, axis, out):
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(8 * len(panels), 5), layout="constrained", squeeze=False)
+    for panel, place in zip(panels, axes[0]):
+        if panel == "loss":
+            draw_losses(place, runs, axis)
+        else:
+            draw_bars(place, runs, panel)
     figure.savefig(out, dpi=150)
     print(out)
 
 
-def draw_text(runs):
+def print_losses(runs, axis):
     """One row of bars per run, each bar the mean of its share of the points; tall is a high loss."""
     for run in runs:
-        steps, losses = points(run.train or run.val)
+        places, losses = run.points(run.train or run.val, axis)
         width = min(TEXT_WIDTH, len(losses))
         edges = [len(losses) * i // width for i in range(width + 1)]
         means = [sum(losses[a:b]) / (b - a) for a, b in zip(edges, edges[1:])]
         low, high = min(means), max(means)
-        bars = "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / (high - low or 1))] for mean in means)
-        print(f"{run.legend()}\n  {high:8.4f} {bars} {means[-1]:.4f}  steps {steps[0]} to {steps[-1]}")
+        curve = "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / (high - low or 1))] for mean in means)
+        print(f"{run.legend()}\n  {high:8.4f} {curve} {means[-1]:.4f}  {axis} {places[0]:.10g} to {places[-1]:.10g}")
+
+
+def print_bars(runs, panel):
+    found, kinds = columns(runs, panel)
+    rows = [(kind, [table.get(kind, 0) for _, _, table in found]) for kind in kinds]
+    rows.append(("sum", [sum(table.values()) for _, _, table in found]))
+    print(f"{BARS[panel]}: {', '.join(f'{label} {when}' for label, when, _ in found)}")
+    for kind, values in rows:
+        print(f"  {kind:22}" + "".join(f"{n / MIB:14.3f}" for n in values))
+
+
+def print_text(runs, panels, axis):
+    for panel in panels:
+        if panel == "loss":
+            print_losses(runs, axis)
+        else:
+            print_bars(runs, panel)
 
 
 def main():
-    sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of the bars
-    parser = argparse.ArgumentParser(description="Draw loss against step from logs of train_gpt.")
+    sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of the curves
+    parser = argparse.ArgumentParser(description="Draw losses, memory and traffic from logs of train_gpt.")
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG")
+    parser.add_argument("--x", choices=AXES, default="steps", help="what losses are drawn against (default steps)")
+    parser.add_argument("--panel", choices=["loss", *BARS], action="append", help="may be given several times (default loss)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: the first log's name, with .png")
     options = parser.parse_args()
+    panels = options.panel or ["loss"]
     try:
-        runs = [load(path) for path in options.logs]
+        runs = load_all(options.logs)
+        check(runs, panels, options.x)
     except OSError as error:
         print(f"plot: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_INPUT
-    for run, path in zip(runs, options.logs):
-        if not run.train and not run.val:
-            print(f"plot: {path}: no losses in it", file=sys.stderr)
-            return EXIT_INPUT
+    except BadLog as error:
+        print(f"plot: {error}", file=sys.stderr)
+        return EXIT_INPUT
     try:
         import matplotlib
     except ImportError:
         print("plot: matplotlib is not there (scripts/setup.sh python gets it): drawing in text")
-        draw_text(runs)
+        print_text(runs, panels, options.x)
         return 0
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     try:
-        draw_picture(pyplot, runs, options.out or options.logs[0].with_suffix(".png"))
+        draw_picture(pyplot, runs, panels, options.x, options.out or options.logs[0].with_suffix(".png"))
     except (OSError, ValueError) as error:  # ValueError: no such picture format
         print(f"plot: cannot write the picture: {error}", file=sys.stderr)
         return EXIT_RESOURCES

@@ -28,6 +28,7 @@ libcmocka-dev           header   cmocka.h
 clang-format            command  clang-format
 cppcheck                command  cppcheck clang-tidy
 iproute2                command  tc
+shellcheck              command  shellcheck
 '
 # PyPI packages that come with their dependencies, and those of which only the data files are of use.
 python_needs='numpy matplotlib tiktoken'

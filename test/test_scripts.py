@@ -480,9 +480,9 @@ class Plot(InFolder):
         self.assertNotIn("Traceback", result.stderr)
         return result
 
-    def in_text(self, *logs):
-        """The curve drawn where matplotlib is missing: it shows the numbers, so that they can be checked."""
-        result = self.plot(*logs, python=(sys.executable, "-S", "-I"))
+    def in_text(self, *arguments):
+        """What is drawn where matplotlib is missing: it shows the numbers, so that they can be checked."""
+        result = self.plot(*arguments, python=(sys.executable, "-S", "-I"))
         self.assertIn("matplotlib is not there", result.stdout)
         return result.stdout
 
@@ -498,6 +498,47 @@ class Plot(InFolder):
         lines = self.in_text(log).splitlines()
         self.assertEqual(lines[1], "a (validation 4.5000, 1.2500 bits/byte)")
         self.assertEqual(lines[2].split(), ["9.0000", "█▁▁▁▁", "5.0000", "steps", "1", "to", "6"])
+
+    def test_axes(self):
+        """Time, tokens and energy are those of the steps that count, over all resumptions; energy begins anew with each start."""
+        def step(number, ms, joules):
+            return {"event": "step", "step": number, "loss": 3.0, "ms": ms, "tokens_per_s": 1000, "joules": joules}
+
+        log = self.log("a.jsonl", {"event": "start"}, step(1, 100, 5), step(2, 200, 11), step(3, 9000, 100),
+                       {"event": "start"}, step(3, 300, 4), step(4, 400, 10.5), {"event": "val", "step": 4, "loss": 2.0})
+        for axis, first, last in (("steps", "1", "4"), ("time", "0.1", "1"), ("tokens", "100", "1000"), ("joules", "5", "21.5")):
+            self.assertIn(f"{axis} {first} to {last}\n", self.in_text(log, "--x", axis))
+        unknown = self.log("b.jsonl", {"event": "start"}, step(1, 100, None), step(2, 100, None))
+        self.assertIn("do not tell their joules", self.plot(log, unknown, "--x", "joules", status=EXIT_INPUT).stderr)
+        self.plot(log, "--x", "miles", status=EXIT_INPUT)
+
+    MEMORY = {"parameters": 1 << 20, "gradients": 3 << 19, "optimizer": 0, "device": 5 << 19, "host": 4 << 20}
+    TRAFFIC = {"intra": {"all_gather": 1 << 20, "send": 0}, "inter": {"all_gather": 2 << 20}, "total": {"intra": 1 << 20, "inter": 2 << 20}}
+
+    def test_memory_and_traffic(self):
+        start = {"event": "start", "predicted": {"memory": self.MEMORY, "traffic": self.TRAFFIC}}
+        measured = dict(self.MEMORY, host=6 << 20)
+        end = {"event": "end", "memory": {"predicted": self.MEMORY, "measured": measured}, "traffic": {"predicted": self.TRAFFIC, "measured": self.TRAFFIC}}
+        logs = self.log("a.jsonl", start, *self.steps(1, 2, 1.0), end), self.log("b.jsonl", start)
+        text = self.in_text(*logs, "--panel", "memory", "--panel", "traffic")
+        rows = {line[2:24].strip(): line[24:].split() for line in text.splitlines() if line.startswith("  ")}
+        self.assertEqual(rows.pop("sum"), ["3.000"] * 3)
+        self.assertEqual(rows, {"parameters": ["1.000"] * 3, "gradients": ["1.500"] * 3, "host": ["4.000", "6.000", "4.000"],
+                                "all_gather, intra": ["1.000"] * 3, "all_gather, inter": ["2.000"] * 3})
+        self.assertIn(": a predicted, a measured, b predicted\n", text)
+        self.assertIn("no losses in it", self.plot(*logs, status=EXIT_INPUT).stderr)
+        self.assertIn("no traffic in it", self.plot(self.log("c.jsonl", *self.steps(1, 2, 1.0)), "--panel", "traffic", status=EXIT_INPUT).stderr)
+        if has_package("matplotlib"):
+            self.plot(*logs, "--panel", "memory", "--panel", "traffic")
+
+    def test_labels(self):
+        logs = [self.log(f"{name}/log.jsonl", *self.steps(1, 2, 1.0)) for name in "ab"]
+        self.assertEqual(self.in_text(*logs).splitlines()[1::2], ["a", "b"])
+
+    def test_nonsense_in_the_events(self):
+        log = self.log("a.jsonl", {"event": "start", "predicted": [1], "flags": 3}, {"event": "end", "memory": {"predicted": 7}, "traffic": None},
+                       {"event": "step", "step": 1, "loss": 1.0, "ms": "x", "tokens_per_s": [], "joules": {}})
+        self.assertIn("steps 1 to 1", self.in_text(log))
 
     def test_private_run_shows_validation(self):
         log = self.log("p.jsonl", {"event": "step", "step": 1, "loss": None}, {"event": "val", "step": 1, "loss": 2.0})
@@ -521,7 +562,7 @@ class Plot(InFolder):
         a = self.log("a.jsonl", *self.steps(1, 50, 3.0), {"event": "val", "step": 50, "loss": 2.5}, '{"torn')
         b = self.log("b.jsonl", {"event": "step", "step": 1, "loss": None}, *self.steps(2, 9, 2.0))
         self.plot(a, b)
-        self.plot(a, "--out", self.folder / "one.png")
+        self.plot(a, "--x", "time", "--out", self.folder / "one.png")
         for name in ("a.png", "one.png"):
             self.assertTrue((self.folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n"))
         self.assertNotEqual((self.folder / "a.png").read_bytes(), (self.folder / "one.png").read_bytes())
@@ -563,7 +604,7 @@ class Setup(InFolder):
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line for line in lines if line.startswith(name)]
 
-    COMPLETE = ("gcc", "g++", "make", "mpicc", "mpirun", "python3", "clang-format", "clang-tidy")
+    COMPLETE = ("gcc", "g++", "make", "mpicc", "mpirun", "python3", "clang-format", "clang-tidy", "shellcheck")
 
     def debian(self, apt="exit 0", user=0):
         self.tool("dpkg-query", "exit 1")

@@ -1,0 +1,510 @@
+#!/usr/bin/env python3
+"""test_tools.py: tests of scripts/launch.sh, sweep.sh, slurm.sbatch and long_run.sh, run as a user would run them.
+
+    python3 test/test_tools.py          TEST_ALL=1: the slow forms, and a short long run
+
+    Launch      what launch.sh starts and when, against an mpirun that does as it is told
+    LaunchReal  the real program under the real mpirun: kills and stops change no digit and leave no process
+    Sweep       grids, states, tables, against a trainer of a few lines
+    SweepReal   the real program
+    Slurm       requeued when and only when the time is up
+    LongRun     what the experiment compares; under TEST_ALL the experiment, short
+
+Standard library only.
+"""
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "scripts"))
+import long_run  # noqa: E402  what it compares is tested without running it
+
+SCRIPTS, GOLDEN = ROOT / "scripts", ROOT / "test/golden"
+BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
+ALL = os.environ.get("TEST_ALL") == "1"
+LIMIT = 120  # seconds for anything; all takes a few
+TRAIN = ["--model", GOLDEN / "gpt_tiny_model.bin", "--train", GOLDEN / "gpt_tiny_tokens.bin", "--val", GOLDEN / "gpt_tiny_tokens.bin",
+         "--seq-len", 20, "--micro-batch", 1, "--batch-tokens", 60]
+
+
+def processes(word, program=None):
+    """Pids of the processes that have this word on their command lines, those of one program or all."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile
+        if str(word).encode() in line and program in (None, line[0].decode()):
+            found.append(int(path.parent.name))
+    return found
+
+
+def read_log(path):
+    """The whole events of a log; numbers with a fraction stay text."""
+    events = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(line, parse_float=str))
+        except ValueError:
+            pass  # torn by a kill
+    return events
+
+
+def losses(path):
+    return {e["step"]: (e["loss"], e["grad_norm"]) for e in read_log(path) if e["event"] == "step"}
+
+
+class InFolder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.out = self.folder / "out"
+        self.bin = self.folder / "bin"
+        self.bin.mkdir()
+        self.environment = dict(os.environ, PATH=f"{self.bin}:{os.environ['PATH']}", FOLDER=str(self.folder))
+
+    def write(self, name, text, mode=0o644):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def wait_until(self, condition, what, process):
+        end = time.time() + LIMIT
+        while not condition():
+            if time.time() > end or process.poll() is not None:
+                self.fail(f"{what} did not come; {self.printed.read_text()[-3000:]}")
+            time.sleep(0.01)
+
+    def start(self, *command, **options):
+        """A process in a session of its own; it is killed if a test failed meanwhile, and so are the ranks it started."""
+        self.printed = self.folder / "printed"
+        with open(self.printed, "w") as printed:
+            process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=self.environment,
+                                       start_new_session=True, **options)
+        self.addCleanup(self.end, process)
+        return process
+
+    def end(self, process):
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+            for pid in processes(self.out):
+                os.kill(pid, signal.SIGKILL)
+
+    def ends(self, process, code):
+        found = process.wait(LIMIT)
+        self.assertEqual(found, code, self.printed.read_text()[-3000:])
+        return self.printed.read_text()
+
+    def run_to_end(self, *command, code=0, **options):
+        return self.ends(self.start(*command, **options), code)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# An mpirun that notes how it was called and does what line N of the file `plan` says at its Nth call; beyond: exit 0.
+MPIRUN = """#!/bin/bash
+echo "$*" >>"$FOLDER/calls"
+save() { mkdir -p "$FOLDER/out/step_$1" && echo >"$FOLDER/out/step_$1/manifest"; }
+eval "$(sed -n "$(wc -l <"$FOLDER/calls")p" "$FOLDER/plan")"
+"""
+
+
+class Launch(InFolder):
+    def setUp(self):
+        super().setUp()
+        self.write("bin/mpirun", MPIRUN, 0o755)
+        self.program = self.write("train_gpt", "#!/bin/sh\n", 0o755)
+
+    def launch(self, plan, *options, flags=None):
+        self.write("plan", "\n".join(plan) + "\n")
+        (self.folder / "calls").unlink(missing_ok=True)
+        return self.start(SCRIPTS / "launch.sh", *options, "--", self.program, *(["--out", self.out] if flags is None else flags))
+
+    def launched(self, plan, *options, code=0, flags=None):
+        """The printed text after the end."""
+        return self.ends(self.launch(plan, *options, flags=flags), code)
+
+    def calls(self):
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def resumed(self):
+        """Of each start, whether it resumed."""
+        return ["--resume 1" in call for call in self.calls()]
+
+    def checkpoint(self, step):
+        (self.out / step).mkdir(parents=True)
+        (self.out / step / "manifest").touch()
+
+    def test_exit_codes(self):
+        for status, code, starts in ((0, 0, 1), (2, 2, 1), (3, 3, 1), (1, 4, 3), (4, 4, 3), (137, 4, 3), (139, 4, 3)):
+            with self.subTest(status):
+                text = self.launched([f"exit {status}"] * 5, "--restarts", 2, code=code)
+                self.assertEqual(len(self.calls()), starts)
+                self.assertEqual("giving up" in text, code == 4)
+        self.launched(["kill -9 $$"] * 3, "--restarts", 0, code=4)
+        self.assertEqual(len(self.calls()), 1)
+
+    def test_progress_begins_the_count_anew(self):
+        plan = ["exit 137", "save 00000010; exit 137", "save 00000020; exit 4", "save 100000000; exit 137", "exit 137"]
+        self.launched(plan + ["exit 0"], "--restarts", 2)
+        self.assertEqual(self.resumed(), [False, False, True, True, True, True])
+        text = self.launched(plan[:3] + ["exit 137"] * 3, "--restarts", 2, "--continue", code=4)
+        self.assertIn(f"restart 2 of 2, from {self.out}/step_100000000", text)
+
+    def test_earlier_checkpoints_are_not_ours(self):
+        self.checkpoint("step_00000090")
+        self.launched(["exit 137", "mv $FOLDER/out/step_00000090 $FOLDER/out/moved; save 00000010; exit 137"])
+        self.assertEqual(self.resumed(), [False, False, True])
+
+    def test_continue(self):
+        self.launched(["exit 0"], "--continue")
+        self.assertEqual(self.resumed(), [False])
+        self.checkpoint("step_00000010.tmp")
+        (self.out / "step_00000020").mkdir()
+        self.launched(["exit 0"], "--continue")
+        self.assertEqual(self.resumed(), [False], "neither is a checkpoint")
+        self.checkpoint("step_00000030")
+        self.launched(["exit 0"], "--continue")
+        self.assertEqual(self.resumed(), [True])
+
+    def test_resume_flag(self):
+        for given, resumes in (("--resume 1", True), ("-y", True), ("--resume=1", True), ("--resume", True), ("--resume 0", False), ("-y 0", False)):
+            with self.subTest(given):
+                self.launched(["exit 0"], flags=[*given.split(), "--out", self.out, "--seed", 1])
+                self.assertEqual(self.calls(), [f"{self.program} --out {self.out} --seed 1" + " --resume 1" * resumes])
+
+    def test_words_of_the_command(self):
+        self.launched(["exit 0"], "--ranks", 3, "--hostfile", "a b", flags=["--train", "data/*.bin"])
+        self.assertEqual(self.calls(), [f"--oversubscribe -np 3 --hostfile a b {self.program} --train data/*.bin"])
+        for words in ([], ["--"], ["--ranks"], ["--ranks", "x", "--", "true"], ["--restarts", "-1", "--", "true"], ["--", self.folder / "missing"]):
+            self.run_to_end(SCRIPTS / "launch.sh", *words, code=2)
+
+    def test_resources(self):
+        self.launched(["exit 3", "exit 0"], "--retry-resources", 0)
+        self.launched(["exit 3"] * 3, "--retry-resources", 0, "--restarts", 1, code=3)
+        self.assertEqual(len(self.calls()), 2)
+
+    def test_nothing_of_the_last_start_is_left(self):
+        rank = "(trap '' TERM HUP USR1; while :; do sleep 0.1; done) & echo $! >$FOLDER/rank"
+        gone = "grep -qs '^State:.[^ZX]' /proc/$(cat $FOLDER/rank)/status && exit 2; exit 0"
+        self.launched([f"{rank}; kill -9 $$", gone])
+        self.assertEqual(len(self.calls()), 2)
+        self.launched([f"{rank}; kill -STOP $!; exit 137", gone])
+        self.assertEqual(len(self.calls()), 2)
+        self.launched([f"{rank}; exit 0"])
+        self.launched([gone])
+
+    def test_waits_for_the_lock(self):
+        self.out.mkdir()
+        held = f"setsid flock {self.out}/lock sh -c 'touch $FOLDER/held; sleep 1' >/dev/null 2>&1 & while [ ! -e $FOLDER/held ]; do :; done"
+        self.launched([f"{held}; exit 137", f"flock -n {self.out}/lock true || exit 2"])
+        self.assertEqual(len(self.calls()), 2)
+
+    def stopped(self, plan, *signals, code):
+        process = self.launch(plan)
+        self.wait_until((self.folder / "ready").exists, "mpirun", process)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.3)
+        text = self.ends(process, code)
+        (self.folder / "ready").unlink()
+        self.assertEqual(len(self.calls()), 1, "a stopped run is not started again")
+        return text
+
+    def test_signals(self):
+        wait = "touch $FOLDER/ready; while :; do sleep 0.05; done"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            self.stopped([f"trap 'exit 0' USR1; {wait}"], number, code=0)
+        self.assertIn("before the first step", self.stopped([wait], signal.SIGTERM, code=0))
+        self.stopped([f"trap 'exit 137' USR1; {wait}"], signal.SIGTERM, code=4)
+        self.stopped([f"trap 'exit 3' USR1; {wait}"], signal.SIGTERM, code=3)
+        self.stopped([f"trap '' USR1; trap 'exit 9' TERM; {wait}"], signal.SIGUSR1, signal.SIGTERM, code=128 + signal.SIGTERM)
+        self.stopped([f"trap '' USR1 TERM; {wait}"], signal.SIGINT, signal.SIGINT, signal.SIGINT, code=128 + signal.SIGINT)
+
+    def test_lost_stop_is_asked_for_again(self):
+        self.stopped(["trap : USR1; touch $FOLDER/ready; sleep 1.5; trap 'exit 0' USR1; while :; do sleep 0.05; done"], signal.SIGTERM, code=0)
+
+    @unittest.skipUnless(ALL, "takes 15 s: TEST_ALL=1")
+    def test_mpirun_that_outlives_its_ranks(self):
+        self.launched(["sleep 3; exec -a mpirun sleep 1000", "exit 0"])
+        self.assertEqual(len(self.calls()), 2)
+
+
+class LaunchReal(InFolder):
+    def test_disturbed_is_undisturbed(self):
+        """Kills of a rank and of mpirun, a stop and a restart: every logged digit is that of the undisturbed run."""
+        log = self.folder / "log"
+        flags = [*TRAIN, "--val-every", 0, "--save-every", 5, "--keep", 2, "--out", self.out, "--log", log]
+
+        def launch(steps):
+            return self.start(SCRIPTS / "launch.sh", "--ranks", 2, "--continue", "--", BINARY, *flags, "--steps", steps)
+
+        def trains(start):
+            """Whether this start has made a step, and so many checkpoints that one is its own."""
+            events = [e["event"] for e in read_log(log)]
+            return events.count("start") == start and "step" in events[-3:] and events[::-1].index("start") > 12
+
+        process = launch(10**6)
+        for start, victim in ((1, str(BINARY)), (2, "mpirun")):
+            self.wait_until(lambda: trains(start), "a step", process)
+            os.kill(processes(self.out, victim)[0], signal.SIGKILL)
+        self.wait_until(lambda: trains(3), "a step", process)
+        process.terminate()
+        text = self.ends(process, 0)
+        self.assertIn("stopped at step", text)
+        self.assertEqual(text.count("restart 1 of 3"), 2)
+        self.assertEqual(processes(self.out), [], "nothing is left")
+        last = max(losses(log)) + 5
+        self.ends(launch(last), 0)
+        whole = self.folder / "whole"
+        self.run_to_end(SCRIPTS / "launch.sh", "--ranks", 2, "--", BINARY, *TRAIN, "--val-every", 0, "--steps", last, "--log", whole)
+        self.assertEqual(losses(log), losses(whole))
+
+    def test_bad_input_is_not_retried(self):
+        text = self.run_to_end(SCRIPTS / "launch.sh", "--ranks", 2, "--", BINARY, "--stepz", 3, code=2)
+        self.assertIn("unknown flag --stepz", text)
+        self.assertNotIn("restart", text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A trainer: its validation loss is its learning rate plus a thousandth of its seed; some rates are special.
+TRAINER = f"""#!{sys.executable}
+import json, os, signal, sys, time
+flags = dict(zip(sys.argv[1:], sys.argv[2:]))
+folder = os.environ["FOLDER"]
+with open(folder + "/calls", "a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + " cores " + ",".join(map(str, sorted(os.sched_getaffinity(0)))) + chr(10))
+rate = float(flags["--lr"])
+if rate > 100:
+    sys.exit(print("train_gpt: rank 0 on here, options.h:7: the rate is too high", file=sys.stderr) or 2)
+if rate == 50 and not os.path.exists(folder + "/repaired"):
+    sys.exit(4)
+if rate == 60 and "--resume" not in flags:
+    def stop(*_):
+        os.makedirs(flags["--out"] + "/step_00000001")
+        open(flags["--out"] + "/step_00000001/manifest", "w").close()
+        print("stopped at step 1. To go on: mpirun ...")
+        sys.exit(0)
+    signal.signal(signal.SIGUSR1, stop)
+    open(folder + "/waits", "w").close()
+    time.sleep(100)
+with open(flags["--log"], "a") as log:
+    for step in (1, 2):
+        loss = rate + float(flags.get("--seed", 0)) / 1000
+        print(json.dumps({{"event": "step", "step": step, "loss": loss, "ms": 100.0, "tokens_per_s": 1000.0}}), file=log)
+        print(json.dumps({{"event": "val", "step": step, "loss": loss * (3 - step), "bits_per_byte": 1.5}}), file=log)
+"""
+
+
+class Sweep(InFolder):
+    def setUp(self):
+        super().setUp()
+        self.write("bin/mpirun", '#!/bin/bash\nexec "${@:4}"\n', 0o755)  # --oversubscribe -np N program ...
+        self.program = self.write("train_gpt", TRAINER, 0o755)
+
+    def sweep_command(self, grid, *options):
+        """The Python without a virtual environment: it draws no pictures, which take a second each. SweepReal calls sweep.sh."""
+        return [sys.executable, SCRIPTS / "sweep.py", self.write("grid.txt", grid), "--into", self.out, "--program", self.program, "--restarts", 0, *options]
+
+    def sweep(self, grid, *options, code=0):
+        return self.run_to_end(*self.sweep_command(grid, *options), code=code)
+
+    def calls(self):
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def table(self):
+        with open(self.out / "table.tsv", newline="") as file:
+            return list(csv.DictReader(file, dialect="excel-tab"))
+
+    def states(self):
+        return {row["run"]: row["state"] for row in self.table()}
+
+    def test_every_combination_once_and_the_best_first(self):
+        grid = "# rates\n--lr 3 1e0 2  # three\n\n--model 'layers=1,heads=1'\nranks 1\n--seed 7 8\n--shuffle\n"
+        text = self.sweep(grid)
+        self.assertEqual(len(self.calls()), 6)
+        self.assertIn(f"--lr 3 --model layers=1,heads=1 --seed 7 --shuffle --out {self.out}/lr=3,seed=7 --log {self.out}/lr=3,seed=7/log.jsonl", self.calls()[0])
+        rows = self.table()
+        self.assertEqual([row["run"] for row in rows], [f"lr={lr},seed={seed}" for lr in ("1e0", "2", "3") for seed in (7, 8)])
+        self.assertEqual({key: rows[0][key] for key in ("state", "steps", "val loss", "best val", "at step", "bits/byte", "train loss", "tokens/s", "time (s)")},
+                         {"state": "done", "steps": "2", "val loss": "1.007", "best val": "1.007", "at step": "2", "bits/byte": "1.5", "train loss": "1.007",
+                          "tokens/s": "1000", "time (s)": "0.2"})
+        self.assertRegex(text, r"(?m)^lr=1e0 +2 +1\.0075 +0\.0007$")  # over seeds: (1.007 + 1.008) / 2
+        self.assertIn((self.out / "table.txt").read_text(), text)
+        self.sweep(grid)
+        self.assertEqual(len(self.calls()), 6, "finished runs are skipped")
+
+    def test_refused_failed_and_repaired(self):
+        grid = "--lr 1 101 50\n"
+        text = self.sweep(grid, code=4)
+        self.assertEqual(self.states(), {"lr=1": "done", "lr=101": "refused", "lr=50": "failed"})
+        self.assertRegex(text, "lr=101 +refused .*exit 2: the rate is too high")
+        (self.folder / "repaired").touch()
+        self.sweep(grid)
+        self.assertEqual(self.states(), {"lr=1": "done", "lr=101": "refused", "lr=50": "done"})
+        self.assertEqual([call.split()[1] for call in self.calls()], ["1", "101", "50", "101", "50"])
+        self.sweep("--lr 101 102\n", code=2)
+
+    def test_stopped_and_resumed(self):
+        process = self.start(*self.sweep_command("--lr 1 60 2\n"))
+        self.wait_until((self.folder / "waits").exists, "the second run", process)
+        process.send_signal(signal.SIGINT)
+        self.ends(process, 130)
+        self.assertEqual(self.states(), {"lr=1": "done", "lr=60": "stopped", "lr=2": "new"})
+        self.assertEqual(processes(self.program), [])
+        self.sweep("--lr 1 60 2\n")
+        self.assertEqual(set(self.states().values()), {"done"})
+        self.assertEqual([("--resume 1" in call, call.split()[1]) for call in self.calls()], [(False, "1"), (False, "60"), (True, "60"), (False, "2")])
+
+    def test_jobs_part_the_cores(self):
+        self.sweep("--lr 1 2 3\n", "-j", 2)
+        cores = [set(call.split()[-1].split(",")) for call in self.calls()]
+        everything = set(map(str, os.sched_getaffinity(0)))
+        self.assertEqual(set.union(*cores), everything)
+        if len(everything) > 1:
+            self.assertEqual({len(one) for one in cores}, {len(everything) // 2, len(everything) - len(everything) // 2})
+
+    def test_dry_run(self):
+        text = self.sweep("--lr 1 2\nranks 4\n", "--dry-run")
+        self.assertFalse(self.out.exists())
+        self.assertEqual(self.calls(), [])
+        self.assertRegex(text, f"(?m)^# lr=2: new\n.*launch.sh .*--ranks 4 .* -- {self.program} --lr 2 --out {self.out}/lr=2 --log ")
+
+    def test_bad_grids(self):
+        for grid, line, says in (("--lr 1\nlr 2\n", 2, "found lr"), ("\n\n--lr 1 --seed 2", 3, "found --seed"), ("--lr '1\n", 1, "quotation"),
+                                 ("--lr 1\n--lr 2\n", 2, "twice"), ("--lr 1 2 1", 1, "value 1 twice"), ("--out x\n", 1, "leave it out"),
+                                 ("ranks 0", 1, "above 0"), ("ranks", 1, "above 0"), ("-l 1", 1, "found -l"), ("--lr=1", 1, "found --lr=1")):
+            with self.subTest(grid):
+                text = self.sweep(grid, code=2)
+                self.assertIn(f"grid.txt:{line}: ", text)
+                self.assertIn(says, text)
+        self.assertIn("no flags in it", self.sweep("# nothing\n", code=2))
+        self.assertIn("cannot read", self.run_to_end(SCRIPTS / "sweep.sh", self.folder / "missing", code=2))
+        self.assertIn("folder's name", self.sweep("--lr 1 " + "2" * 250, code=2))
+        self.assertEqual(self.calls(), [])
+
+    def test_other_flags_in_the_same_folder(self):
+        self.sweep("--lr 1 2\n--seed 1\n")
+        self.assertIn("other flags", self.sweep("--lr 1 2\n--seed 2\n", code=2))
+        self.sweep("--lr 1 2 3\n--seed 1\n")
+        self.assertEqual(len(self.calls()), 3, "a grid may grow")
+
+    def test_folder_that_cannot_be_written(self):
+        self.write("out", "a file")
+        self.assertIn("cannot write into", self.sweep("--lr 1\n", code=3))
+
+
+class SweepReal(InFolder):
+    def test_tiny_grid(self):
+        words = [str(word) for word in TRAIN]
+        grid = "".join(f"{name} {value}\n" for name, value in zip(words[::2], words[1::2])) + "--steps 4\n--val-every 2\n--val-batches 1\n--lr 1e-2 1e-4\nranks 1 2\n"
+        text = self.run_to_end(SCRIPTS / "sweep.sh", self.write("grid.txt", grid + "--threads 1\n"), "--into", self.out, "--program", BINARY, "-j", 2)
+        self.assertIn("loss.png" if (self.out / "loss.png").exists() else "drawing in text", text)
+        with open(self.out / "table.tsv", newline="") as file:
+            rows = list(csv.DictReader(file, dialect="excel-tab"))
+        self.assertEqual([row["state"] for row in rows], ["done"] * 4)
+        found = {row["run"]: float(row["val loss"]) for row in rows}
+        self.assertEqual(list(found.values()), sorted(found.values()))
+        for name, loss in found.items():
+            last = [e for e in read_log(self.out / name / "log.jsonl") if e["event"] == "val"][-1]
+            self.assertEqual(float(last["loss"]), loss)
+        self.assertAlmostEqual(found["lr=1e-2,ranks=1"], found["lr=1e-2,ranks=2"], 4)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Slurm(InFolder):
+    """slurm.sbatch as a batch system would run it: a copy elsewhere, in the folder of submission."""
+
+    def setUp(self):
+        super().setUp()
+        (self.folder / "scripts").symlink_to(SCRIPTS)
+        self.write("bin/mpirun", MPIRUN, 0o755)
+        self.write("bin/scontrol", '#!/bin/sh\necho "$*" >>"$FOLDER/scontrol"\n', 0o755)
+        self.write("train_gpt", "#!/bin/sh\n", 0o755)
+        self.script = self.write("spool/slurm_script", (SCRIPTS / "slurm.sbatch").read_text(), 0o755)
+        self.environment.update(SLURM_SUBMIT_DIR=str(self.folder), SLURM_JOB_ID="17")
+
+    def job(self, plan, number=None, code=0):
+        """Runs the job, sends it a signal; returns what scontrol was told."""
+        self.write("plan", plan)
+        for name in ("calls", "scontrol", "ready"):
+            (self.folder / name).unlink(missing_ok=True)
+        process = self.start(self.script, "--out", self.out)
+        if number:
+            self.wait_until((self.folder / "ready").exists, "mpirun", process)
+            process.send_signal(number)
+        self.ends(process, code)
+        told = self.folder / "scontrol"
+        return told.read_text().splitlines() if told.exists() else []
+
+    def test_requeued_when_the_time_is_up(self):
+        wait = "touch $FOLDER/ready; while :; do sleep 0.05; done"
+        saves = f"trap 'save 00000010; exit 0' USR1; {wait}"
+        self.assertEqual(self.job(saves, signal.SIGUSR1), ["requeue 17"])
+        calls = self.folder / "calls"
+        self.assertNotIn("--resume", calls.read_text())
+        self.assertEqual(self.job("exit 0\n"), [], "done")
+        self.assertIn(f"--out {self.out} --resume 1", calls.read_text())
+        self.assertEqual(self.job(saves, signal.SIGTERM), [], "stopped for good")
+        self.assertEqual(self.job("exit 2\n", code=2), [], "bad input")
+        self.assertEqual(self.job(f"trap 'exit 3' USR1; {wait}", signal.SIGUSR1, code=3), [], "what cannot be saved would be lost again")
+
+    def test_directives(self):
+        found = set(re.findall(r"(?m)^#SBATCH (\S+)", self.script.read_text()))
+        self.assertLessEqual({"--signal=B:USR1@300", "--requeue", "--open-mode=append"}, found)
+
+    def test_outside_slurm(self):
+        del self.environment["SLURM_SUBMIT_DIR"]
+        self.assertIn("sbatch", self.run_to_end(self.script, code=1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class LongRun(InFolder):
+    @unittest.skipUnless(ALL and list(ROOT.glob("data/text_bytes_train_*.bin")), "takes two minutes, and data/: TEST_ALL=1")
+    def test_short(self):
+        global LIMIT
+        LIMIT = 600
+        text = self.run_to_end(SCRIPTS / "long_run.sh", "--minutes", 1, "--out", self.out, "--ranks", 2, cwd=ROOT)
+        self.assertRegex(text, r"compared digit by digit \| \d+, 0 differ or are missing")
+        self.assertIn("| exported weights | equal, byte for byte |", text)
+        self.assertIn("| memory | flat |", text)
+        self.assertEqual(processes(self.out / "disturbed/checkpoints"), [])
+
+    def test_every_digit_counts(self):
+        def event(step, loss, kind="step"):
+            return {"event": kind, "step": step, "loss": loss, "grad_norm": "1.5", "lr": "0.1"}
+
+        whole = [event(1, "2.5"), event(2, "2.25"), event(2, "3.5", "val"), {"event": "end"}]
+        self.assertEqual(long_run.differences(whole[:2] + whole, whole), (5, []))
+        self.assertEqual(long_run.differences([event(1, "2.5000000000000004"), *whole], whole), (4, [("step", 1)]), "also in a step that was redone")
+        self.assertEqual(long_run.differences(whole[:1] + whole[2:], whole), (2, [("step", 2)]))
+        self.assertEqual(long_run.differences([*whole, event(3, "2.5")], whole), (4, [("step", 3)]))
+        self.assertEqual(long_run.differences([{**event(1, "2.5"), "lr": "0.2"}, *whole[1:]], whole), (3, [("step", 1)]))
+
+    def test_growth(self):
+        self.assertEqual(long_run.growth([1, 2, 3] * 2 + [50] * 18), 0, "the start is not counted")
+        self.assertEqual(long_run.growth([100 + i for i in range(40)]), 20)
+
+    def test_usage(self):
+        for words in (["--minutes", 0], ["--kinds", "flood"], ["--out", ROOT]):
+            self.assertIn("long_run", self.run_to_end(SCRIPTS / "long_run.sh", *words, code=2))
+
+
+if __name__ == "__main__":
+    unittest.main()
