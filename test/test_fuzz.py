@@ -368,12 +368,34 @@ class Checkpoint:
         files["manifest"] = text + b"checksum %016x\n" % checksum(text)
 
     def reseal_state(self, draw, files):
-        """The piece table must be refused for what it says; elements may be anything."""
+        """The piece table must be refused for what it says; elements may be anything, of an empty piece the state and storage too."""
         name, data = draw.choice([(name, data) for name, data in sorted(files.items()) if name != "manifest"])
         files[name] = draw.choice((extremes, extremes, flip_bits, truncate, extend))(draw, data, self.words(name))
         self.seal(files)
-        begin = self.words(name)[-1][0] + 8
-        return TAKEN if files[name][:begin] == data[:begin] and len(files[name]) == len(data) else REFUSED
+        return self.verdict([files[name] for name in sorted(files) if name != "manifest"])
+
+    STORAGES = ((PADDED * 4, T * 4, 12 * 16 + 13 * 4, 2 * 4), 3)  # elements of each; states
+
+    @classmethod
+    def verdict(cls, files):
+        """The pieces of all files, one after another, are every element of every state."""
+        sizes, states = cls.STORAGES
+        filled = {(state, storage): 0 for state in range(states) for storage in range(len(sizes))}
+        for data in files:
+            if len(data) < 24 or struct.unpack_from("<2Q", data) != (0x7470675F73746174, 1):
+                return REFUSED
+            pieces = struct.unpack_from("<Q", data, 16)[0]
+            if pieces > len(filled) or len(data) < 24 + 32 * pieces:
+                return REFUSED
+            elements = 0
+            for state, storage, begin, count in struct.iter_unpack("<4q", data[24:24 + 32 * pieces]):
+                if filled.get((state, storage)) != begin or not 0 <= count <= sizes[storage] - begin:
+                    return REFUSED
+                filled[state, storage] += count
+                elements += count
+            if len(data) != 24 + 32 * pieces + 4 * elements:
+                return REFUSED
+        return TAKEN if all(count == sizes[storage] for (_, storage), count in filled.items()) else REFUSED
 
     def reseal_manifest(self, draw, files):
         """A field that a run could not have written."""
