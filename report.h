@@ -259,6 +259,37 @@ static inline double process_memory(const char *field) {
     if (f) { fclose(f); }
     return kib * 1024;
 }
+static inline double file_number(const char *path) { // its first number; NAN where there is none
+    double value = NAN;
+    FILE *f = fopen(path, "r");
+    if (f && fscanf(f, "%lf", &value) != 1) { value = NAN; }
+    if (f) { fclose(f); }
+    return value;
+}
+// Bytes that this machine, or the container this process is in, still has; INFINITY where nothing tells.
+static inline double memory_available(void) {
+    static const char *const limits[][2] = {{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+                                            {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
+    double bytes = INFINITY, kib, total = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "MemAvailable: %lf", &kib) == 1 || sscanf(line, "SwapFree: %lf", &kib) == 1) { total += kib * 1024; }
+    }
+    if (f) { fclose(f); }
+    if (total > 0) { bytes = total; }
+    for (int i = 0; i < 2; i++) { bytes = fmin(bytes, file_number(limits[i][0]) - file_number(limits[i][1])); } // fmin passes over a NAN
+    return bytes;
+}
+// Ends the program where `ranks` of this size do not fit into this machine: better now than by the kernel, in the middle.
+static inline void check_memory(const Prediction *p, int ranks) {
+    double needed = (double)(memory_device(p->memory) - memory_device(memory_taken)) * ranks, there = memory_available();
+    if (needed > there) {
+        die(EXIT_RESOURCES, "use a smaller --micro-batch, --seq-len or --model, --recompute block, or more machines",
+            "%d ranks on this machine need %.2f GiB more, %.2f GiB are available", ranks, needed / 0x1p30, there / 0x1p30);
+    }
+}
+
 // Energy of the processor packages since the meter was made, from the counters of Linux's powercap; they wrap.
 enum { ENERGY_PACKAGES = 64 };
 typedef struct {
@@ -271,12 +302,8 @@ typedef struct {
 
 static inline double energy_read(const EnergyMeter *m, int number, const char *name) { // microjoules, or NAN
     char path[160];
-    double value = NAN;
     snprintf(path, sizeof path, "%s/intel-rapl:%d/%s", m->folder, number, name);
-    FILE *f = fopen(path, "r");
-    if (f && fscanf(f, "%lf", &value) != 1) { value = NAN; }
-    if (f) { fclose(f); }
-    return value;
+    return file_number(path);
 }
 static inline EnergyMeter energy_meter(const char *folder) {
     EnergyMeter m;

@@ -521,11 +521,12 @@ static void prepare(Trainer *t) {
     plan(t);
     RunFacts facts = run_facts(t);
     if (t->comm.rank == 0) { print_start(&facts), check_writable("--export", t->options.export_file); }
+    check_memory(&t->predicted, t->comm.local_ranks);
     if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
+    t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
     setup_states(t);
     setup_weights(t);
-    t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
     log_line(&t->log, &line);

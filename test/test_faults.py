@@ -5,6 +5,7 @@
 
     Actions     a rank is killed, crashes, is stopped or hangs in each kind of action; the run resumes bit by bit
     Disks       full at any byte, read-only from the start, gone from some moment on
+    Memory      not enough of it
     Torn        the newest checkpoint cut off, or overwritten with zeros, from any 4 KiB boundary on: the one before it counts
     Clocks      the wall clock jumps, the monotonic clock leaps: nothing changes
     Folder      of two runs that start in one folder one goes on
@@ -194,6 +195,16 @@ class Disks(unittest.TestCase):
         job.done(EXIT_RESOURCES)
         self.assertIn("not saved: No such file or directory; training goes on", job.err)
         self.assertEqual(checkpoints(out + " moved"), saved, "what was there is there")
+
+
+class Memory(unittest.TestCase):
+    def test_more_than_there_is(self):
+        """Found before anything is allocated, and before an earlier run's files are touched."""
+        out = os.path.join(scratch(), "out")
+        train(out=out, steps=1, save_every=1)
+        job = train(2, out=out, steps=1, model="gpt3:175B", tokenizer="", code=EXIT_RESOURCES)
+        self.assertRegex(job.err, r"2 ranks on this machine need \d+\.\d\d GiB more, \d+\.\d\d GiB are available")
+        self.assertEqual(checkpoints(out), [1])
 
 
 class Torn(unittest.TestCase):

@@ -604,7 +604,7 @@ class Setup(InFolder):
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line for line in lines if line.startswith(name)]
 
-    COMPLETE = ("gcc", "g++", "make", "mpicc", "mpirun", "python3", "clang-format", "clang-tidy", "shellcheck")
+    COMPLETE = ("gcc", "g++", "make", "mpicc", "mpirun", "python3", "clang-format", "clang-tidy", "tc", "shellcheck")
 
     def debian(self, apt="exit 0", user=0):
         self.tool("dpkg-query", "exit 1")
