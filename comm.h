@@ -30,6 +30,7 @@
 #include <mpi.h>           // point-to-point messages
 #include <sched.h>         // sched_yield, binding ranks to cores
 #include <signal.h>        // the deadline of MPI's own start and end
+#include <spawn.h>         // a shell that outlives this rank
 
 typedef enum { COMM_ALL_GATHER, COMM_REDUCE_SCATTER, COMM_ALL_REDUCE, COMM_ALL_TO_ALL, COMM_SEND, COMM_KINDS } CommKind;
 typedef enum { LINK_INTRA, LINK_INTER, LINK_KINDS } CommLink; // inside a node, between nodes
@@ -181,6 +182,25 @@ static inline Group group_all(const Comm *c) {
 static inline void comm_abort_job(int code) {
     alarm(5); // should MPI itself be stuck, with no way to tell anyone
     MPI_Abort(MPI_COMM_WORLD, code);
+}
+
+// mpirun, and the daemon that stands for it on other hosts, wait for ever for a host that they cannot reach (Open MPI 4.1). A shell
+// that outlives this rank ends the one above it, should it still be there in five seconds.
+static inline void comm_end_launcher(void) {
+    char path[64], name[32] = "", command[96];
+    snprintf(path, sizeof path, "/proc/%d/comm", (int)getppid());
+    FILE *f = fopen(path, "r");
+    bool launcher = f && fgets(name, sizeof name, f) && (!strcmp(name, "mpirun\n") || !strcmp(name, "orterun\n") || !strcmp(name, "orted\n"));
+    if (f) { fclose(f); }
+    if (!launcher) { return; }
+    snprintf(command, sizeof command, "exec </dev/null >/dev/null 2>&1; sleep 5; kill -9 %d", (int)getppid());
+    char shell[] = "sh", option[] = "-c", *words[] = {shell, option, command, NULL};
+    pid_t pid;
+    posix_spawnattr_t own_session;
+    posix_spawnattr_init(&own_session);
+    posix_spawnattr_setflags(&own_session, POSIX_SPAWN_SETSID);
+    posix_spawnp(&pid, shell, NULL, &own_session, words, environ);
+    posix_spawnattr_destroy(&own_session);
 }
 
 // MPI's own start and end cannot be looked after: a deadline ends this rank, and mpirun then the others.
@@ -740,6 +760,7 @@ static inline void comm_mark_awaited(Comm *c) {
 __attribute__((noreturn)) static inline void comm_lost(const Comm *c, int rank, const char *how, double seconds) {
     SignalText what = {"", 0};
     comm_describe_waiting(c, &what);
+    if (strcmp(c->peers[rank].place.host, c->peers[c->rank].place.host)) { comm_end_launcher(); }
     die(EXIT_PEER, "--resume 1 goes on from the newest checkpoint; --watchdog sets how long a rank may be silent", "lost rank %d on %s: %s for %.1f s, in %s",
         rank, c->peers[rank].place.host, how, seconds, what.text);
 }

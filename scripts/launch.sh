@@ -158,6 +158,9 @@ pause() { # SECONDS, or until a signal
 # ----------------------------------------------------------------------------------------------------------------------
 if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-0}" # by default a crash costs 2 s more
+# A host that cannot be reached is missed after 5 + 3 x 2 seconds; by default after 8 minutes.
+export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time-5}" OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl-2}"
+export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes-3}"
 mpirun='' stops=0 ended_by='' failures=0 earlier=''
 ((resume)) || earlier=$(checkpoints)
 reached=$(newest)

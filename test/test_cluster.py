@@ -207,6 +207,9 @@ class TestCase(unittest.TestCase):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+MODEL = ["--model", "layers=2,heads=4,channels=256,vocab=256", "--train", TOKENS, "--val-every", "0", "--seq-len", "20", "--lr", "1e-3"]
+
+
 class Endings(TestCase):
     SHAPE = ["2x2", "--rate", "200mbit", "--cpu", "25", "--memory", "200M"]
 
@@ -365,14 +368,48 @@ class Nodes(TestCase):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+class Lost(TestCase):
+    """A rank that other machines wait for. On its own machine nobody is there to see it stopped."""
+    LIMIT = 3  # --watchdog, seconds
+
+    def lose(self, how):
+        cluster("up", "2x1", "--name", self.name)
+        log = self.path("log")
+        with open(self.path("messages"), "wb") as messages:
+            run = subprocess.Popen([CLUSTER, "run", "--name", self.name, "--", BINARY, *MODEL, "--steps", "1000000", "--watchdog", str(self.LIMIT), "--log", log],
+                                   stdin=subprocess.DEVNULL, stdout=messages, stderr=messages)
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        wait_until(lambda: os.path.exists(log) and read(log).count(b'"event":"step"') > 2, "a step")
+        how()
+        self.assertNotIn(run.wait(self.LIMIT + 30), (0, None))
+        self.assertRegex(read(self.path("messages")).decode(errors="replace"), r"lost rank 1 on node1: no sign of progress for 3\.\d s, in [a-z_]+ of [a-z]+ \d+, step \d+")
+        wait_until(lambda: not self.ranks(), "the end of both ranks")
+
+    def ranks(self):
+        """Processes of the program, in the order of their numbers: the ranks'."""
+        found = [file for file in glob.glob("/proc/[0-9]*/cmdline") if read(file).startswith(BINARY.encode() + b"\0") and self.path("log").encode() in read(file)]
+        return sorted(int(file.split("/")[2]) for file in found)
+
+    def test_cut_cable(self):
+        self.lose(lambda: cluster("cut", "1", "--name", self.name))
+
+    def test_stopped(self):
+        def stop():
+            node1 = [pid for pid in self.ranks() if b"OMPI_COMM_WORLD_RANK=1\0" in read(f"/proc/{pid}/environ")]
+            self.assertEqual(len(node1), 1)
+            os.kill(node1[0], signal.SIGSTOP)
+        self.lose(stop)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 class Figures(TestCase):
     """Of a training run. Its model has 1.6 million parameters: what is not training traffic stays below a hundredth of it."""
-    MODEL = ["--model", "layers=2,heads=4,channels=256,vocab=256", "--train", TOKENS, "--val-every", "0", "--seq-len", "20", "--lr", "1e-3"]
 
     def train(self, *flags, steps):
         """Trains on the cluster; the end event of the log, and the bytes each node sent."""
         log, traffic = self.path("log"), self.path("traffic")
-        cluster("run", "--name", self.name, "--json", traffic, "--", BINARY, *self.MODEL, *flags, "--steps", steps, "--log", log)
+        cluster("run", "--name", self.name, "--json", traffic, "--", BINARY, *MODEL, *flags, "--steps", steps, "--log", log)
         return json.loads(read(log).splitlines()[-1]), [node["sent"] for node in json.loads(read(traffic))["nodes"]]
 
     def test_traffic(self):
