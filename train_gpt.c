@@ -309,7 +309,9 @@ static void train_step(Trainer *t) {
     int at = 0;
     executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
     double loss = sum_losses(t, t->samples) / (double)max_i64(targets, 1);
+    double look = seconds_now();
     t->stopping = should_stop(t);
+    t->spent.telling_s += seconds_now() - look;
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
