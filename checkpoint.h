@@ -388,7 +388,7 @@ static inline void folder_remove(const char *path) {
     DIR *d = opendir(path);
     if (!d) { return; }
     for (struct dirent *e; (e = readdir(d));) {
-        if (e->d_name[0] != '.') { unlinkat(dirfd(d), e->d_name, 0); }
+        if (e->d_name[0] != '.') { unlinkat(dirfd(d), e->d_name, 0), keep_alive(); }
     }
     closedir(d);
     rmdir(path);

@@ -129,6 +129,16 @@ static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t 
     return i;
 }
 
+// First token outside of the vocabulary, or count. Some MB at a time: a slow disk may take long.
+static inline int64_t find_beyond(const uint16_t *tokens, int64_t count, int32_t vocab) {
+    enum { STEP = 1 << 22 };
+    for (int64_t at = 0; at < count; at += STEP, keep_alive()) {
+        int64_t n = min_i64(STEP, count - at), i = find_token(tokens + at, n, vocab, DATA_VOCAB_MAX - 1);
+        if (i < n) { return at + i; }
+    }
+    return count;
+}
+
 // Checks a shard's header, size and tokens. Returns its token count, which may be 0; sets labels[2]: how many, and the first.
 static inline int64_t shard_check(const char *path, const void *map, size_t bytes, int32_t vocab, int32_t labels[2]) {
     int32_t header[5];
@@ -148,7 +158,7 @@ static inline int64_t shard_check(const char *path, const void *map, size_t byte
             DATA_HEADER_BYTES + 2 * count, count, bytes);
     }
     const uint16_t *tokens = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES);
-    int64_t bad = vocab >= DATA_VOCAB_MAX ? count : find_token(tokens, count, vocab, DATA_VOCAB_MAX - 1);
+    int64_t bad = vocab >= DATA_VOCAB_MAX ? count : find_beyond(tokens, count, vocab);
     if (bad < count) {
         die(EXIT_INPUT, "the shard was made with a larger vocabulary than the model has: change one of them",
             "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path, (int)vocab, (int)tokens[bad], bad);
