@@ -481,10 +481,11 @@ def set_up():
 
 
 def run(words, folder):
-    """Returns (exit code, stdout, stderr, resident MB); the code is None after TIMEOUT."""
+    """Returns (exit code, stdout, stderr, resident MB); the code is None after TIMEOUT. Open MPI's files lie in the folder too: two
+    singletons that begin at once would make the same one elsewhere."""
     with open(os.path.join(folder, "stdout"), "wb+") as out, open(os.path.join(folder, "stderr"), "wb+") as err:
         process = subprocess.Popen([os.fsencode(BINARY), *(os.fsencode(text) for text in words)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                   env=dict(ENVIRONMENT, TMPDIR=TEMPORARY), cwd=folder, start_new_session=True)
+                                   env=dict(ENVIRONMENT, TMPDIR=folder), cwd=folder, start_new_session=True)
         try:
             code = process.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
