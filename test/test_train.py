@@ -47,6 +47,7 @@ EXIT_DONE, EXIT_INPUT, EXIT_RESOURCES = 0, 2, 3
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
 AT_ONCE = 2 * (os.cpu_count() or 1)  # runs: a start mostly waits
 TIMEOUT = 120  # seconds; a run takes one or two, on a busy machine more
+STEP_TIMEOUT = 1  # and for each step, which takes some milliseconds
 
 # Equal mathematics in fp32, summed in another order: 24 bits a number, sums of up to 1e5 of them, 10 updates.
 SAME = 1e-5
@@ -159,6 +160,7 @@ class Job:
     def __init__(self, ranks=1, binary=BINARY, words=None, shell=None, limit=None, stdout=None, log=None, environment=(), **changes):
         folder = scratch()
         self.ranks, self.binary, self.log_path = ranks, binary, log or os.path.join(folder, "log")
+        self.limit = TIMEOUT + STEP_TIMEOUT * min(changes.get("steps", 0), 10**4)
         self.out_path, self.err_path = os.path.join(folder, "out"), os.path.join(folder, "err")
         words = command_line(dict(changes, log=self.log_path)) if words is None else words
         command = shell or ["mpirun", "--oversubscribe", "-np", str(ranks), binary, *map(str, words)]
@@ -227,10 +229,10 @@ class Job:
     def wait(self):
         """The finished job, with code, out, err and events."""
         try:
-            self.code = self.process.wait(timeout=TIMEOUT)
+            self.code = self.process.wait(timeout=self.limit)
         except subprocess.TimeoutExpired:
             self.end_all()
-            raise AssertionError(f"still running after {TIMEOUT} s: {self.command}") from None
+            raise AssertionError(f"still running after {self.limit} s: {self.command}") from None
         self.out, self.err = (get(path).decode(errors="replace") for path in (self.out_path, self.err_path))
         return self
 
