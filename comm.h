@@ -790,7 +790,7 @@ static inline void comm_watch(Comm *c) {
         CommPeer *p = &c->peers[r];
         if (!p->awaited) { continue; }
         if (p->visible) { comm_look_at(c, r); }
-        if (c->clock - p->asked > WATCH_ASK_S) { p->asked = c->clock, comm_tell(c, r, TAG_QUESTION, 0); }
+        if (c->clock - p->asked > fmin(WATCH_ASK_S, c->timeout_s / 4)) { p->asked = c->clock, comm_tell(c, r, TAG_QUESTION, 0); }
         double silent = c->clock - fmax(p->fresh, c->fresh);
         if (silent > c->timeout_s) { comm_lost(c, r, "no sign of progress", silent); }
     }
