@@ -63,13 +63,18 @@ static inline int writer_close(FileWriter *w) {
     }
     return w->error;
 }
-// Ends the program where a file could not be written later, when hours are spent. An empty path is none.
+// Ends the program where a file could not be written later, when hours are spent, and where something that is no file (a device, a
+// pipe, a folder) would be replaced. An empty path is none.
 static inline void check_writable(const char *flag, const char *path) {
     char folder[1200];
+    struct stat info;
     snprintf(folder, sizeof folder, "%s", path);
     char *slash = strrchr(folder, '/');
     if (slash) { slash[slash == folder] = 0; }
     if (*path && access(slash ? folder : ".", W_OK)) { die(EXIT_INPUT, "name a folder that exists and is writable", "%s %s: %s", flag, path, strerror(errno)); }
+    if (*path && !lstat(path, &info) && !S_ISREG(info.st_mode)) {
+        die(EXIT_INPUT, "name a new file, or one to be replaced", "%s %s: it is there and is no regular file", flag, path);
+    }
 }
 // Opens a regular file for reading; NULL with errno otherwise: a pipe would be waited for, a device has no end.
 static inline FILE *open_regular(const char *path) {
@@ -419,12 +424,30 @@ static inline int64_t *checkpoint_list(const char *out, int *count) {
     return steps;
 }
 
+// Makes a folder and those above it that are missing; 0 or an errno.
+static inline int folder_make(const char *out) {
+    char path[1100];
+    snprintf(path, sizeof path, "%s", out);
+    for (char *slash = path + 1; *path && (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        if (mkdir(path, 0777) && errno != EEXIST) { return errno; }
+        *slash = '/';
+    }
+    struct stat info;
+    if (mkdir(path, 0777) && errno != EEXIST) { return errno; }
+    return stat(path, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+}
+
 // Makes OUT, takes its lock (a second run in the same folder stops here), removes what a crash left half-written. A run
 // that does not resume moves an earlier run's checkpoints into OUT/earlier-N: nothing is lost, and nothing is mixed up.
 // Rank 0 calls it; the lock lasts as long as the process.
 static inline void out_folder_prepare(const char *out, bool resume) {
     char path[1100], target[1200];
-    if (mkdir(out, 0777) && errno != EEXIST) { die(EXIT_RESOURCES, "--out names a folder that can be made", "cannot make %s: %s", out, strerror(errno)); }
+    int error = folder_make(out);
+    if (error) {
+        die(error == ENOSPC || error == EDQUOT || error == EROFS ? EXIT_RESOURCES : EXIT_INPUT, "--out names a folder that can be made", "cannot make %s: %s",
+            out, strerror(error));
+    }
     snprintf(path, sizeof path, "%s/lock", out);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out, strerror(errno)); }

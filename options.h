@@ -239,7 +239,10 @@ static inline int option_take(Options *options, OptionsGiven *given, const char 
         option_set(options, spec, argument + length + 1);
         return 1;
     }
-    bool bare = spec->kind == OPTION_FLAG && (!next || (strcmp(next, "0") && strcmp(next, "1")));
+    if (spec->kind == OPTION_FLAG && next && *next != '-' && strcmp(next, "0") && strcmp(next, "1")) {
+        die(EXIT_INPUT, "alone it means 1", "--%s takes 0 or 1, found \"%.80s\"", spec->name, next);
+    }
+    bool bare = spec->kind == OPTION_FLAG && (!next || *next == '-');
     if (bare) {
         option_set(options, spec, "1");
         return 1;

@@ -30,6 +30,7 @@ import resource
 import shlex
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -975,8 +976,21 @@ class Failures(TestCase):
         self.assertEqual(run.returncode, 4)
         self.assertIn("in all_gather of block 3, step 18", run.stderr)
 
-    def test_export_into_no_folder(self):
-        self.assertIn("/nowhere/model.bin", train(2, steps=1, export="/nowhere/model.bin", code=EXIT_INPUT).err)
+    def test_export_where_no_file_can_be(self):
+        """Found before anything is trained; and what is no file stays what it is."""
+        folder = scratch()
+        pipe = os.path.join(folder, "pipe")
+        os.mkfifo(pipe)
+        for path in ("/nowhere/model.bin", folder, pipe):
+            self.assertIn(path, train(2, steps=1, export=path, code=EXIT_INPUT).err)
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
+    def test_out_where_no_folder_can_be(self):
+        self.assertIn("cannot make", train(2, steps=1, out=os.path.join(put("file", b""), "out"), code=EXIT_INPUT).err)
+        self.assertIn("cannot make", train(2, steps=1, out=put("file", b""), code=EXIT_INPUT).err)
+        out = os.path.join(scratch(), "new a", "b", "c") + "/"  # the folders above are made too
+        train(2, steps=1, out=out, save_every=1)
+        self.assertEqual(checkpoints(out), [1])
 
 
 if __name__ == "__main__":
