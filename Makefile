@@ -14,17 +14,36 @@ BLAS_blis     = -lblis
 BLAS_mkl      = -lmkl_rt
 LIBS   = $(BLAS_$(BLAS)) -lm
 
+# The GPU build: GPUS are the architectures it has code for; the newest that the toolkit knows serves those to come.
+#   NVCC     CUDA's compiler           TF32=1   products of fp32 matrices may round their operands to TF32
+NVCC   = nvcc
+NEWEST = $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1 | tr -dc 0-9)
+GPUS   = $(foreach a,80 90 $(NEWEST),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST)
+NVCCFLAGS = -std=c++17 -O3 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-Werror,-Wno-format-truncation,-Wno-parentheses,-fopenmp -I. $(if $(TF32),-DUSE_TF32)
+MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
+EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
+
 HEADERS = $(wildcard *.h)
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS)
+EMU_HEADERS = $(HEADERS) ops_cuda.cuh test/emu.h
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
-.PHONY: all run data test test-all lint format bench bench-ops bench-peers sanitize clean help
+.PHONY: all cuda emu run data test test-all lint format bench bench-ops bench-peers sanitize clean help
 .DELETE_ON_ERROR:
 
 all: train_gpt
 
 train_gpt: train_gpt.c $(HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+
+## cuda         the GPU build, train_gpt_cuda: needs nvcc and cuBLASLt
+cuda: train_gpt_cuda
+train_gpt_cuda: train_gpt.cu train_gpt.c ops_cuda.cuh $(HEADERS)
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) -lcublasLt -lgomp
+## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
+emu: train_gpt_emu
+train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS)
+	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
 
 ## run          install what is missing, build, prepare the data, train for about three minutes
 run:
@@ -52,6 +71,12 @@ build/test_comm: test/test_comm.c $(HEADERS)
 build/test_%: test/test_%.c test/child.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS) -lcmocka
+build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)
+	@mkdir -p build
+	g++ $(EMUFLAGS) $< -o $@ -lcmocka
+build/test_emu: test/test_emu.cu test/child.h test/emu.h base.h
+	@mkdir -p build
+	g++ $(EMUFLAGS) $< -o $@ -lcmocka
 build/bench_%: test/bench_%.c $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
@@ -76,7 +101,7 @@ lint:
 	@scripts/lint.sh
 ## format       rewrites the sources as .clang-format says
 format:
-	clang-format -i *.c *.h test/*.c
+	clang-format -i *.c *.h *.cu *.cuh test/*.[ch] test/*.cu
 
 ## bench        speed of a training step against this machine's BLAS, on GPT-2 124M shapes
 bench: train_gpt build/bench_ops
@@ -89,7 +114,7 @@ bench-peers: train_gpt
 
 ## clean        removes what was built
 clean:
-	rm -rf build train_gpt
+	rm -rf build train_gpt train_gpt_emu train_gpt_cuda
 
 help:
 	@grep -h '^## ' $(MAKEFILE_LIST) | cut -c4-

@@ -79,6 +79,11 @@ static inline void blas_serial_once(void) {
 }
 static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 
+// Nothing to open, and operations return when done.
+static inline void ops_open(Stream *s, int place, DType real) { (void)s, (void)place, (void)real; }
+static inline void ops_close(Stream *s) { (void)s; }
+static inline void ops_wait(Stream *s) { (void)s; }
+
 // --- memory and precision --------------------------------------------------------------------------------------------
 // Zeroed by the team, so that on machines with several memories a part lies near a thread that uses it. Huge pages are asked
 // for whole 2 MiB only, so the resident size is the size asked for.
@@ -92,6 +97,7 @@ static inline void *ops_alloc(size_t bytes) {
     for (int64_t i = 0; i < pages; i++) { memset((char *)p + i * 4096, 0, (size_t)min_i64(4096, (int64_t)bytes - i * 4096)); }
     return p;
 }
+static inline void *ops_alloc_shared(size_t bytes) { return ops_alloc(bytes); }
 static inline void ops_free(void *p) { free(p); }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {

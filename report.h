@@ -95,6 +95,7 @@ static inline double measure_flops(Stream *s) {
     for (int unbeaten = 0; unbeaten < 8 && seconds_now() - start < 1; unbeaten++) { // a busy machine takes longer to show its best
         double t = seconds_now();
         ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
+        ops_wait(s);
         double rate = 2.0 * N * N * N / (seconds_now() - t);
         if (rate > best) { best = rate, unbeaten = 0; }
     }
@@ -109,6 +110,7 @@ static inline double measure_bytes(Stream *s) {
     for (int i = 0; i < 4; i++) {
         double t = seconds_now();
         ops_copy(s, b, a, bytes);
+        ops_wait(s);
         best = fmax(best, 2.0 * (double)bytes / (seconds_now() - t));
     }
     ops_free(a), ops_free(b);
@@ -118,7 +120,7 @@ static inline double measure_messages(Comm *comm, const Group *group) {
     if (comm->ranks == 1) { return INFINITY; }
     int64_t n = 1 << 20, *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
     for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
-    float *data = (float *)ops_alloc((size_t)n * 4);
+    float *data = (float *)ops_alloc_shared((size_t)n * 4);
     if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
     double best = 0;
     int64_t sent[LINK_KINDS] = {0, 0};

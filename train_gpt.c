@@ -102,6 +102,7 @@ static void setup_model(Trainer *t) {
         die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
     }
     t->model = gpt_model(config);
+    ops_open(&t->stream, t->comm.local_rank, t->dtype);
 }
 
 // Samples of a step and rows of a micro-step. --batch-tokens 0 stands for one micro-step of every rank.
@@ -143,7 +144,7 @@ static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
     size_t bytes = comm_staging_bytes(&t->comm.everyone, (DType)t->options.reduce_dtype, most, (size_t)8 << 20);
-    comm_allocate(&t->comm, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
+    comm_allocate(&t->comm, bytes ? memory_take_shared(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 
 // Bytes of the operations' workspace.

@@ -103,11 +103,11 @@ static inline Store store_make(const GptModel *m, Comm *comm, const Group *group
     s.partials = (double *)checked_calloc((size_t)s.partial_bounds[group->n], sizeof(double), "norm partials");
     StoreBytes b = store_bytes(m, dtype, adam);
     size_t floats = (size_t)m->parameters * sizeof(float);
-    s.master = (float *)memory_take(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
-    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
-    s.grads = (float *)memory_take(MEMORY_GRADIENTS, b.gradients, "gradients");
-    s.m = (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments");
-    s.v = adam ? (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments") : NULL;
+    s.master = (float *)memory_take_shared(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
+    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take_shared(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
+    s.grads = (float *)memory_take_shared(MEMORY_GRADIENTS, b.gradients, "gradients");
+    s.m = (float *)memory_take_shared(MEMORY_OPTIMIZER, floats, "moments");
+    s.v = adam ? (float *)memory_take_shared(MEMORY_OPTIMIZER, floats, "moments") : NULL;
     s.unpacked_bytes = b.unpacked;
     s.unpacked = b.unpacked ? (char *)memory_take(MEMORY_BUFFERS, b.unpacked, "unpacked parameters") : NULL;
     return s;
@@ -156,9 +156,14 @@ static inline void store_release(Store *s, int storage) {
     if (--s->held == 0) { s->unpacked_used = 0; }
 }
 
-// Waits until all parameters are there, before they are read otherwise than by store_acquire. All members call it.
+// Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
 static inline void store_settle(Store *s) {
+    ops_wait(s->stream);
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
+}
+// What operations still compute must be there before messages carry it.
+static inline void store_ready_to_send(Store *s) {
+    if (s->group->n > 1) { ops_wait(s->stream); }
 }
 static inline const int64_t *store_slices(const Store *s, int storage) { return s->bounds + storage * (s->group->n + 1); }
 
@@ -174,6 +179,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     float *grad = s->grads + s->offset[storage];
     if (s->fresh[storage]) { ops_zero(s->stream, grad, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = true;
+    store_ready_to_send(s);
     comm_label(s->comm, "gradient", storage, step);
     s->reducing[storage] = comm_reduce_scatter(s->comm, s->group, grad, grad, store_slices(s, storage), s->wire);
 }
@@ -219,6 +225,7 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
             ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, end - begin, o);
         }
     }
+    store_ready_to_send(s);
     comm_label(s->comm, "parameters", storage, step);
     s->gathering[storage] = comm_all_gather(s->comm, s->group, store_param(s, s->offset[storage]), store_slices(s, storage), dtype_size(s->dtype));
 }

@@ -67,7 +67,9 @@ def main():
         passed, failed = counts(run.stdout, run.returncode)
         total[0] += passed
         total[1] += failed
-        print(f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s", flush=True)
+        skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", run.stdout)))
+        print(f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s"
+              + (f" {skipped} skipped" if skipped else ""), flush=True)
         if failed:
             print(run.stdout[-6000:], flush=True)
     print(f"{total[0]} passed, {total[1]} failed")

@@ -1,0 +1,556 @@
+// emu.h: CUDA on the processor, for the tests of the GPU build. g++ compiles ops_cuda.cuh with this header in place of CUDA's.
+//
+// Kernels    A block runs on one OS thread, its CUDA threads as fibers that are switched at barriers and shuffles (a few
+//            instructions); blocks are spread by OpenMP. Supported: __syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync,
+//            atomicAdd, static and dynamic shared memory, and launches through LAUNCH(). Warps of a block must be whole.
+// Adversary  Whatever CUDA leaves open is drawn from a seed (environment: EMU_SEED): threads of a block run forwards or
+//            backwards; streams are queues that run as late as they may, in any order that events allow; dynamic shared memory
+//            begins as NaN. So a missing barrier, event or synchronisation shows as a wrong result.
+// Memory     Device memory can be touched only while kernels and copies run: a host dereference is a fault, and so is an access
+//            beyond the end of an allocation. Managed memory is open to both, but kernels run late: who reads too early reads
+//            what was there before.
+// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals.
+// x86-64 only: the context switch is assembly.
+#ifndef EMU_H
+#define EMU_H
+
+#include <deque>      // a stream is a queue
+#include <functional> // of closures
+#include <map>        // allocations by address
+#include <math.h>     // kernels use expf, sqrtf, ...
+#include <signal.h>   // a host dereference is a fault
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h> // mprotect
+#include <tuple>      // arguments of a launch
+#include <unistd.h>
+#include <vector>
+
+#ifndef __x86_64__
+#error "the emulation switches fibers with x86-64 instructions; on other machines use make cuda"
+#endif
+
+#define __global__ static
+#define __device__ static inline
+#define __launch_bounds__(...)
+#define __shared__ static thread_local // one block per OS thread at a time; fibers never leave their thread
+
+__attribute__((noreturn)) static inline void emu_fail(const char *what) {
+    fprintf(stderr, "emu: %s\n", what);
+    fflush(stderr);
+    signal(SIGABRT, SIG_DFL); // a test's framework would go on
+    abort();
+}
+
+// --- the seed ---------------------------------------------------------------------------------------------------------
+static inline uint64_t emu_seed_from_environment() { return getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), NULL, 10) : 1; }
+static uint64_t emu_state = emu_seed_from_environment();
+static inline void emu_seed(uint64_t seed) { emu_state = seed; }
+static inline uint64_t emu_draw(uint64_t n) { // 0 .. n - 1; Steele et al.'s splitmix64. The host thread calls it
+    uint64_t x = emu_state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return (x ^ (x >> 31)) % n;
+}
+
+// --- types ------------------------------------------------------------------------------------------------------------
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+struct __nv_bfloat16 {
+    uint16_t bits;
+};
+static inline float __bfloat162float(__nv_bfloat16 h) {
+    uint32_t bits = (uint32_t)h.bits << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline __nv_bfloat16 __float2bfloat16(float x) { // to nearest even; a NaN is CUDA's one NaN
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    __nv_bfloat16 h = {(uint16_t)(x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+    return h;
+}
+
+// --- fibers -----------------------------------------------------------------------------------------------------------
+// Saves the six registers that a callee must preserve on this stack, and goes on where the other stack was left.
+extern "C" void emu_switch(void **save_sp, void *load_sp);
+asm(".text\n.weak emu_switch\nemu_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+    " mov %rsp,(%rdi)\n mov %rsi,%rsp\n pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
+
+enum EmuState { EMU_READY, EMU_AT_WARP, EMU_AT_BLOCK, EMU_DONE };
+enum { EMU_STACK = 32 << 10, EMU_SHARED_MOST = 232448, EMU_WARPS = 32 };
+struct EmuFiber {
+    void *sp;
+    EmuState state;
+    dim3 thread;
+    unsigned lane, warp, shuffles;
+};
+struct EmuBlock { // one per OS thread, used again for each block it runs
+    std::vector<EmuFiber> fibers;
+    void *scheduler_sp;
+    EmuFiber *current;
+    const std::function<void()> *body;
+    uint64_t slot[EMU_WARPS][2][32]; // what lanes show each other; two, so that one warp barrier per shuffle is enough
+    char *dynamic;
+};
+static thread_local EmuBlock emu;
+static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+static inline void emu_wait(EmuState state) {
+    EmuFiber *me = emu.current;
+    me->state = state;
+    emu_switch(&me->sp, emu.scheduler_sp);
+}
+static void emu_entry() {
+    for (;;) {
+        (*emu.body)();
+        emu_wait(EMU_DONE); // the next block uses this fiber again
+    }
+}
+static inline EmuFiber emu_fiber(size_t index) {
+    EmuFiber f = {};
+    char *stack = (char *)aligned_alloc(4096, EMU_STACK);
+    void **sp = (void **)(stack + EMU_STACK - index % 32 * 448) - 1; // staggered: else all stacks meet in one cache set
+    *--sp = (void *)emu_entry;
+    for (int r = 0; r < 6; r++) { *--sp = NULL; }
+    f.sp = sp;
+    return f;
+}
+
+// --- what kernels call ------------------------------------------------------------------------------------------------
+static inline void __syncthreads() { emu_wait(EMU_AT_BLOCK); }
+static inline void __syncwarp(unsigned = ~0u) { emu_wait(EMU_AT_WARP); }
+template <class T> static inline const uint64_t *emu_show(T v) { // to the warp; returns what all lanes show
+    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+    EmuFiber *me = emu.current;
+    uint64_t *slot = emu.slot[me->warp][me->shuffles++ & 1];
+    memcpy(&slot[me->lane], &v, sizeof v);
+    emu_wait(EMU_AT_WARP);
+    return slot;
+}
+template <class T> static inline T emu_shuffle(T v, unsigned from) {
+    T result;
+    memcpy(&result, &emu_show(v)[from], sizeof result);
+    return result;
+}
+template <class T> static inline T __shfl_sync(unsigned, T v, int lane) { return emu_shuffle(v, (unsigned)lane % 32); }
+template <class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) { return emu_shuffle(v, emu.current->lane ^ (unsigned)mask); }
+template <class T> static inline T __shfl_down_sync(unsigned, T v, unsigned by) {
+    unsigned lane = emu.current->lane;
+    return emu_shuffle(v, lane + by > 31 ? lane : lane + by);
+}
+static inline unsigned __ballot_sync(unsigned, int predicate) {
+    const uint64_t *shown = emu_show((uint64_t)(predicate != 0));
+    unsigned bits = 0;
+    for (int lane = 0; lane < 32; lane++) { bits |= (unsigned)shown[lane] << lane; }
+    return bits;
+}
+template <class T> static inline T atomicAdd(T *p, T v) {
+    T before;
+#pragma omp critical(emu_atomic)
+    {
+        before = *p;
+        *p = before + v;
+    }
+    return before;
+}
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+#define DYNAMIC_SHARED(type, name) type *name = (type *)(void *)emu.dynamic
+
+// --- blocks -----------------------------------------------------------------------------------------------------------
+// Runs a warp up to where all its lanes wait for the block, or are done. Returns how many ended.
+static inline unsigned emu_run_warp(EmuFiber *warp, bool backwards) {
+    unsigned ended = 0;
+    for (bool again = true; again;) { // one turn: one interval between warp barriers
+        unsigned at_warp = 0, at_block = 0;
+        for (unsigned i = 0; i < 32; i++) {
+            EmuFiber *f = warp + (backwards ? 31 - i : i);
+            if (f->state == EMU_READY) {
+                emu.current = f, threadIdx = f->thread;
+                emu_switch(&emu.scheduler_sp, f->sp);
+                ended += f->state == EMU_DONE;
+            }
+            at_warp += f->state == EMU_AT_WARP, at_block += f->state == EMU_AT_BLOCK;
+        }
+        if (at_warp && at_block) { emu_fail("divergent barrier: some lanes of a warp wait for the warp, others for the block"); }
+        again = at_warp > 0;
+        for (unsigned i = 0; i < 32 && again; i++) {
+            if (warp[i].state == EMU_AT_WARP) { warp[i].state = EMU_READY; }
+        }
+    }
+    return ended;
+}
+static inline void emu_run_block(unsigned threads, bool backwards) {
+    const unsigned warps = threads / 32;
+    for (unsigned i = 0; i < threads; i++) { emu.fibers[i].state = EMU_READY; }
+    for (unsigned live = threads; live;) { // one turn: one interval between block barriers
+        for (unsigned w = 0; w < warps; w++) { live -= emu_run_warp(&emu.fibers[(backwards ? warps - 1 - w : w) * 32], backwards); }
+        for (unsigned i = 0; i < threads; i++) {
+            if (emu.fibers[i].state == EMU_AT_BLOCK) { emu.fibers[i].state = EMU_READY; }
+        }
+    }
+}
+static inline void emu_prepare_block(dim3 grid, dim3 block, long index, const std::function<void()> *body, size_t shared) {
+    const unsigned threads = block.x * block.y * block.z;
+    while (emu.fibers.size() < threads) { emu.fibers.push_back(emu_fiber(emu.fibers.size())); }
+    if (!emu.dynamic) { emu.dynamic = (char *)aligned_alloc(128, EMU_SHARED_MOST); }
+    memset(emu.dynamic, 0xff, shared); // NaN
+    emu.body = body, blockDim = block, gridDim = grid;
+    blockIdx = dim3((unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y), (unsigned)(index / grid.x / grid.y));
+    for (unsigned i = 0; i < threads; i++) {
+        EmuFiber *f = &emu.fibers[i];
+        f->thread = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
+        f->lane = i % 32, f->warp = i / 32, f->shuffles = 0;
+    }
+}
+static inline void emu_run_grid(dim3 grid, dim3 block, size_t shared, bool backwards, const std::function<void()> &body) {
+    const unsigned threads = block.x * block.y * block.z;
+    const long blocks = (long)grid.x * grid.y * grid.z;
+#pragma omp parallel for schedule(static) if (blocks > 1 && blocks * threads > 4096)
+    for (long i = 0; i < blocks; i++) {
+        emu_prepare_block(grid, block, i, &body, shared);
+        emu_run_block(threads, backwards);
+    }
+}
+
+// --- memory -----------------------------------------------------------------------------------------------------------
+typedef enum { cudaSuccess, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 } cudaError_t;
+typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 } cudaMemcpyKind;
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+static const size_t EMU_PAGE = 4096;
+struct EmuMemory {
+    size_t pages; // bytes that can be opened; a page that never opens follows
+    char *mapped;
+    bool managed;
+};
+static std::map<char *, EmuMemory> emu_memory; // by the pointer handed out
+static bool emu_open;                          // device memory can be touched now
+
+static inline const EmuMemory *emu_find(const void *p) { // the allocation that p lies in or just behind
+    for (const auto &m : emu_memory) {
+        if ((char *)p >= m.second.mapped && (char *)p < m.second.mapped + m.second.pages + EMU_PAGE) { return &m.second; }
+    }
+    return NULL;
+}
+static void emu_fault(int signal_number, siginfo_t *info, void *) {
+    const EmuMemory *m = emu_find(info->si_addr);
+    if (m && !emu_open && !m->managed) { fprintf(stderr, "emu: the host touches device memory\n"); }
+    if (m && emu_open) { fprintf(stderr, "emu: a kernel or copy goes beyond the end of its memory\n"); }
+    fflush(stderr);
+    signal(signal_number, SIG_DFL); // the access is made again, and ends the program
+}
+static inline void emu_protect(bool open) {
+    emu_open = open;
+    for (const auto &m : emu_memory) {
+        if (!m.second.managed && mprotect(m.second.mapped, m.second.pages, open ? PROT_READ | PROT_WRITE : PROT_NONE)) { emu_fail("mprotect failed"); }
+    }
+}
+static inline cudaError_t emu_malloc(void **p, size_t bytes, bool managed) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = emu_fault, action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, NULL);                                                            // each time: others catch it too
+    size_t used = (bytes + 255) / 256 * 256, pages = (used + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE; // aligned as CUDA's, at the end of the pages
+    char *mapped = (char *)mmap(NULL, pages + EMU_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) { return cudaErrorMemoryAllocation; }
+    if (managed && mprotect(mapped, pages, PROT_READ | PROT_WRITE)) { emu_fail("mprotect failed"); }
+    EmuMemory m = {pages, mapped, managed};
+    *p = mapped + pages - used;
+    emu_memory[(char *)*p] = m;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMalloc(void **p, size_t bytes) { return emu_malloc(p, bytes, false); }
+static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) { return emu_malloc(p, bytes, true); }
+
+// --- streams and events -----------------------------------------------------------------------------------------------
+struct EmuEvent {
+    int64_t recorded, happened;
+};
+typedef EmuEvent *cudaEvent_t;
+struct EmuWork {
+    std::function<void()> run;
+    const EmuEvent *awaited; // NULL, or this work does nothing but wait until the event's record number `record` happened
+    int64_t record;
+};
+struct EmuStream {
+    std::deque<EmuWork> queue;
+};
+typedef EmuStream *cudaStream_t;
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+static std::vector<EmuStream *> emu_streams;
+
+static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) { stream->queue.push_back({run, NULL, 0}); }
+static inline bool emu_can_run(const EmuStream *s) {
+    return !s->queue.empty() && (!s->queue.front().awaited || s->queue.front().awaited->happened >= s->queue.front().record);
+}
+// Runs the next work of some stream, whichever the seed draws.
+static inline void emu_step() {
+    std::vector<EmuStream *> able;
+    for (EmuStream *s : emu_streams) {
+        if (emu_can_run(s)) { able.push_back(s); }
+    }
+    if (able.empty()) { emu_fail("streams wait for each other"); }
+    EmuStream *s = able[emu_draw(able.size())];
+    EmuWork work = s->queue.front();
+    s->queue.pop_front();
+    if (work.run) { work.run(); }
+}
+static inline void emu_run_until(const std::function<bool()> &done) {
+    if (done()) { return; }
+    emu_protect(true);
+    while (!done()) { emu_step(); }
+    emu_protect(false);
+}
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
+    emu_streams.push_back(*s = new EmuStream());
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    emu_run_until([=] { return s->queue.empty(); });
+    return cudaSuccess;
+}
+// Some of the work happens between two looks.
+static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
+    if (s->queue.empty()) { return cudaSuccess; }
+    uint64_t steps = 1 + emu_draw(8);
+    emu_run_until([&] { return s->queue.empty() || steps-- == 0; });
+    return cudaErrorNotReady;
+}
+static inline cudaError_t cudaDeviceSynchronize() {
+    for (EmuStream *s : emu_streams) { cudaStreamSynchronize(s); }
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    cudaStreamSynchronize(s);
+    for (size_t i = 0; i < emu_streams.size(); i++) {
+        if (emu_streams[i] == s) { emu_streams.erase(emu_streams.begin() + (long)i), i--; }
+    }
+    delete s;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
+    *e = new EmuEvent();
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    cudaDeviceSynchronize();
+    delete e;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    int64_t record = ++e->recorded;
+    emu_enqueue(s, [=] { e->happened = record; });
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
+    s->queue.push_back({NULL, e, e->recorded});
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    const int64_t record = e->recorded;
+    emu_run_until([=] { return e->happened >= record; });
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's does
+    auto m = emu_memory.find((char *)p);
+    if (!p) { return cudaSuccess; }
+    if (m == emu_memory.end()) { emu_fail("cudaFree of what was not allocated"); }
+    cudaDeviceSynchronize();
+    munmap(m->second.mapped, m->second.pages + EMU_PAGE);
+    emu_memory.erase(m);
+    return cudaSuccess;
+}
+// From pageable host memory the source is read before the call returns; to it, the call returns when done.
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
+    const EmuMemory *memory_to = emu_find(to), *memory_from = emu_find(from); // managed memory is either
+    bool to_fits = memory_to ? memory_to->managed || kind != cudaMemcpyDeviceToHost : kind == cudaMemcpyDeviceToHost;
+    bool from_fits = memory_from ? memory_from->managed || kind != cudaMemcpyHostToDevice : kind == cudaMemcpyHostToDevice;
+    if (bytes && (!to_fits || !from_fits)) { emu_fail("cudaMemcpyAsync: the kind does not tell what the pointers are"); }
+    if (kind == cudaMemcpyHostToDevice) {
+        std::vector<char> held((const char *)from, (const char *)from + bytes);
+        emu_enqueue(s, [=] { memcpy(to, held.data(), bytes); });
+        return cudaSuccess;
+    }
+    emu_enqueue(s, [=] { memmove(to, from, bytes); });
+    return kind == cudaMemcpyDeviceToHost ? cudaStreamSynchronize(s) : cudaSuccess;
+}
+static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
+    emu_enqueue(s, [=] { memset(to, value, bytes); });
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on the default stream, and not awaited
+    static EmuStream *unnamed = NULL;
+    if (!unnamed) { emu_streams.push_back(unnamed = new EmuStream()); }
+    return cudaMemsetAsync(to, value, bytes, unnamed);
+}
+static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorMemoryAllocation; }
+static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+static inline const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
+
+// --- launches ---------------------------------------------------------------------------------------------------------
+static std::map<void *, size_t> emu_shared_allowed; // by kernel; what is not here may have 48 KiB
+template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
+    emu_shared_allowed[(void *)kernel] = (size_t)bytes;
+    return bytes <= EMU_SHARED_MOST ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+template <class... P, class... A> static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... arguments) {
+    const unsigned threads = block.x * block.y * block.z;
+    auto allowed = emu_shared_allowed.find((void *)kernel);
+    bool fits = shared <= (allowed == emu_shared_allowed.end() ? 48 << 10 : allowed->second);
+    bool shaped = threads && threads <= 1024 && threads % 32 == 0 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
+    if (!fits || !shaped) { emu_fail("a launch with a shape that CUDA refuses"); }
+    std::tuple<P...> values(arguments...);
+    bool backwards = emu_draw(2);
+    emu_enqueue(s, [=] { emu_run_grid(grid, block, shared, backwards, [&] { std::apply(kernel, values); }); });
+}
+#define LAUNCH(kernel, grid, block, shared, stream, ...) emu_launch(kernel, grid, block, shared, stream, __VA_ARGS__)
+
+// --- cuBLASLt: matrices are column-major; D(m,n) = alpha op(A)(m,k) op(B)(k,n) + beta C(m,n), then the epilogue ----------
+typedef enum { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_NOT_SUPPORTED = 15 } cublasStatus_t;
+typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
+typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
+typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
+enum { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7, CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8 };
+enum {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, // .. D: 8
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+};
+struct EmuMatmulDesc {
+    cublasOperation_t op[2];
+    cublasLtEpilogue_t epilogue;
+    const void *bias;
+};
+struct EmuLayout {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+struct EmuPreference {
+    uint64_t workspace;
+    uint32_t alignment[4];
+};
+typedef EmuMatmulDesc *cublasLtMatmulDesc_t;
+typedef EmuLayout *cublasLtMatrixLayout_t;
+typedef EmuPreference *cublasLtMatmulPreference_t;
+typedef struct {
+    uint64_t workspace;
+    uint32_t alignment[4]; // what the chosen algorithm was promised
+} cublasLtMatmulAlgo_t;
+typedef struct {
+    cublasLtMatmulAlgo_t algo;
+} cublasLtMatmulHeuristicResult_t;
+typedef void *cublasLtHandle_t;
+
+static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return *h = malloc(1), CUBLAS_STATUS_SUCCESS; }
+static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return free(h), CUBLAS_STATUS_SUCCESS; }
+static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t scale) {
+    *d = new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+static inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete d, CUBLAS_STATUS_SUCCESS; }
+static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, int attribute, const void *value, size_t bytes) {
+    void *to = attribute == CUBLASLT_MATMUL_DESC_TRANSA     ? (void *)&d->op[0]
+               : attribute == CUBLASLT_MATMUL_DESC_TRANSB   ? (void *)&d->op[1]
+               : attribute == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&d->epilogue
+                                                            : (void *)&d->bias;
+    if (bytes != (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? sizeof(void *) : 4)) { return CUBLAS_STATUS_INVALID_VALUE; }
+    memcpy(to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld) {
+    *l = new EmuLayout{type, rows, cols, ld};
+    return rows && cols && ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+static inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete l, CUBLAS_STATUS_SUCCESS; }
+static inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
+    *p = new EmuPreference{0, {256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return delete p, CUBLAS_STATUS_SUCCESS; }
+static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, int attribute, const void *value, size_t bytes) {
+    bool workspace = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    if (bytes != (workspace ? 8 : 4)) { return CUBLAS_STATUS_INVALID_VALUE; }
+    memcpy(workspace ? (void *)&p->workspace : (void *)&p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline uint64_t emu_op_rows(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->cols : l->rows; }
+static inline uint64_t emu_op_cols(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->rows : l->cols; }
+static inline bool emu_shapes_fit(cublasLtMatmulDesc_t d, const EmuLayout *A, const EmuLayout *B, const EmuLayout *C, const EmuLayout *D) {
+    return emu_op_rows(A, d->op[0]) == D->rows && emu_op_cols(A, d->op[0]) == emu_op_rows(B, d->op[1]) && emu_op_cols(B, d->op[1]) == D->cols &&
+           C->rows == D->rows && C->cols == D->cols && A->type == B->type && C->type == D->type && (D->type == A->type || D->type == CUDA_R_32F);
+}
+static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                                            cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t p, int,
+                                                            cublasLtMatmulHeuristicResult_t *results, int *count) {
+    if (!emu_shapes_fit(d, A, B, C, D)) { return CUBLAS_STATUS_INVALID_VALUE; }
+    results[0].algo.workspace = p->workspace;
+    memcpy(results[0].algo.alignment, p->alignment, sizeof p->alignment);
+    return *count = 1, CUBLAS_STATUS_SUCCESS;
+}
+
+static inline float emu_load(const void *p, cudaDataType_t type, int64_t i) {
+    return type == CUDA_R_16BF ? __bfloat162float(((const __nv_bfloat16 *)p)[i]) : ((const float *)p)[i];
+}
+static inline void emu_store(void *p, cudaDataType_t type, int64_t i, float x) {
+    if (type == CUDA_R_16BF) {
+        ((__nv_bfloat16 *)p)[i] = __float2bfloat16(x);
+    } else {
+        ((float *)p)[i] = x;
+    }
+}
+// op(X), its columns one after another
+static inline std::vector<float> emu_operand(const void *x, const EmuLayout &l, cublasOperation_t op) {
+    const int64_t rows = (int64_t)emu_op_rows(&l, op), cols = (int64_t)emu_op_cols(&l, op);
+    std::vector<float> packed((size_t)(rows * cols));
+    for (int64_t c = 0; c < cols; c++) {
+        for (int64_t r = 0; r < rows; r++) { packed[(size_t)(c * rows + r)] = emu_load(x, l.type, op == CUBLAS_OP_T ? c + r * l.ld : r + c * l.ld); }
+    }
+    return packed;
+}
+static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, float beta,
+                              const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl) {
+    const std::vector<float> a = emu_operand(A, Al, d.op[0]), b = emu_operand(B, Bl, d.op[1]);
+    const int64_t m = (int64_t)Dl.rows, n = (int64_t)Dl.cols, k = (int64_t)emu_op_cols(&Al, d.op[0]);
+#pragma omp parallel for schedule(static) if (m * n * k > 1000000)
+    for (int64_t j = 0; j < n; j++) {
+        std::vector<float> sum((size_t)m, 0.0f);
+        for (int64_t l = 0; l < k; l++) {
+            const float x = b[(size_t)(j * k + l)], *column = a.data() + l * m;
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) { sum[(size_t)i] += column[i] * x; }
+        }
+        for (int64_t i = 0; i < m; i++) {
+            float y = alpha * sum[(size_t)i] + (beta != 0.0f ? beta * emu_load(C, Cl.type, i + j * Cl.ld) : 0.0f);
+            if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) { y += emu_load(d.bias, Dl.type, i); }
+            emu_store(D, Dl.type, i + j * Dl.ld, y);
+        }
+    }
+}
+static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *A, cublasLtMatrixLayout_t Al,
+                                            const void *B, cublasLtMatrixLayout_t Bl, const void *beta, const void *C, cublasLtMatrixLayout_t Cl, void *D,
+                                            cublasLtMatrixLayout_t Dl, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
+                                            cudaStream_t stream) {
+    const void *pointers[4] = {A, B, C, D};
+    for (int i = 0; i < 4; i++) {
+        if ((uintptr_t)pointers[i] % algo->alignment[i]) { emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised"); }
+    }
+    if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || workspace_bytes < algo->workspace || (uintptr_t)workspace % 16) { return CUBLAS_STATUS_INVALID_VALUE; }
+    const EmuMatmulDesc desc = *d;
+    const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;
+    const float a = *(const float *)alpha, b = *(const float *)beta;
+    emu_enqueue(stream, [=] { emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld); });
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+#endif

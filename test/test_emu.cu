@@ -1,0 +1,262 @@
+// test_emu.cu: the emulation finds what is wrong. Each right program below gives its result under every seed; the same program
+// without its barrier, event or wait gives another result under some; and what touches memory it must not is ended.
+#include "base.h"
+#include "test/emu.h"
+#include <setjmp.h> // cmocka wants these three first
+#include <stdarg.h>
+#include <stddef.h>
+extern "C" { // which its header forgets in places
+#include <cmocka.h>
+}
+#include "child.h"
+
+enum { N = 1024, THREADS = 128, SEEDS = 64 };
+
+static int *shared_ints(int64_t n) {
+    void *p = NULL;
+    assert_int_equal(cudaMallocManaged(&p, (size_t)n * sizeof(int)), cudaSuccess);
+    memset(p, 0, (size_t)n * sizeof(int));
+    return (int *)p;
+}
+static cudaStream_t stream() {
+    cudaStream_t s;
+    assert_int_equal(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), cudaSuccess);
+    return s;
+}
+
+// --- kernels ----------------------------------------------------------------------------------------------------------
+// Each block turns its part around, through shared memory of either kind.
+template <bool BARRIER> __global__ void reverse_kernel(int *x) {
+    __shared__ int part[THREADS];
+    DYNAMIC_SHARED(int, doubled);
+    int *mine = x + blockIdx.x * THREADS;
+    part[threadIdx.x] = mine[threadIdx.x];
+    if (BARRIER) { __syncthreads(); }
+    doubled[threadIdx.x] = 2 * part[THREADS - 1 - threadIdx.x];
+    if (BARRIER) { __syncthreads(); }
+    mine[threadIdx.x] = doubled[threadIdx.x ^ 32] / 2; // of another warp
+}
+// A shuffle where a lane is missing from the block's barrier, and the other way round
+__global__ void divergent_kernel(int *x) {
+    if (threadIdx.x == 5) {
+        __syncwarp();
+    } else {
+        __syncthreads();
+    }
+    x[threadIdx.x] = 1;
+}
+__global__ void add_kernel(int *x, int value, int n) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) { x[i] += value; }
+}
+__global__ void double_kernel(int *x, int n) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) { x[i] *= 2; }
+}
+__global__ void warp_kernel(int *sums, unsigned *ballots, int *counter) {
+    const int lane = (int)threadIdx.x % 32;
+    int sum = (int)(blockIdx.x * blockDim.x + threadIdx.x), from_above = __shfl_down_sync(~0u, lane, 1), first;
+    for (int d = 16; d > 0; d >>= 1) { sum += __shfl_xor_sync(~0u, sum, d); }
+    first = __shfl_sync(~0u, lane == 3 ? 77 : 0, 3);
+    const unsigned ballot = __ballot_sync(~0u, lane % 3 == 0);
+    atomicAdd(counter, 1);
+    if (lane == 0) {
+        const int warp = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32;
+        sums[warp] = sum, ballots[warp] = first == 77 && from_above == 1 ? ballot : 0;
+    }
+}
+
+// --- barriers, shuffles -------------------------------------------------------------------------------------------------
+template <bool BARRIER> static int wrong_reversals() {
+    int *x = shared_ints(N), wrong = 0;
+    cudaStream_t s = stream();
+    for (int seed = 0; seed < SEEDS; seed++) {
+        emu_seed((uint64_t)seed);
+        for (int i = 0; i < N; i++) { x[i] = i; }
+        LAUNCH(reverse_kernel<BARRIER>, N / THREADS, THREADS, THREADS * sizeof(int), s, x);
+        cudaStreamSynchronize(s);
+        bool same = true;
+        for (int i = 0; i < N; i++) { same &= x[i] == i / THREADS * THREADS + THREADS - 1 - (i % THREADS ^ 32); }
+        wrong += !same;
+    }
+    cudaStreamDestroy(s), cudaFree(x);
+    return wrong;
+}
+static void test_barriers(void **) {
+    assert_int_equal(wrong_reversals<true>(), 0);
+    assert_int_equal(wrong_reversals<false>(), SEEDS); // forwards and backwards
+}
+static void test_warps(void **) {
+    int *sums = shared_ints(N / 32), *ballots = shared_ints(N / 32), *counter = shared_ints(1);
+    cudaStream_t s = stream();
+    LAUNCH(warp_kernel, N / THREADS, THREADS, 0, s, sums, (unsigned *)ballots, counter);
+    cudaStreamSynchronize(s);
+    for (int w = 0; w < N / 32; w++) {
+        assert_int_equal(sums[w], 32 * 32 * w + 31 * 16);
+        assert_int_equal((unsigned)ballots[w], 0x49249249u);
+    }
+    assert_int_equal(counter[0], N);
+    cudaStreamDestroy(s), cudaFree(sums), cudaFree(ballots), cudaFree(counter);
+}
+
+// --- streams ------------------------------------------------------------------------------------------------------------
+// (x + 1) * 2 on two streams; without the event the seed decides which comes first.
+static int wrong_orders(bool event, bool wait) {
+    int *x = shared_ints(N), wrong = 0;
+    cudaStream_t first = stream(), second = stream();
+    cudaEvent_t added;
+    cudaEventCreateWithFlags(&added, cudaEventDisableTiming);
+    for (int seed = 0; seed < SEEDS; seed++) {
+        emu_seed((uint64_t)seed);
+        memset(x, 0, N * sizeof(int));
+        LAUNCH(add_kernel, N / THREADS, THREADS, 0, first, x, 1, (int)N);
+        cudaEventRecord(added, first);
+        if (event) { cudaStreamWaitEvent(second, added); }
+        LAUNCH(double_kernel, N / THREADS, THREADS, 0, second, x, (int)N);
+        if (wait) { cudaStreamSynchronize(second); }
+        wrong += x[0] != 2 || x[N - 1] != 2;
+        cudaDeviceSynchronize();
+    }
+    cudaEventDestroy(added), cudaStreamDestroy(first), cudaStreamDestroy(second), cudaFree(x);
+    return wrong;
+}
+static void test_streams(void **) {
+    assert_int_equal(wrong_orders(true, true), 0);
+    int wrong = wrong_orders(false, true);
+    assert_true(wrong > 0 && wrong < SEEDS);            // a missing event
+    assert_int_equal(wrong_orders(true, false), SEEDS); // a missing wait: nothing ran yet
+}
+static void test_queries(void **) { // work goes on between looks, and an event waits for no more than what was before it
+    int *x = shared_ints(N), looks = 0;
+    cudaStream_t s = stream();
+    cudaEvent_t halfway;
+    cudaEventCreateWithFlags(&halfway, cudaEventDisableTiming);
+    for (int i = 0; i < 40; i++) {
+        LAUNCH(add_kernel, N / THREADS, THREADS, 0, s, x, 1, (int)N);
+        if (i == 19) { cudaEventRecord(halfway, s); }
+    }
+    cudaEventSynchronize(halfway);
+    assert_int_equal(x[0], 20);
+    while (cudaStreamQuery(s) == cudaErrorNotReady) { looks++; }
+    assert_true(looks > 1 && x[0] == 40);
+    cudaEventDestroy(halfway), cudaStreamDestroy(s), cudaFree(x);
+}
+
+// --- memory -------------------------------------------------------------------------------------------------------------
+static void do_host_read(const void *) {
+    void *p = NULL;
+    cudaMalloc(&p, 100);
+    int value = *(volatile int *)p;
+    exit(value);
+}
+static void do_overrun(const void *) {
+    cudaStream_t s = stream();
+    void *p = NULL;
+    cudaMalloc(&p, 1024 * sizeof(int));
+    LAUNCH(add_kernel, 1, 32, 0, s, (int *)p + 1020, 1, 32);
+    cudaStreamSynchronize(s);
+}
+static void do_divergence(const void *) {
+    cudaStream_t s = stream();
+    LAUNCH(divergent_kernel, 1, 32, 0, s, shared_ints(32));
+    cudaStreamSynchronize(s);
+}
+static void do_deadlock(const void *) {
+    cudaStream_t s = stream(), other = stream();
+    cudaEvent_t e;
+    cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
+    e->recorded = 1; // as if a later record were meant
+    cudaStreamWaitEvent(s, e), cudaStreamWaitEvent(other, e);
+    cudaStreamSynchronize(s);
+}
+static void do_too_much_shared(const void *) { LAUNCH(reverse_kernel<true>, 1, THREADS, 49 << 10, stream(), shared_ints(THREADS)); }
+static void do_wrong_kind(const void *) {
+    void *p = NULL;
+    int x = 0;
+    cudaMalloc(&p, sizeof x);
+    cudaMemcpyAsync(p, &x, sizeof x, cudaMemcpyDeviceToDevice, stream());
+}
+static void check_ends(void (*body)(const void *), const char *message) {
+    char said[2000];
+    assert_true(run_child(body, NULL, said, sizeof said) > 1000); // by a signal
+    assert_non_null(strstr(said, message));
+}
+static void test_memory(void **) {
+    check_ends(do_host_read, "the host touches device memory");
+    check_ends(do_overrun, "beyond the end of its memory");
+    check_ends(do_divergence, "divergent barrier");
+    check_ends(do_deadlock, "wait for each other");
+    check_ends(do_too_much_shared, "CUDA refuses");
+    check_ends(do_wrong_kind, "does not tell what the pointers are");
+    void *p = NULL;
+    assert_int_equal(cudaMalloc(&p, (size_t)1 << 60), cudaErrorMemoryAllocation);
+}
+static void test_copies(void **) { // the source of a copy from the host may be changed at once
+    int x[3] = {1, 2, 3}, y[3] = {0, 0, 0};
+    void *p = NULL;
+    cudaStream_t s = stream();
+    cudaMalloc(&p, sizeof x);
+    cudaMemcpyAsync(p, x, sizeof x, cudaMemcpyHostToDevice, s);
+    x[0] = 9;
+    LAUNCH(add_kernel, 1, 32, 0, s, (int *)p, 10, 3);
+    cudaMemcpyAsync(y, p, sizeof y, cudaMemcpyDeviceToHost, s);
+    assert_true(y[0] == 11 && y[1] == 12 && y[2] == 13);
+    cudaStreamDestroy(s), cudaFree(p);
+}
+
+// --- cuBLASLt: column-major, against three loops --------------------------------------------------------------------------
+static void check_product(bool a_transposed, bool b_transposed, bool bias, float beta) {
+    enum { M = 3, K = 4, COLS = 2, LDA = 5, LDB = 6, LDD = 7 };
+    float *a = (float *)shared_ints(LDA * 5), *b = (float *)shared_ints(LDB * 5), *d = (float *)shared_ints(LDD * COLS), *bias_at = (float *)shared_ints(M),
+          expected[M][COLS];
+    for (int i = 0; i < LDA * 5; i++) { a[i] = (float)(i % 7 - 3); }
+    for (int i = 0; i < LDB * 5; i++) { b[i] = (float)(i % 5 - 2); }
+    for (int i = 0; i < LDD * COLS; i++) { d[i] = (float)i; }
+    for (int i = 0; i < M; i++) { bias_at[i] = (float)(100 * i); }
+    for (int i = 0; i < M; i++) {
+        for (int j = 0; j < COLS; j++) {
+            expected[i][j] = beta * d[i + LDD * j] + (bias ? bias_at[i] : 0.0f);
+            for (int k = 0; k < K; k++) { expected[i][j] += a[a_transposed ? k + LDA * i : i + LDA * k] * b[b_transposed ? j + LDB * k : k + LDB * j]; }
+        }
+    }
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t al, bl, dl;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    const cublasOperation_t ops[2] = {a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N};
+    const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const uint32_t alignment = 4;
+    const float one = 1.0f;
+    int count = 0;
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ops[0], sizeof ops[0]);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &ops[1], sizeof ops[1]);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof bias_at);
+    cublasLtMatrixLayoutCreate(&al, CUDA_R_32F, a_transposed ? K : M, a_transposed ? M : K, LDA);
+    cublasLtMatrixLayoutCreate(&bl, CUDA_R_32F, b_transposed ? COLS : K, b_transposed ? K : COLS, LDB);
+    cublasLtMatrixLayoutCreate(&dl, CUDA_R_32F, M, COLS, LDD);
+    cublasLtMatmulPreferenceCreate(&preference);
+    for (int i = 0; i < 4; i++) {
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i, &alignment, sizeof alignment);
+    }
+    assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_SUCCESS);
+    assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, dl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_INVALID_VALUE);
+    cudaStream_t s = stream();
+    assert_int_equal(cublasLtMatmul(NULL, desc, &one, a, al, b, bl, &beta, d, dl, d, dl, &found.algo, NULL, 0, s), CUBLAS_STATUS_SUCCESS);
+    cudaStreamSynchronize(s);
+    for (int i = 0; i < LDD * COLS; i++) { assert_true(d[i] == (i % LDD < M ? expected[i % LDD][i / LDD] : (float)i)); }
+    cublasLtMatmulDescDestroy(desc), cublasLtMatrixLayoutDestroy(al), cublasLtMatrixLayoutDestroy(bl), cublasLtMatrixLayoutDestroy(dl);
+    cublasLtMatmulPreferenceDestroy(preference), cudaStreamDestroy(s), cudaFree(a), cudaFree(b), cudaFree(d), cudaFree(bias_at);
+}
+static void test_products(void **) {
+    for (int i = 0; i < 16; i++) { check_product(i & 1, i & 2, i & 4, i & 8 ? 2.0f : 0.0f); }
+}
+
+int main() {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_barriers), cmocka_unit_test(test_warps),  cmocka_unit_test(test_streams),  cmocka_unit_test(test_queries),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_copies), cmocka_unit_test(test_products),
+    };
+    return cmocka_run_group_tests_name("emu", tests, NULL, NULL);
+}
