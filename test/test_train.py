@@ -161,7 +161,7 @@ class Job:
     def __init__(self, ranks=1, binary=BINARY, words=None, shell=None, limit=None, stdout=None, log=None, environment=(), **changes):
         folder = scratch()
         self.ranks, self.binary, self.log_path = ranks, binary, log or os.path.join(folder, "log")
-        self.limit = TIMEOUT + STEP_TIMEOUT * min(changes.get("steps", 0), 10**4)
+        self.limit = TIMEOUT + STEP_TIMEOUT * min(changes.get("steps") or 0, 10**4)
         self.out_path, self.err_path = os.path.join(folder, "out"), os.path.join(folder, "err")
         words = command_line(dict(changes, log=self.log_path)) if words is None else words
         command = shell or ["mpirun", "--oversubscribe", "-np", str(ranks), binary, *map(str, words)]
