@@ -250,11 +250,11 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What the operating system knows
 
-// Bytes of a line of /proc/self/status such as "VmHWM:"; 0 where there is none.
-static inline double process_memory(const char *field) {
+// Bytes of a line such as "VmHWM: 12 kB" of one of the kernel's tables; 0 where there is none.
+static inline double kernel_bytes(const char *path, const char *field) {
     char line[256];
     double kib = 0;
-    FILE *f = fopen("/proc/self/status", "r");
+    FILE *f = fopen(path, "r");
     while (f && fgets(line, sizeof line, f)) {
         if (!strncmp(line, field, strlen(field))) { kib = atof(line + strlen(field)); }
     }
@@ -272,14 +272,7 @@ static inline double file_number(const char *path) { // its first number; NAN wh
 static inline double memory_available(void) {
     static const char *const limits[][2] = {{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
                                             {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
-    double bytes = INFINITY, kib, total = 0;
-    char line[128];
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof line, f)) {
-        if (sscanf(line, "MemAvailable: %lf", &kib) == 1 || sscanf(line, "SwapFree: %lf", &kib) == 1) { total += kib * 1024; }
-    }
-    if (f) { fclose(f); }
-    if (total > 0) { bytes = total; }
+    double total = kernel_bytes("/proc/meminfo", "MemAvailable:") + kernel_bytes("/proc/meminfo", "SwapFree:"), bytes = total > 0 ? total : INFINITY;
     for (int i = 0; i < 2; i++) { bytes = fmin(bytes, file_number(limits[i][0]) - file_number(limits[i][1])); } // fmin passes over a NAN
     return bytes;
 }
@@ -443,7 +436,7 @@ static inline void report_end(const RunFacts *run, int64_t steps, Spent spent, d
         for (int l = 0; l < LINK_KINDS; l++) { per_step[k][l] = run->comm->bytes[k][l] / max_i64(steps, 1); }
     }
     traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
-    size_t device = memory_device(memory_taken), peak = (size_t)process_memory("VmHWM:"), host = peak > device ? peak - device : 0;
+    size_t device = memory_device(memory_taken), peak = (size_t)kernel_bytes("/proc/self/status", "VmHWM:"), host = peak > device ? peak - device : 0;
     double step_ms = 1000 * spent.steps_s / (double)max_i64(steps, 1), idle = steps ? spent.waiting_s / spent.steps_s : 0;
     if (run->comm->rank) { return; }
     progress_break(bar);

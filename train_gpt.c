@@ -166,7 +166,7 @@ static void predict(Trainer *t) {
     executor_free(&counted);
     p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
     p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + t->comm.staging_bytes + workspace_bytes(t);
-    p->host = (size_t)process_memory("VmRSS:") - memory_device(memory_taken);
+    p->host = (size_t)kernel_bytes("/proc/self/status", "VmRSS:") - memory_device(memory_taken);
     predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->comm.everyone, t->dtype, (DType)o->reduce_dtype, p->traffic);
     Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam, t->dtype, (DType)o->reduce_dtype};
     double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
