@@ -45,7 +45,7 @@ enum {
     TAG_NODES = 2,
     TAG_QUESTION = 3, // between a rank that waits and those it waits for
     TAG_ANSWER = 4,
-    COMM_MPI_DEADLINE_S = 120, // of MPI's own start and end, which nobody can look after
+    COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
 };
 static const double COMM_STOPPED_S = 2; // a rank of this machine that is stopped for so long is lost
 
@@ -204,16 +204,18 @@ static inline void comm_end_launcher(void) {
 }
 
 // MPI's own start and end cannot be looked after: a deadline ends this rank, and mpirun then the others.
+static int comm_deadline_s;
 static void comm_deadline_missed(int signal_number) {
     (void)signal_number;
     SignalText t = {"", 0};
     signal_text_add(&t, "train_gpt: rank "), signal_text_add_int(&t, speaker.rank);
-    signal_text_add(&t, ": MPI's start or end took longer than "), signal_text_add_int(&t, COMM_MPI_DEADLINE_S);
+    signal_text_add(&t, ": MPI's start or end took longer than "), signal_text_add_int(&t, comm_deadline_s);
     signal_text_add(&t, " s\n  hint: a rank is stopped or cut off, or a host cannot be reached\n");
     signal_text_write(&t);
     _exit(EXIT_PEER);
 }
 static inline void comm_deadline(int seconds) { // 0: none any more
+    comm_deadline_s = seconds;
     signal(SIGALRM, seconds ? comm_deadline_missed : SIG_DFL);
     alarm((unsigned)seconds);
 }
@@ -286,7 +288,7 @@ static void comm_progress(void);
 static inline void comm_start(Comm *c, int *argc, char ***argv) {
     memset(c, 0, sizeof *c);
     int provided;
-    comm_deadline(COMM_MPI_DEADLINE_S);
+    comm_deadline(COMM_MPI_START_S);
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &c->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &c->ranks);
@@ -345,7 +347,7 @@ static inline void comm_barrier(Comm *c);
 static inline void comm_end(Comm *c) {
     comm_barrier(c);
     comm_running = NULL, keep_alive_hook = NULL;
-    comm_deadline(COMM_MPI_DEADLINE_S);
+    comm_deadline((int)ceil(c->timeout_s));
     MPI_Cancel(&c->hearing), MPI_Request_free(&c->hearing);
     for (int i = 0; i < COMM_SLOTS; i++) { free(c->slot[i].request), free(c->slot[i].peer); }
     free(c->node_of), free(c->sources), free(c->completed), free(c->small_bounds), free(c->small_values), free(c->peers);

@@ -250,17 +250,18 @@ static inline void print_traffic(int64_t traffic[COMM_KINDS][LINK_KINDS]) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What the operating system knows
 
-// Bytes of a line such as "VmHWM: 12 kB" of one of the kernel's tables; 0 where there is none.
-static inline double kernel_bytes(const char *path, const char *field) {
+// The number in a line such as "VmHWM: 12 kB" of one of the kernel's tables; 0 where there is none.
+static inline double kernel_number(const char *path, const char *field) {
     char line[256];
-    double kib = 0;
+    double number = 0;
     FILE *f = fopen(path, "r");
     while (f && fgets(line, sizeof line, f)) {
-        if (!strncmp(line, field, strlen(field))) { kib = atof(line + strlen(field)); }
+        if (!strncmp(line, field, strlen(field))) { number = atof(line + strlen(field)); }
     }
     if (f) { fclose(f); }
-    return kib * 1024;
+    return number;
 }
+static inline double kernel_bytes(const char *path, const char *field) { return 1024 * kernel_number(path, field); } // of one in kB
 static inline double file_number(const char *path) { // its first number; NAN where there is none
     double value = NAN;
     FILE *f = fopen(path, "r");
@@ -268,12 +269,33 @@ static inline double file_number(const char *path) { // its first number; NAN wh
     if (f) { fclose(f); }
     return value;
 }
-// Bytes that this machine, or the container this process is in, still has; INFINITY where nothing tells.
+// Bytes that the control group with its files in `folder` still allows; INFINITY where it sets no limit. Its usage counts file
+// pages that nobody used lately, which the kernel gives up before it refuses anything: they are available.
+static inline double memory_group_available(const char *folder) {
+    static const char *const versions[][3] = {{"memory.max", "memory.current", "inactive_file "},
+                                              {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "}};
+    double bytes = INFINITY;
+    for (int i = 0; i < 2; i++) {
+        char limit[1100], usage[1100], table[1100];
+        snprintf(limit, sizeof limit, "%s/%s", folder, versions[i][0]), snprintf(usage, sizeof usage, "%s/%s", folder, versions[i][1]);
+        snprintf(table, sizeof table, "%s/memory.stat", folder);
+        bytes = fmin(bytes, file_number(limit) - file_number(usage) + kernel_number(table, versions[i][2])); // fmin passes over a NAN
+    }
+    return bytes;
+}
+// Bytes that this machine, or the container or group this process is in, still has; INFINITY where nothing tells.
 static inline double memory_available(void) {
-    static const char *const limits[][2] = {{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-                                            {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
-    double total = kernel_bytes("/proc/meminfo", "MemAvailable:") + kernel_bytes("/proc/meminfo", "SwapFree:"), bytes = total > 0 ? total : INFINITY;
-    for (int i = 0; i < 2; i++) { bytes = fmin(bytes, file_number(limits[i][0]) - file_number(limits[i][1])); } // fmin passes over a NAN
+    double machine = kernel_bytes("/proc/meminfo", "MemAvailable:") + kernel_bytes("/proc/meminfo", "SwapFree:"), bytes = machine > 0 ? machine : INFINITY;
+    bytes = fmin(bytes, fmin(memory_group_available("/sys/fs/cgroup"), memory_group_available("/sys/fs/cgroup/memory")));
+    char line[512];
+    FILE *f = fopen("/proc/self/cgroup", "r"); // lines such as "4:memory:/path" and "0::/path"
+    while (f && fgets(line, sizeof line, f)) {
+        char *kind = strchr(line, ':'), *path = kind ? strchr(kind + 1, ':') : NULL, folder[1024];
+        if (!path || (strncmp(kind, "::", 2) && strncmp(kind, ":memory:", 8))) { continue; }
+        snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%.*s", path == kind + 1 ? "" : "/memory", (int)strcspn(path + 1, "\n"), path + 1);
+        bytes = fmin(bytes, memory_group_available(folder));
+    }
+    if (f) { fclose(f); }
     return bytes;
 }
 // Ends the program where `ranks` of this size do not fit into this machine: better now than by the kernel, in the middle.

@@ -39,15 +39,18 @@ typedef struct {
     // with what
     Store store;
     Executor executor;
-    double *sample_losses;  // [samples] of a step or a validation batch
-    double *sample_right;   // [samples] of a validation batch of labelled data
-    int64_t *sample_bounds; // [ranks + 1] which rank computes which
+    double *sample_losses;   // [samples] of a step or a validation batch
+    double *sample_right;    // [samples] of a validation batch of labelled data
+    int64_t *sample_bounds;  // [ranks + 1] which rank computes which
+    double *message;         // [samples + ranks] of sum_losses
+    int64_t *message_bounds; // [ranks + 1] whose part is which
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
     Log log;
     ProgressBar bar;
-    char flags[8192]; // as given, for the manifest
+    char flags[8192];     // as given, for the manifest
+    char stop_file[1100]; // OUT/stop, which rank 0 looks for; "" elsewhere
     Spent spent;
     EnergyMeter energy;
     bool stopping, save_failed;
@@ -77,14 +80,7 @@ static void catch_signals(const Trainer *t) {
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
-static bool should_stop(Trainer *t) {
-    char path[1100];
-    snprintf(path, sizeof path, "%s/stop", t->options.out);
-    bool file = *t->options.out && t->comm.rank == 0 && !access(path, F_OK);
-    if (!comm_agree_max(&t->comm, stop_requested || file)) { return false; }
-    if (file) { unlink(path); }
-    return true;
-}
+static bool asked_to_stop(const Trainer *t) { return stop_requested || (*t->stop_file && !access(t->stop_file, F_OK)); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Setting up
@@ -229,7 +225,12 @@ static void setup_states(Trainer *t) {
     t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-    for (int r = 0; r <= t->comm.ranks; r++) { t->sample_bounds[r] = part_begin(t->samples, t->comm.ranks, r); }
+    t->message = (double *)checked_calloc((size_t)(t->samples + t->comm.ranks), sizeof(double), "losses");
+    t->message_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
+    for (int r = 0; r <= t->comm.ranks; r++) {
+        t->sample_bounds[r] = part_begin(t->samples, t->comm.ranks, r);
+        t->message_bounds[r] = t->sample_bounds[r] + r;
+    }
 }
 
 // Weights: from a checkpoint, a model file, or the seed.
@@ -264,9 +265,19 @@ static double learning_rate(const Trainer *t, int64_t step) {
     }
 }
 
-// Sum of the losses of the pass's samples, in their order, from all ranks.
-static double sum_losses(Trainer *t, int64_t samples) {
-    comm_all_gather_doubles(&t->comm, t->sample_losses, t->sample_bounds);
+// Sum of the losses of the pass's samples, in their order, from all ranks. What else the ranks have to agree on in each step
+// travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked to stop. A
+// rank's part of the message is its samples' losses and this flag.
+static double sum_losses(Trainer *t, int64_t samples, bool *stop) {
+    const int64_t *first = t->sample_bounds, *part = t->message_bounds;
+    int rank = t->comm.rank;
+    memcpy(t->message + part[rank], t->sample_losses + first[rank], (size_t)(first[rank + 1] - first[rank]) * sizeof(double));
+    t->message[part[rank + 1] - 1] = *stop;
+    comm_all_gather_doubles(&t->comm, t->message, part);
+    for (int r = 0; r < t->comm.ranks; r++) {
+        memcpy(t->sample_losses + first[r], t->message + part[r], (size_t)(first[r + 1] - first[r]) * sizeof(double));
+        *stop |= t->message[part[r + 1] - 1] != 0;
+    }
     double sum = 0;
     for (int64_t i = 0; i < samples; i++) { sum += t->sample_losses[i]; }
     return sum;
@@ -309,10 +320,10 @@ static void train_step(Trainer *t) {
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
     executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
-    double loss = sum_losses(t, t->samples) / (double)max_i64(targets, 1);
     double look = seconds_now();
-    t->stopping = should_stop(t);
+    t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
+    double loss = sum_losses(t, t->samples, &t->stopping) / (double)max_i64(targets, 1);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
@@ -348,7 +359,8 @@ static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
         Pass pass = {data, first, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
         int at = 0;
         executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
-        e.loss += sum_losses(t, count);
+        bool stop = false; // asked of training steps only
+        e.loss += sum_losses(t, count, &stop);
         e.targets += count_targets(data, first, count);
         if (data->labels) { comm_all_gather_doubles(&t->comm, t->sample_right, t->sample_bounds); }
         for (int64_t i = 0; i < count; i++) {
@@ -474,6 +486,7 @@ static void start(Trainer *t, int argc, char **argv) {
     for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
         n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]);
     }
+    if (*t->options.out && t->comm.rank == 0) { snprintf(t->stop_file, sizeof t->stop_file, "%s/stop", t->options.out); }
     for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line of the manifest
 }
 
@@ -545,6 +558,7 @@ static void train(Trainer *t) {
         train_step(t);
         between_steps(t);
     }
+    if (t->stopping && *t->stop_file) { unlink(t->stop_file); }
 }
 
 static int finish(Trainer *t) {

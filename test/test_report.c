@@ -60,6 +60,37 @@ static void test_memory_available(void **state) {
     assert_true(isnan(file_number("/nowhere")));
 }
 
+static void put(const char *name, const char *text) {
+    char path[160];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+static void take_away(const char *name) {
+    char path[160];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    assert_int_equal(unlink(path), 0);
+}
+
+// What a control group allows more: its limit less its usage, of which the page cache nobody used lately does not count.
+static void test_memory_of_a_group(void **state) {
+    (void)state;
+    assert_true(isinf(memory_group_available(folder)));
+    put("memory.max", "1000\n"), put("memory.current", "900\n");
+    assert_true(memory_group_available(folder) == 100);
+    put("memory.stat", "active_file 7\ninactive_file 300\nworkingset_refault_file 9\n");
+    assert_true(memory_group_available(folder) == 400);
+    put("memory.max", "max\n");
+    assert_true(isinf(memory_group_available(folder)));
+    put("memory.limit_in_bytes", "5000\n"), put("memory.usage_in_bytes", "4000\n");
+    put("memory.stat", "inactive_file 1\ntotal_inactive_file 2000\n"); // version 1: this group alone, and with those below it
+    assert_true(memory_group_available(folder) == 3000);
+    const char *const names[] = {"memory.max", "memory.current", "memory.stat", "memory.limit_in_bytes", "memory.usage_in_bytes"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { take_away(names[i]); }
+}
+
 // What a shell reads is the word again.
 static void test_shell_words(void **state) {
     (void)state;
@@ -96,6 +127,7 @@ int main(void) {
         cmocka_unit_test(test_energy_of_all_packages),
         cmocka_unit_test(test_energy_where_nothing_tells),
         cmocka_unit_test(test_memory_available),
+        cmocka_unit_test(test_memory_of_a_group),
         cmocka_unit_test(test_shell_words),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
