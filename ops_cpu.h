@@ -85,20 +85,28 @@ static inline void ops_close(Stream *s) { (void)s; }
 static inline void ops_wait(Stream *s) { (void)s; }
 
 // --- memory and precision --------------------------------------------------------------------------------------------
-// Zeroed by the team, so that on machines with several memories a part lies near a thread that uses it. Huge pages are asked
-// for whole 2 MiB only, so the resident size is the size asked for.
+// From calloc, since fresh pages are zero anyway. The team touches them, so that they exist, and on machines with several memories
+// lie near a thread that uses them. Huge pages are asked for whole 2 MiB only, so the resident size is the size asked for.
+// In front of what is returned lies what calloc returned.
 static inline void *ops_alloc(size_t bytes) {
-    const size_t huge = (size_t)2 << 20;
-    void *p = NULL;
-    if (posix_memalign(&p, bytes >= huge ? huge : 64, bytes ? bytes : 1)) { return NULL; }
+    const size_t huge = (size_t)2 << 20, align = bytes >= huge ? huge : 64;
+    char *whole = bytes < SIZE_MAX - 2 * huge ? (char *)calloc(1, bytes + 64 + align) : NULL;
+    if (!whole) { return NULL; }
+    char *p = whole + 64 + (align - ((uintptr_t)whole + 64) % align) % align;
+    memcpy(p - sizeof whole, &whole, sizeof whole);
     if (bytes >= huge) { madvise(p, bytes / huge * huge, MADV_HUGEPAGE); }
-    int64_t pages = ceil_div((int64_t)bytes, 4096);
+    volatile char *touched = p; // or the compiler would leave out writing zeros
+    const int64_t pages = ceil_div((int64_t)bytes, 4096);
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < pages; i++) { memset((char *)p + i * 4096, 0, (size_t)min_i64(4096, (int64_t)bytes - i * 4096)); }
+    for (int64_t i = 0; i < pages; i++) { touched[i * 4096] = 0; }
     return p;
 }
 static inline void *ops_alloc_shared(size_t bytes) { return ops_alloc(bytes); }
-static inline void ops_free(void *p) { free(p); }
+static inline void ops_free(void *p) {
+    char *whole = NULL;
+    if (p) { memcpy(&whole, (char *)p - sizeof whole, sizeof whole); }
+    free(whole);
+}
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);

@@ -92,7 +92,7 @@ static inline double measure_flops(Stream *s) {
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
     if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     double best = 0, start = seconds_now();
-    for (int unbeaten = 0; unbeaten < 8 && seconds_now() - start < 1; unbeaten++) { // a busy machine takes longer to show its best
+    for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) { // a busy machine takes longer to show its best
         double t = seconds_now();
         ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
         ops_wait(s);
