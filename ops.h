@@ -47,13 +47,18 @@ static void *ops_alloc(size_t bytes); // device memory, 64-byte aligned, zero-fi
 // The same, of memory that the host may touch too: after ops_wait(), until an operation that uses it is started.
 static void *ops_alloc_shared(size_t bytes);
 static void ops_free(void *p);
+// Memory of the host that the device reaches by itself, zero-filled: copies from and to it go on while the host does other things,
+// which must leave it alone until ops_wait(). NULL if there is none.
+static void *ops_alloc_host(size_t bytes);
+static void ops_free_host(void *p);
 static Real *real_at(Real *p, int64_t elements);
 static const Real *real_at_const(const Real *p, int64_t elements);
 static size_t ops_real_bytes(void);                                        // of one Real
 static void ops_copy(Stream *s, void *to, const void *from, size_t bytes); // inside the device
 static void ops_zero(Stream *s, void *p, size_t bytes);
-static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);
+static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);           // host: read before this returns, or ops_alloc_host()
 static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes);             // returns when done
+static void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes);       // host: ops_alloc_host()
 static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);         // returns when done
 static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);         // storage -> compute
 static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);           // compute -> storage, nearest even
@@ -74,6 +79,11 @@ static inline void *memory_note(MemoryKind kind, void *p, size_t bytes, const ch
 static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) { return memory_note(kind, ops_alloc(bytes ? bytes : 1), bytes, what); }
 static inline void *memory_take_shared(MemoryKind kind, size_t bytes, const char *what) { // which the host touches too: see ops_alloc_shared
     return memory_note(kind, ops_alloc_shared(bytes ? bytes : 1), bytes, what);
+}
+static inline void *memory_take_host(size_t bytes, const char *what) { // no device memory: not in the ledger
+    void *p = ops_alloc_host(bytes ? bytes : 1);
+    if (!p) { die(EXIT_RESOURCES, "use a smaller --batch-tokens", "cannot allocate %zu bytes of the host for %s", bytes, what); }
+    return p;
 }
 
 // --- embedding -------------------------------------------------------------------------------------------------------
@@ -128,7 +138,8 @@ typedef struct {
 static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
 static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
-// partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, on the host
+// partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
+// ops_alloc_host(): there after ops_wait()
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
 
 #endif

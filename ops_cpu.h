@@ -99,6 +99,8 @@ static inline void *ops_alloc(size_t bytes) {
 }
 static inline void *ops_alloc_shared(size_t bytes) { return ops_alloc(bytes); }
 static inline void ops_free(void *p) { free(p); }
+static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
+static inline void ops_free_host(void *p) { free(p); }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);
@@ -119,6 +121,7 @@ static inline void ops_zero(Stream *s, void *p, size_t bytes) {
 static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) { ops_copy(s, device, host, bytes); }
 static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) { ops_copy(s, host, device, (size_t)n * sizeof(float)); }
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) { ops_copy(s, host, device, bytes); }
+static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) { ops_copy(s, host, device, bytes); }
 
 static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
     if (dtype == DTYPE_FP32) {

@@ -187,6 +187,15 @@ static inline void *ops_alloc_shared(size_t bytes) {
     return zeroed(error, p, bytes);
 }
 static inline void ops_free(void *p) { CUDA_CHECK(cudaFree(p)); }
+static inline void *ops_alloc_host(size_t bytes) {
+    void *p = NULL;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); // it is told here
+        return NULL;
+    }
+    return memset(p, 0, bytes);
+}
+static inline void ops_free_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     cudaStream_t stream = enter(s);
@@ -199,6 +208,10 @@ static inline void ops_zero(Stream *s, void *p, size_t bytes) {
 static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) {
     cudaStream_t stream = enter(s);
     CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+}
+static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
 }
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
     cudaStream_t stream = enter(s);
@@ -860,7 +873,7 @@ static inline void ops_norm_partials(Stream *s, double *partials, const float *x
         cudaStream_t stream = enter(s);
         const int64_t count = min_i64(most, chunks - i);
         LAUNCH(norm_partials_kernel, blocks_for(count, WARPS), THREADS, 0, stream, (double *)scratch(s), x + i * chunk, n - i * chunk, chunk, count);
-        ops_to_host(s, partials + i, scratch(s), (size_t)count * sizeof(double));
+        ops_to_host_later(s, partials + i, scratch(s), (size_t)count * sizeof(double));
     }
 }
 

@@ -157,7 +157,7 @@ static void predict(Trainer *t) {
     bool adam = o->optimizer == OPTIMIZER_ADAMW;
     StoreBytes states = store_bytes(&t->model, t->dtype, adam);
     size_t buffers;
-    Executor counted = executor_make(&t->model, &t->program.map, NULL, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, false,
+    Executor counted = executor_make(&t->model, &t->program, t->comm.rank, NULL, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, false,
                                      &p->memory[MEMORY_ACTIVATIONS], &buffers);
     executor_free(&counted);
     p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
@@ -220,7 +220,7 @@ static void setup_states(Trainer *t) {
     t->stream.workspace_bytes = workspace_bytes(t);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     t->store = store_make(&t->model, &t->comm, &t->comm.everyone, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->executor = executor_make(&t->model, &t->program.map, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
+    t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
                                 &unused[0], &unused[1]);
     t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
