@@ -35,14 +35,15 @@ typedef struct {
     Real *input, *output;        // a block's input and output in compute precision, where that differs from storage precision
     Real *logits;                // (Vp) one row, for generation
     char *activations, *buffers; // the allocations all of these lie in
+    OpsMark **marks;             // [actions of a step + 1] when each began, for a profile: then nothing is repeated as a whole; NULL: not wanted
     // host
     int64_t first_row;                   // of a step's samples, the first that this rank computes
     int32_t *host_tokens, *host_targets; // (samples, T) from it on
     float *host_losses;                  // the same
     float *host_logits;                  // (Vp)
-    const Real **held;             // [storages] acquired parameters
-    int current;                   // gradient[current] belongs to the boundary that backward has reached
-    const Action *volatile action; // that is running, for signal handlers; NULL between passes
+    const Real **held;                   // [storages] acquired parameters
+    int current;                         // gradient[current] belongs to the boundary that backward has reached
+    const Action *volatile action;       // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
 } Executor;
 
@@ -124,8 +125,12 @@ static inline void boundary_write_end(Executor *e, int unit, int64_t n) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Compute actions
+
+// All that a block's work depends on, besides what never changes: it is the key under which the work can be repeated. The head's
+// depends on the pass as well. Cleared before it is filled, since keys are compared as bytes.
 typedef struct {
-    int unit;
+    ActionKind kind;
+    int unit, current;            // current: as the executor's
     int64_t rows, T, N, elements; // N = rows * T, elements = N * C
     UnitStates states;
 } Work;
@@ -217,7 +222,17 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
         return;
     }
     gpt_block_backward_weight(e->stream, e->model, &w->states, dout, x, executor_block(e, w->unit), &e->work, w->rows, w->T);
-    e->current = 1 - e->current; // dout is no longer needed: from here on the gradient is that of this unit's input
+}
+
+static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
+    switch (w->kind) {
+    case ACT_FORWARD: run_forward(e, w); break;
+    case ACT_RECOMPUTE:
+        gpt_block_forward(e->stream, e->model, &w->states, NULL, boundary_read(e, w->unit, w->elements), executor_block(e, w->unit), w->rows, w->T);
+        break;
+    case ACT_BACKWARD_INPUT: run_backward_input(e, w, pass); break;
+    default: run_backward_weight(e, w);
+    }
 }
 
 static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
@@ -233,14 +248,13 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
         if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
     }
     if (a->kind == ACT_FORWARD && a->unit == 0) { executor_load_samples(e, &w, pass, a->first_row); }
-    switch (a->kind) {
-    case ACT_FORWARD: run_forward(e, &w); break;
-    case ACT_RECOMPUTE:
-        gpt_block_forward(e->stream, e->model, &w.states, NULL, boundary_read(e, w.unit, w.elements), executor_block(e, w.unit), w.rows, w.T);
-        break;
-    case ACT_BACKWARD_INPUT: run_backward_input(e, &w, pass); break;
-    default: run_backward_weight(e, &w);
+    w.kind = a->kind, w.current = e->current;
+    bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
+    if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
+        run_work(e, &w, pass);
+        if (repeated) { ops_repeat_end(e->stream); }
     }
+    if (block && a->kind == ACT_BACKWARD_WEIGHT) { e->current = 1 - e->current; } // dout is free: the gradient is now that of this unit's input
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->targets, w.N); }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), e->head.losses, (size_t)w.N * sizeof(float));
@@ -254,9 +268,17 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
 #define EXECUTOR_HOOK(action, step)
 #endif
 
-static inline void executor_begin(Executor *e, const Action *a, int64_t step) {
+static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
+    char name[64];
     EXECUTOR_HOOK(a, step);
     e->action = a, e->step = step;
+    snprintf(name, sizeof name,
+             a->unit >= 0      ? "%s unit %d"
+             : a->storage >= 0 ? "%s storage %d"
+                               : "%s",
+             action_names[a->kind], (int)max_i64(a->unit, a->storage));
+    ops_range_begin(name);
+    if (e->marks) { ops_mark(e->stream, e->marks[index]); }
 }
 // What this rank is doing. For signal handlers.
 static inline void executor_describe(const Executor *e, SignalText *t) {
@@ -279,8 +301,8 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
     while (*at < schedule->count) {
-        const Action *a = &schedule->actions[(*at)++];
-        executor_begin(e, a, step);
+        const Action *a = &schedule->actions[*at];
+        executor_begin(e, a, (*at)++, step);
         switch (a->kind) {
         case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->store->updates[a->storage] + a->version); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
@@ -289,9 +311,11 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_NORM:
             *norm = store_norm(e->store);
             executor_take_losses(e, schedule, pass);
-            return;
+            break;
         default: assert(action_computes(a->kind)); run_compute(e, a, pass); // no builder sends yet
         }
+        ops_range_end();
+        if (a->kind == ACT_NORM) { return; }
     }
     if (!pass->training) {
         ops_wait(e->stream);

@@ -42,6 +42,22 @@ static void ops_open(Stream *s, int place, DType real);
 static void ops_close(Stream *s);
 static void ops_wait(Stream *s); // returns when all that was started on s is done
 
+// Repeated work: the same operations with the same arguments, later, at the cost of one launch. `key` holds all that they depend on.
+// true: the caller starts them now, then calls ops_repeat_end(). false: they were recorded when they were started before, and have
+// been started again. In between nobody waits for the device or lets it touch memory that is not the device's.
+static bool ops_repeat_begin(Stream *s, const void *key, size_t bytes);
+static void ops_repeat_end(Stream *s);
+
+// For profiles: moments in the stream's time, and what a profiler shows as a named range of the host's time.
+typedef struct OpsMark OpsMark;
+static OpsMark *ops_mark_make(void);
+static void ops_mark_free(OpsMark *m);
+static void ops_mark(Stream *s, OpsMark *m);                           // when all that was started before is done
+static double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to); // after ops_wait()
+static void ops_range_begin(const char *name);
+static void ops_range_end(void);
+static void ops_profiler(bool on); // a profiler that waits for a sign begins, or ends
+
 // --- memory and precision --------------------------------------------------------------------------------------------
 static void *ops_alloc(size_t bytes); // device memory, 64-byte aligned, zero-filled (so its pages exist); NULL if there is none
 // The same, of memory that the host may touch too: after ops_wait(), until an operation that uses it is started.

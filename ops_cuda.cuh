@@ -17,8 +17,10 @@
 #include "ops.h" // the contract
 
 #ifdef __CUDACC__
-#include <cublasLt.h>  // matrix products
-#include <cuda_bf16.h> // __nv_bfloat16
+#include <cublasLt.h>          // matrix products
+#include <cuda_bf16.h>         // __nv_bfloat16
+#include <cuda_profiler_api.h> // --profile-steps
+#include <nvtx3/nvToolsExt.h>  // names for profilers
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                                                                                       \
     do {                                                                                                                                                       \
         (kernel)<<<grid, block, shared, stream>>>(__VA_ARGS__);                                                                                                \
@@ -45,6 +47,8 @@ enum {
     THREADS = 256,          // of a block, where nothing else is said
     WARPS = THREADS / 32,   // of such a block
     MATMUL_PLANS = 256,     // shapes of matrix products that are remembered
+    RECORDINGS = 4096,      // repeated work that is remembered
+    RECORDING_KEY = 192,    // bytes, at most
     COLUMN_PARTS = 64,      // of a sum over rows, at most
     SCRATCH_LEAST = 1 << 16 // bytes, for what is moved in pieces
 };
@@ -65,11 +69,19 @@ typedef struct {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
+// Repeated work. The first time it runs as it is, so that libraries are loaded; the second time it becomes a graph.
+typedef struct {
+    unsigned char key[RECORDING_KEY];
+    size_t bytes; // of the key; 0: a free place
+    cudaGraphExec_t graph;
+} Recording;
 typedef struct {
     cudaStream_t stream;
     cublasLtHandle_t lt;
     MatmulPlan plans[MATMUL_PLANS];
     int64_t plans_made; // the newest MATMUL_PLANS of them are kept
+    Recording recordings[RECORDINGS];
+    Recording *recording; // that the stream is captured for; NULL: it is not
 } Gpu;
 
 static DType gpu_real = DTYPE_FP32; // what a Real is
@@ -101,6 +113,9 @@ static inline void ops_close(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
     for (int i = 0; i < min_i64(gpu->plans_made, MATMUL_PLANS); i++) { free_matmul_plan(&gpu->plans[i]); }
+    for (int i = 0; i < RECORDINGS; i++) {
+        if (gpu->recordings[i].graph) { CUDA_CHECK(cudaGraphExecDestroy(gpu->recordings[i].graph)); }
+    }
     LT_CHECK(cublasLtDestroy(gpu->lt));
     free(gpu);
     s->device = NULL;
@@ -118,6 +133,63 @@ static inline void ops_wait(Stream *s) {
     }
     CUDA_CHECK(error);
 }
+
+// The place of a key, new or not, among those near its checksum; NULL where these are taken.
+static inline Recording *find_recording(Gpu *gpu, const void *key, size_t bytes) {
+    assert(bytes <= RECORDING_KEY && !gpu->recording);
+    Checksum sum = checksum_begin();
+    checksum_add(&sum, key, bytes);
+    const uint64_t home = checksum_end(&sum);
+    for (uint64_t i = 0; i < 16; i++) {
+        Recording *r = &gpu->recordings[(home + i) % RECORDINGS];
+        if (!r->bytes || (r->bytes == bytes && !memcmp(r->key, key, bytes))) { return r; }
+    }
+    return NULL;
+}
+static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    Gpu *gpu = (Gpu *)s->device;
+    Recording *r = find_recording(gpu, key, bytes);
+    if (r && r->graph) {
+        CUDA_CHECK(cudaGraphLaunch(r->graph, stream));
+        return false;
+    }
+    if (r && r->bytes) { // the second time
+        gpu->recording = r;
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed)); // relaxed: messages go on meanwhile
+    } else if (r) {
+        memcpy(r->key, key, bytes), r->bytes = bytes;
+    }
+    return true;
+}
+static inline void ops_repeat_end(Stream *s) {
+    Gpu *gpu = (Gpu *)s->device;
+    if (!gpu->recording) { return; }
+    cudaGraph_t graph;
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&gpu->recording->graph, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaGraphLaunch(gpu->recording->graph, gpu->stream));
+    gpu->recording = NULL;
+}
+
+static inline OpsMark *ops_mark_make(void) { // an event
+    cudaEvent_t e;
+    CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDefault));
+    return (OpsMark *)e;
+}
+static inline void ops_mark_free(OpsMark *m) { CUDA_CHECK(cudaEventDestroy((cudaEvent_t)m)); }
+static inline void ops_mark(Stream *s, OpsMark *m) { CUDA_CHECK(cudaEventRecord((cudaEvent_t)m, enter(s))); }
+static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
+    float ms;
+    (void)s;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to));
+    return (double)ms / 1000;
+}
+static inline void ops_range_begin(const char *name) { nvtxRangePushA(name); }
+static inline void ops_range_end(void) { nvtxRangePop(); }
+static inline void ops_profiler(bool on) { CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop()); }
+
 static inline void *scratch(Stream *s) { return (char *)s->workspace + MATMUL_WORKSPACE; }
 static inline int64_t scratch_bytes(const Stream *s) { return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE; }
 

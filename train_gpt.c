@@ -157,8 +157,8 @@ static void predict(Trainer *t) {
     bool adam = o->optimizer == OPTIMIZER_ADAMW;
     StoreBytes states = store_bytes(&t->model, t->dtype, adam);
     size_t buffers;
-    Executor counted = executor_make(&t->model, &t->program, t->comm.rank, NULL, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, false,
-                                     &p->memory[MEMORY_ACTIVATIONS], &buffers);
+    Executor counted = executor_make(&t->model, &t->program, t->comm.rank, NULL, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
+                                     false, &p->memory[MEMORY_ACTIVATIONS], &buffers);
     executor_free(&counted);
     p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
     p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + t->comm.staging_bytes + workspace_bytes(t);
@@ -220,8 +220,8 @@ static void setup_states(Trainer *t) {
     t->stream.workspace_bytes = workspace_bytes(t);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     t->store = store_make(&t->model, &t->comm, &t->comm.everyone, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
-                                &unused[0], &unused[1]);
+    t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
+                                true, &unused[0], &unused[1]);
     t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");

@@ -11,7 +11,8 @@
 //            who reads too early reads what was there before, and who writes too early changes what is copied.
 // Graphs     A stream that is captured keeps its work; a graph is that work, to be started any number of times. What CUDA refuses in
 //            a capture, and what is not emulated there, ends the program.
-// Counts     EMU_COUNTS=FILE: at the end the number of times the host waited, of launches, and the most device memory, as JSON.
+// Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both inside ranges (nvtx) only; the ranges;
+//            the most device memory.
 // Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals.
 // x86-64 only: the context switch is assembly.
 #ifndef EMU_H
@@ -27,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h> // mprotect
+#include <time.h>     // of events
 #include <tuple>      // arguments of a launch
 #include <unistd.h>
 #include <vector>
@@ -60,15 +62,26 @@ static inline uint64_t emu_draw(uint64_t n) { // 0 .. n - 1; Steele et al.'s spl
 
 // --- what happened ------------------------------------------------------------------------------------------------------
 static struct EmuCounts {
-    int64_t waits, launches;         // of the host for the device; of kernels, copies, products and graphs
+    int64_t waits, launches;         // in ranges: of the host for the device; of kernels, copies, products and graphs
+    int64_t ranges, depth, profiled; // begun; that the host is in; begun while the profiler was on
+    bool profiling;
     size_t device_bytes, peak_bytes; // of device memory: now, and at most
     ~EmuCounts() {
         FILE *f = getenv("EMU_COUNTS") ? fopen(getenv("EMU_COUNTS"), "w") : NULL;
         if (!f) { return; }
-        fprintf(f, "{\"waits\":%lld,\"launches\":%lld,\"device_bytes\":%zu}\n", (long long)waits, (long long)launches, peak_bytes);
+        fprintf(f, "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_bytes\":%zu}\n", (long long)waits, (long long)launches,
+                (long long)ranges, (long long)profiled, peak_bytes);
         fclose(f);
     }
 } emu_counts;
+static inline int nvtxRangePushA(const char *) {
+    emu_counts.ranges++, emu_counts.profiled += emu_counts.profiling;
+    return (int)emu_counts.depth++;
+}
+static inline int nvtxRangePop() {
+    if (!emu_counts.depth) { emu_fail("nvtxRangePop without a push"); }
+    return (int)--emu_counts.depth;
+}
 
 // --- types ------------------------------------------------------------------------------------------------------------
 struct dim3 {
@@ -264,7 +277,9 @@ static void emu_fault(int signal_number, siginfo_t *info, void *) {
 static inline void emu_protect(bool open) {
     emu_open = open;
     for (const auto &m : emu_memory) {
-        if (m.second.place == EMU_DEVICE && mprotect(m.second.mapped, m.second.pages, open ? PROT_READ | PROT_WRITE : PROT_NONE)) { emu_fail("mprotect failed"); }
+        if (m.second.place == EMU_DEVICE && mprotect(m.second.mapped, m.second.pages, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
+            emu_fail("mprotect failed");
+        }
     }
 }
 static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
@@ -295,6 +310,7 @@ static inline cudaError_t cudaMemGetInfo(size_t *there, size_t *total) {
 // --- streams and events -----------------------------------------------------------------------------------------------
 struct EmuEvent {
     int64_t recorded, happened;
+    double ms; // when
 };
 typedef EmuEvent *cudaEvent_t;
 struct EmuWork {
@@ -307,12 +323,17 @@ struct EmuStream {
     bool capturing;
 };
 typedef EmuStream *cudaStream_t;
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 static std::vector<EmuStream *> emu_streams;
+static inline double emu_clock_ms() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
 
 static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) {
     (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0});
-    emu_counts.launches += !stream->capturing;
+    emu_counts.launches += !stream->capturing && emu_counts.depth;
 }
 static inline void emu_not_captured(const EmuStream *s) {
     if (s->capturing) { emu_fail("a stream that is captured: no waits, no events, no copies of pageable memory"); }
@@ -339,7 +360,7 @@ static inline void emu_run_until(const std::function<bool()> &done) {
     emu_protect(false);
 }
 static inline void emu_wait_until(const std::function<bool()> &done) { // the host waits
-    emu_counts.waits++;
+    emu_counts.waits += emu_counts.depth > 0;
     emu_run_until(done);
 }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
@@ -354,7 +375,7 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 // Some of the work happens between two looks. Who looks until there is none has waited once.
 static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     emu_not_captured(s);
-    if (s->queue.empty()) { return emu_counts.waits++, cudaSuccess; }
+    if (s->queue.empty()) { return emu_counts.waits += emu_counts.depth > 0, cudaSuccess; }
     uint64_t steps = 1 + emu_draw(8);
     emu_run_until([&] { return s->queue.empty() || steps-- == 0; });
     return cudaErrorNotReady;
@@ -383,13 +404,17 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     emu_not_captured(s);
     int64_t record = ++e->recorded;
-    emu_enqueue(s, [=] { e->happened = record; });
+    emu_enqueue(s, [=] { e->happened = record, e->ms = emu_clock_ms(); });
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
     emu_not_captured(s);
     s->queue.push_back({NULL, e, e->recorded});
     return cudaSuccess;
+}
+static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    if (!from->recorded || !to->recorded || from->happened < from->recorded || to->happened < to->recorded) { return cudaErrorNotReady; }
+    return *ms = (float)(to->ms - from->ms), cudaSuccess;
 }
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     const int64_t record = e->recorded;
@@ -416,12 +441,11 @@ static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t 
 static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) {
     emu_not_captured(s);
     s->queue.insert(s->queue.end(), graph->begin(), graph->end());
-    emu_counts.launches++;
+    emu_counts.launches += emu_counts.depth > 0;
     return cudaSuccess;
 }
 static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
 static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return delete graph, cudaSuccess; }
-
 
 static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's does
     auto m = emu_memory.find((char *)p);
@@ -462,6 +486,8 @@ static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on 
 }
 static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
 static inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorMemoryAllocation; }
+static inline cudaError_t cudaProfilerStart() { return emu_counts.profiling = true, cudaSuccess; }
+static inline cudaError_t cudaProfilerStop() { return emu_counts.profiling = false, cudaSuccess; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 static inline const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
 
