@@ -67,6 +67,8 @@ static void ops_free(void *p);
 // which must leave it alone until ops_wait(). NULL if there is none.
 static void *ops_alloc_host(size_t bytes);
 static void ops_free_host(void *p);
+// Device memory that `ranks` ranks of this machine can still take together; INFINITY where it is the machine's own.
+static double ops_memory_available(int ranks);
 static Real *real_at(Real *p, int64_t elements);
 static const Real *real_at_const(const Real *p, int64_t elements);
 static size_t ops_real_bytes(void);                                        // of one Real

@@ -114,6 +114,7 @@ static inline void *ops_alloc_shared(size_t bytes) { return ops_alloc(bytes); }
 static inline void ops_free(void *p) { free(p); }
 static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
 static inline void ops_free_host(void *p) { free(p); }
+static inline double ops_memory_available(int ranks) { return (void)ranks, (double)INFINITY; }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);

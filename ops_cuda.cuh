@@ -268,6 +268,13 @@ static inline void *ops_alloc_host(size_t bytes) {
     return memset(p, 0, bytes);
 }
 static inline void ops_free_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
+static inline double ops_memory_available(int ranks) { // ranks take devices in turn (ops_open)
+    size_t there, total;
+    int devices;
+    CUDA_CHECK(cudaGetDeviceCount(&devices));
+    CUDA_CHECK(cudaMemGetInfo(&there, &total));
+    return (double)there * ranks / (double)ceil_div(ranks, devices);
+}
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     cudaStream_t stream = enter(s);

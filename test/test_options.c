@@ -376,6 +376,7 @@ static const char *const clashes[][3] = {
     {"--beta2 0.95 --optimizer sgd", "beta1", "optimizer"},
     {"--eps 1e-8 --optimizer=sgd", "beta1", "optimizer"},
     {"--warmup 6 --steps 5", "warmup", "steps"},
+    {"--profile-steps 5:6 --steps 5", "profile-steps", "steps"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
 static void test_every_pair_is_refused(void **state) {
