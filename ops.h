@@ -40,7 +40,8 @@ static size_t ops_workspace_bytes(OpsShape shape, int threads);
 // precision, which a processor ignores (it has one).
 static void ops_open(Stream *s, int place, DType real);
 static void ops_close(Stream *s);
-static void ops_wait(Stream *s); // returns when all that was started on s is done
+static const char *ops_device(double *bf16_flops); // its name, "" for a processor; the dense bf16 peak its maker states, 0 where not known
+static void ops_wait(Stream *s);                   // returns when all that was started on s is done
 
 // Repeated work: the same operations with the same arguments, later, at the cost of one launch. `key` holds all that they depend on.
 // true: the caller starts them now, then calls ops_repeat_end(). false: they were recorded when they were started before, and have

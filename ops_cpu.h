@@ -82,6 +82,7 @@ static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 // Nothing to open, and operations return when done.
 static inline void ops_open(Stream *s, int place, DType real) { (void)s, (void)place, (void)real; }
 static inline void ops_close(Stream *s) { (void)s; }
+static inline const char *ops_device(double *bf16_flops) { return *bf16_flops = 0, ""; }
 static inline void ops_wait(Stream *s) { (void)s; }
 static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) { return (void)s, (void)key, (void)bytes, true; } // a call costs nothing
 static inline void ops_repeat_end(Stream *s) { (void)s; }

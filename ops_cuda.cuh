@@ -14,7 +14,8 @@
 #ifndef OPS_CUDA_CUH
 #define OPS_CUDA_CUH
 
-#include "ops.h" // the contract
+#include "ops.h"   // the contract
+#include <ctype.h> // names of devices
 
 #ifdef __CUDACC__
 #include <cublasLt.h>          // matrix products
@@ -119,6 +120,38 @@ static inline void ops_close(Stream *s) {
     LT_CHECK(cublasLtDestroy(gpu->lt));
     free(gpu);
     s->device = NULL;
+}
+
+// Dense bf16 products, in TFLOP/s, by the first words of the device's name: from NVIDIA's datasheets of each, where figures "with
+// sparsity" are twice these; for GeForce from the white papers of Ada and Ampere (sums in fp32).
+static const struct {
+    const char *name;
+    double tflops;
+} gpu_peaks[] = {{"NVIDIA A10", 125},
+                 {"NVIDIA A100", 312},
+                 {"NVIDIA H100 PCIe", 756},
+                 {"NVIDIA H100 NVL", 835},
+                 {"NVIDIA H100", 989.4},
+                 {"NVIDIA H200 NVL", 835},
+                 {"NVIDIA H200", 989.4},
+                 {"NVIDIA GH200", 989.4},
+                 {"NVIDIA B200", 2250},
+                 {"NVIDIA GB200", 2500},
+                 {"NVIDIA L40S", 362},
+                 {"NVIDIA L4", 121},
+                 {"NVIDIA GeForce RTX 4090", 165.2},
+                 {"NVIDIA GeForce RTX 3090", 71}};
+static inline const char *ops_device(double *bf16_flops) {
+    static cudaDeviceProp device;
+    int number;
+    CUDA_CHECK(cudaGetDevice(&number));
+    CUDA_CHECK(cudaGetDeviceProperties(&device, number));
+    *bf16_flops = 0;
+    for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0] && *bf16_flops == 0; i++) {
+        const size_t n = strlen(gpu_peaks[i].name);
+        if (!strncmp(device.name, gpu_peaks[i].name, n) && !isalnum((unsigned char)device.name[n])) { *bf16_flops = 1e12 * gpu_peaks[i].tflops; }
+    }
+    return device.name;
 }
 
 // What every operation begins with: messages move a little, then its work goes into the stream.

@@ -79,16 +79,17 @@ static inline void log_line(Log *log, TextBuffer *t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rates of this machine, measured at start with all ranks at work: what MFU and predicted times refer to
+// Rates of this machine, measured at start with all ranks at work: what predicted times refer to
 typedef struct {
     double flops_per_s;         // matrix products of this rank, its threads
     double bytes_per_s;         // streaming memory
     double message_bytes_per_s; // sending to other ranks
+    double peak_flops_per_s;    // what MFU refers to: the same, or what the device's maker states
+    const char *device;         // its name; "": the processor
 } Rates;
 
-static inline double measure_flops(Stream *s) {
-    enum { N = 1024 };
-    size_t bytes = (size_t)N * N * 4;
+static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
+    size_t bytes = (size_t)(N * N) * ops_real_bytes();
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
     if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     double best = 0, start = seconds_now();
@@ -96,10 +97,16 @@ static inline double measure_flops(Stream *s) {
         double t = seconds_now();
         ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
         ops_wait(s);
-        double rate = 2.0 * N * N * N / (seconds_now() - t);
+        double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
         if (rate > best) { best = rate, unbeaten = 0; }
     }
     ops_free(a), ops_free(b), ops_free(c);
+    return best;
+}
+static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
+    int64_t N = 1024;
+    double best = measure_products(s, N);
+    for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) { N *= 2; }
     return best;
 }
 static inline double measure_bytes(Stream *s) {
@@ -136,11 +143,13 @@ static inline double measure_messages(Comm *comm, const Group *group) {
     return best;
 }
 
-static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Group *group) {
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Group *group, DType dtype) {
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
     rates->message_bytes_per_s = measure_messages(comm, group);
+    rates->device = ops_device(&rates->peak_flops_per_s);
+    if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -455,6 +464,7 @@ static inline void print_start(const RunFacts *run) {
            o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->dtype));
     printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks, run->comm->nodes,
            run->threads, run->rates->flops_per_s / 1e9);
+    if (*run->rates->device) { printf("device     %s; MFU is the share of %.1f TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
            o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
@@ -478,6 +488,8 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"flags\":", run->model->parameters, run->comm->ranks);
     json_add_flags(line, run->options);
+    text_add(line, ",\"device\":"), json_add_string(line, run->rates->device);
+    json_add_field(line, "peak_flops", run->rates->peak_flops_per_s);
     text_add(line, ",\"predicted\":"), json_add_predicted(run->predicted, line);
     text_add(line, "}");
 }

@@ -288,7 +288,7 @@ static int64_t count_targets(const Dataset *data, int64_t first, int64_t samples
 static void log_step(Trainer *t, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
     double tokens = (double)(t->samples * t->options.seq_len);
-    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.flops_per_s * t->comm.ranks);
+    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
     progress_step(&t->bar, t->progress.step, loss, norm, lr, seconds * 1000, tokens / seconds, mfu);
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"step\",\"step\":%" PRId64, t->progress.step);
@@ -497,7 +497,7 @@ static void plan(Trainer *t) {
     setup_schedule(t);
     setup_messages(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
-    measure_rates(&t->rates, &t->stream, &t->comm, &t->comm.everyone);
+    measure_rates(&t->rates, &t->stream, &t->comm, &t->comm.everyone, t->dtype);
     predict(t);
 }
 

@@ -486,6 +486,14 @@ static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on 
 }
 static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
 static inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorMemoryAllocation; }
+static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+struct cudaDeviceProp {
+    char name[256];
+};
+static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
+    snprintf(p->name, sizeof p->name, "%s", getenv("EMU_DEVICE") ? getenv("EMU_DEVICE") : "emulated");
+    return cudaSuccess;
+}
 static inline cudaError_t cudaProfilerStart() { return emu_counts.profiling = true, cudaSuccess; }
 static inline cudaError_t cudaProfilerStop() { return emu_counts.profiling = false, cudaSuccess; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
