@@ -464,7 +464,7 @@ static inline void print_start(const RunFacts *run) {
            o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->dtype));
     printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks, run->comm->nodes,
            run->threads, run->rates->flops_per_s / 1e9);
-    if (*run->rates->device) { printf("device     %s; MFU is the share of %.1f TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
+    if (*run->rates->device) { printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
            o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
