@@ -300,7 +300,9 @@ static inline void *ops_alloc_host(size_t bytes) {
     }
     return memset(p, 0, bytes);
 }
-static inline void ops_free_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
+static inline void ops_free_host(void *p) {
+    if (p) { CUDA_CHECK(cudaFreeHost(p)); }
+}
 static inline double ops_memory_available(int ranks) { // ranks take devices in turn (ops_open)
     size_t there, total;
     int devices;

@@ -32,16 +32,19 @@ static void bench(Stream *s, Shape a) {
     s->workspace = ops_alloc(s->workspace_bytes);
     Real *qkv = (Real *)ops_alloc((size_t)(3 * N * a.C) * real), *out = (Real *)ops_alloc((size_t)(N * a.C) * real);
     Real *dqkv = (Real *)ops_alloc((size_t)(3 * N * a.C) * real);
-    float *lse = (float *)ops_alloc((size_t)(N * a.NH) * sizeof(float)), *values = (float *)ops_alloc_shared((size_t)(3 * N * a.C) * sizeof(float));
-    if (!s->workspace || !qkv || !out || !dqkv || !lse || !values) { die(EXIT_RESOURCES, "give smaller ROWS", "too little memory"); }
+    float *lse = (float *)ops_alloc((size_t)(N * a.NH) * sizeof(float)), *floats = (float *)ops_alloc((size_t)(3 * N * a.C) * sizeof(float));
+    float *values = (float *)checked_malloc((size_t)(3 * N * a.C) * sizeof(float), "values");
+    if (!s->workspace || !qkv || !out || !dqkv || !lse || !floats) { die(EXIT_RESOURCES, "give smaller ROWS", "too little memory"); }
     for (int64_t i = 0; i < 3 * N * a.C; i++) { values[i] = (float)random_uniform(1, 1, (uint64_t)i) - 0.5f; }
-    ops_unpack(s, qkv, values, DTYPE_FP32, 3 * N * a.C);
+    ops_from_host(s, floats, values, (size_t)(3 * N * a.C) * sizeof(float));
+    ops_unpack(s, qkv, floats, DTYPE_FP32, 3 * N * a.C);
     const double forward = seconds_of(s, marks, &a, false, qkv, out, dqkv, lse), backward = seconds_of(s, marks, &a, true, qkv, out, dqkv, lse);
     const double flops = 2.0 * (double)(N * a.T * a.C); // of the forward pass's two products, causal: half of 4 N T C
     printf("{\"rows\":%" PRId64 ",\"T\":%" PRId64 ",\"C\":%" PRId64 ",\"heads\":%" PRId64 ",\"forward_ms\":%.6g,\"backward_ms\":%.6g,\"forward_tflops\":%.4g,"
            "\"backward_tflops\":%.4g}\n",
            a.rows, a.T, a.C, a.NH, 1e3 * forward, 1e3 * backward, 1e-12 * flops / forward, 2.5e-12 * flops / backward);
-    ops_free(s->workspace), ops_free(qkv), ops_free(out), ops_free(dqkv), ops_free(lse), ops_free(values), ops_mark_free(marks[0]), ops_mark_free(marks[1]);
+    ops_free(s->workspace), ops_free(qkv), ops_free(out), ops_free(dqkv), ops_free(lse), ops_free(floats), free(values), ops_mark_free(marks[0]),
+        ops_mark_free(marks[1]);
 }
 
 int main(int argc, char **argv) {

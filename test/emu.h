@@ -457,7 +457,10 @@ static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's
     emu_memory.erase(m);
     return cudaSuccess;
 }
-static inline cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
+static inline cudaError_t cudaFreeHost(void *p) {
+    if (!p) { emu_fail("cudaFreeHost of NULL, of which CUDA says nothing"); }
+    return cudaFree(p);
+}
 static inline bool emu_fits(const EmuMemory *m, bool host) { // managed memory is either
     return m && m->place == EMU_MANAGED ? true : host == (!m || m->place == EMU_PINNED);
 }

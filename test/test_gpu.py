@@ -119,6 +119,10 @@ class Step(unittest.TestCase):
                 self.assertEqual(found["FORWARD", "block"], 3 * self.MICRO_BATCHES)
                 self.assertEqual((found["BACKWARD_INPUT", "head"], found["NORM", "states"]), (self.MICRO_BATCHES, 1))
                 self.assertAlmostEqual(sum(a["ms"] for a in profile["actions"]) / profile["ms"], 1, delta=1e-3)  # events are floats
+        command = ["./train_gpt", "--model", MODEL, "--train", TOKENS, "--seq-len", "20", "--val-every", "0", "--batch-tokens", "200", "--profile-steps", "9:9"]
+        short = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)  # an epoch: its length is not known to the flags
+        self.assertIn("nothing is profiled: the run has no step from 9 to 9", short.stderr)
+        self.assertNotIn("profile of", short.stdout)
         counts = self.counted(profile_steps="3:4")[1]
         schedule = counts["ranges"] // self.STEPS
         self.assertEqual(counts["ranges"], self.STEPS * schedule)

@@ -290,6 +290,7 @@ static const Accepted accepted[] = {
     {"--train ''", "train", ""},
     {"--out with~space", "out", "with space"},
     {"--dry-run --json", "json", "1"},
+    {"--profile-steps 3:3 --steps 3", "profile-steps", "3:3"},
     {"--optimizer sgd --momentum 0", "optimizer", "sgd"},
     // strtod's number syntax: hexadecimal and leading white space are harmless
     {"--steps 0x10", "steps", "16"},
@@ -313,6 +314,11 @@ static void test_accepted_lines(void **state) {
 
 static const char *const refused[][3] = {
     // line, words of the message, more words
+    {"--profile-steps 5", "--profile-steps takes two steps A:B", "found \"5\""},
+    {"--profile-steps 0:3", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--profile-steps 5:3", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--profile-steps 1:2x", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--profile-steps 1:99999999999999999999", "--profile-steps takes two steps A:B", "such as 3:5"},
     {"--step 5", "unknown flag --step\n", "--steps;"},
     {"--stesp=5", "unknown flag --stesp=5", "--steps;"},
     {"--lr-shedule linear", "unknown flag --lr-shedule", "--lr-schedule;"},
