@@ -28,7 +28,7 @@ EMU_HEADERS = $(HEADERS) ops_cuda.cuh test/emu.h
 TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
-.PHONY: all cuda emu run data test test-all lint format bench bench-ops bench-peers sanitize clean help
+.PHONY: all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
 .DELETE_ON_ERROR:
 
 all: train_gpt
@@ -65,6 +65,11 @@ test test-all:
 	@python3 test/run.py $(if $(filter test-all,$@),--all)
 ## test-all     all of the tests
 
+## test-gpu     on a machine with a GPU: the operations' cases, golden numbers, 1, 2 and 4 ranks on one GPU, resume
+test-gpu:
+	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda build/gpu_test_ops && $(PYTHON) test/test_gpu_device.py; \
+	else echo "test-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
+
 build/test_comm: test/test_comm.c $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
@@ -74,6 +79,12 @@ build/test_%: test/test_%.c test/child.h $(HEADERS)
 build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
+build/gpu_%: test/%.cu test/test_ops.c ops_cuda.cuh $(HEADERS)
+	@mkdir -p build
+	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lgomp -lcmocka
+build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS)
+	@mkdir -p build
+	g++ $(EMUFLAGS) $< -o $@
 build/test_emu: test/test_emu.cu test/child.h test/emu.h base.h
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
@@ -111,6 +122,10 @@ bench-ops: build/bench_ops
 ## bench-peers  the same shapes against current PyTorch, in a virtual environment that it makes
 bench-peers: train_gpt
 	@scripts/bench_peers.sh
+## bench-gpu    on a machine with a GPU: GPT-2 124M and 1558M in bf16, tokens/s, MFU, memory; against PyTorch where it is installed
+bench-gpu:
+	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda build/gpu_bench_attention && $(PYTHON) scripts/bench_gpu.py; \
+	else echo "bench-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
 
 ## clean        removes what was built
 clean:

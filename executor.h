@@ -5,7 +5,9 @@
 //            blocks       activations inside blocks: one set per block, or a single one under --recompute block
 //            gradient[2]  gradients of boundaries, in turns: unit u writes one while its weight part still reads the other
 //            work         what a block's input part leaves for its weight part
-// All of it is taken once, in executor_make; executor_bytes says beforehand how much.
+//            tokens, targets, losses of all of a step's samples on this rank wait on the host, each micro-batch's in its own place:
+//                         so nobody waits for the device before the end of a step, when all losses are there at once
+// All of it is taken once, in executor_make, which also says beforehand how much.
 // A micro-batch's loss is summed per sample, in fp64; samples are added in the order of their numbers, so the loss of a step
 // is the same for every layout.
 #ifndef EXECUTOR_H
@@ -33,13 +35,15 @@ typedef struct {
     Real *input, *output;        // a block's input and output in compute precision, where that differs from storage precision
     Real *logits;                // (Vp) one row, for generation
     char *activations, *buffers; // the allocations all of these lie in
+    OpsMark **marks;             // [actions of a step + 1] when each began, for a profile: then nothing is repeated as a whole; NULL: not wanted
     // host
-    int32_t *host_tokens, *host_targets;
-    float *host_losses;            // (rows*T)
-    float *host_logits;            // (Vp)
-    const Real **held;             // [storages] acquired parameters
-    int current;                   // gradient[current] belongs to the boundary that backward has reached
-    const Action *volatile action; // that is running, for signal handlers; NULL between passes
+    int64_t first_row;                   // of a step's samples, the first that this rank computes
+    int32_t *host_tokens, *host_targets; // (samples, T) from it on
+    float *host_losses;                  // the same
+    float *host_logits;                  // (Vp)
+    const Real **held;                   // [storages] acquired parameters
+    int current;                         // gradient[current] belongs to the boundary that backward has reached
+    const Action *volatile action;       // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
 } Executor;
 
@@ -73,12 +77,13 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
     e->logits = arena_reals(a, e->model->config.padded_vocab);
 }
 
-// Makes the executor for at most `rows` sequences of T tokens. allocate = false only counts: activation and buffer bytes.
-static inline Executor executor_make(const GptModel *m, const UnitMap *map, Store *store, Stream *stream, DType dtype, int64_t rows, int64_t T, bool recompute,
-                                     bool allocate, size_t *activation_bytes, size_t *buffer_bytes) {
+// Makes the executor of a rank, for micro-batches of at most `rows` sequences of T tokens. allocate = false only counts: activation
+// and buffer bytes.
+static inline Executor executor_make(const GptModel *m, const Program *program, int rank, Store *store, Stream *stream, DType dtype, int64_t rows, int64_t T,
+                                     bool recompute, bool allocate, size_t *activation_bytes, size_t *buffer_bytes) {
     Executor e;
     memset(&e, 0, sizeof e);
-    e.model = m, e.map = map, e.store = store, e.stream = stream, e.dtype = dtype, e.rows = rows, e.T = T, e.recompute = recompute;
+    e.model = m, e.map = &program->map, e.store = store, e.stream = stream, e.dtype = dtype, e.rows = rows, e.T = T, e.recompute = recompute;
     e.boundary = (void **)checked_calloc((size_t)m->units, sizeof(void *), "executor");
     e.blocks = (BlockActs *)checked_calloc((size_t)m->config.layers, sizeof(BlockActs), "executor");
     e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
@@ -92,17 +97,17 @@ static inline Executor executor_make(const GptModel *m, const UnitMap *map, Stor
     activations.used = buffers.used = 0;
     executor_carve_activations(&e, &activations);
     executor_carve_buffers(&e, &buffers);
-    size_t N = (size_t)(rows * T);
-    e.host_tokens = (int32_t *)checked_malloc(N * sizeof(int32_t), "tokens");
-    e.host_targets = (int32_t *)checked_malloc(N * sizeof(int32_t), "targets");
-    e.host_losses = (float *)checked_malloc(N * sizeof(float), "losses");
+    size_t N = (size_t)(schedule_rows(&program->rank[rank], &e.first_row) * T);
+    e.host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
+    e.host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");
+    e.host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
     e.host_logits = (float *)checked_malloc((size_t)m->config.padded_vocab * sizeof(float), "logits");
     return e;
 }
 static inline void executor_free(Executor *e) {
     ops_free(e->activations), ops_free(e->buffers);
-    free(e->boundary), free(e->blocks), free(e->held), free(e->host_tokens), free(e->host_targets);
-    free(e->host_losses), free(e->host_logits);
+    ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
+    free(e->boundary), free(e->blocks), free(e->held), free(e->host_logits);
     memset(e, 0, sizeof *e);
 }
 
@@ -120,21 +125,36 @@ static inline void boundary_write_end(Executor *e, int unit, int64_t n) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Compute actions
+
+// All that a block's work depends on, besides what never changes: it is the key under which the work can be repeated. The head's
+// depends on the pass as well. Cleared before it is filled, since keys are compared as bytes.
 typedef struct {
-    int unit;
+    ActionKind kind;
+    int unit, current;            // current: as the executor's
     int64_t rows, T, N, elements; // N = rows * T, elements = N * C
     UnitStates states;
 } Work;
 
 static inline const BlockActs *executor_block(const Executor *e, int unit) { return &e->blocks[e->recompute ? 0 : unit - 1]; }
 
-// The losses of this micro-batch, summed per sample.
-static inline void executor_take_losses(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
-    ops_to_host(e->stream, e->host_losses, e->head.losses, (size_t)w->N * sizeof(float));
-    for (int64_t r = 0; r < w->rows; r++) {
-        double sum = 0;
-        for (int64_t t = 0; t < w->T; t++) { sum += (double)e->host_losses[r * w->T + t]; }
-        pass->sample_losses[first_row + r] = sum;
+// Where the host keeps what belongs to a row of the step.
+static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) { return (row - e->first_row) * pass->data->options.T; }
+static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }
+static inline bool executor_gives_losses(const Executor *e, const Action *a, const Pass *pass) {
+    return a->unit == e->model->units - 1 && a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
+}
+
+// The losses of the pass, summed per sample. They are there: somebody has waited.
+static inline void executor_take_losses(const Executor *e, const Schedule *schedule, const Pass *pass) {
+    int64_t T = pass->data->options.T;
+    for (int i = 0; i < schedule->count; i++) {
+        const Action *a = &schedule->actions[i];
+        for (int64_t r = 0; executor_gives_losses(e, a, pass) && r < executor_rows(a, pass); r++) {
+            const float *losses = e->host_losses + executor_host_place(e, a->first_row + r, pass);
+            double sum = 0;
+            for (int64_t t = 0; t < T; t++) { sum += (double)losses[t]; }
+            pass->sample_losses[a->first_row + r] = sum;
+        }
     }
 }
 
@@ -149,18 +169,20 @@ static inline void executor_logits_of_row(Executor *e, const UnitStates *states,
 // Whether each sample's last target, its label, is the likeliest of all labels.
 static inline void executor_judge_labels(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
     int64_t first = pass->data->first_label, labels = pass->data->labels;
+    const int32_t *targets = e->host_targets + executor_host_place(e, first_row, pass);
     for (int64_t r = 0; r < w->rows; r++) {
         int64_t row = r * w->T + dataset_targets(pass->data, pass->first_sample + first_row + r) - 1, best = 0;
         executor_logits_of_row(e, &w->states, row, first, labels, e->host_logits);
         for (int64_t i = 1; i < labels; i++) { best = e->host_logits[i] > e->host_logits[best] ? i : best; }
-        pass->sample_right[first_row + r] = e->host_targets[row] == first + best;
+        pass->sample_right[first_row + r] = targets[row] == first + best;
     }
 }
 
 static inline void executor_load_samples(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
-    dataset_fill(pass->data, pass->first_sample + first_row, w->rows, e->host_tokens, e->host_targets);
-    ops_from_host(e->stream, e->tokens, e->host_tokens, (size_t)w->N * sizeof(int32_t));
-    ops_from_host(e->stream, e->targets, e->host_targets, (size_t)w->N * sizeof(int32_t));
+    int32_t *tokens = e->host_tokens + executor_host_place(e, first_row, pass), *targets = e->host_targets + executor_host_place(e, first_row, pass);
+    dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
+    ops_from_host(e->stream, e->tokens, tokens, (size_t)w->N * sizeof(int32_t));
+    ops_from_host(e->stream, e->targets, targets, (size_t)w->N * sizeof(int32_t));
 }
 
 static inline void run_forward(Executor *e, const Work *w) {
@@ -200,13 +222,23 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
         return;
     }
     gpt_block_backward_weight(e->stream, e->model, &w->states, dout, x, executor_block(e, w->unit), &e->work, w->rows, w->T);
-    e->current = 1 - e->current; // dout is no longer needed: from here on the gradient is that of this unit's input
+}
+
+static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
+    switch (w->kind) {
+    case ACT_FORWARD: run_forward(e, w); break;
+    case ACT_RECOMPUTE:
+        gpt_block_forward(e->stream, e->model, &w->states, NULL, boundary_read(e, w->unit, w->elements), executor_block(e, w->unit), w->rows, w->T);
+        break;
+    case ACT_BACKWARD_INPUT: run_backward_input(e, w, pass); break;
+    default: run_backward_weight(e, w);
+    }
 }
 
 static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     Work w;
     memset(&w, 0, sizeof w);
-    w.unit = a->unit, w.rows = min_i64(a->rows, pass->samples - a->first_row), w.T = pass->data->options.T;
+    w.unit = a->unit, w.rows = executor_rows(a, pass), w.T = pass->data->options.T;
     if (w.rows <= 0) { return; }
     w.N = w.rows * w.T, w.elements = w.N * e->model->config.channels;
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
@@ -216,18 +248,17 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
         if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
     }
     if (a->kind == ACT_FORWARD && a->unit == 0) { executor_load_samples(e, &w, pass, a->first_row); }
-    switch (a->kind) {
-    case ACT_FORWARD: run_forward(e, &w); break;
-    case ACT_RECOMPUTE:
-        gpt_block_forward(e->stream, e->model, &w.states, NULL, boundary_read(e, w.unit, w.elements), executor_block(e, w.unit), w.rows, w.T);
-        break;
-    case ACT_BACKWARD_INPUT: run_backward_input(e, &w, pass); break;
-    default: run_backward_weight(e, &w);
+    w.kind = a->kind, w.current = e->current;
+    bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
+    if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
+        run_work(e, &w, pass);
+        if (repeated) { ops_repeat_end(e->stream); }
     }
-    bool losses = a->unit == e->model->units - 1 && a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
-    if (losses && !pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->targets, w.N); }
-    if (losses) { executor_take_losses(e, &w, pass, a->first_row); }
-    if (losses && pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
+    if (block && a->kind == ACT_BACKWARD_WEIGHT) { e->current = 1 - e->current; } // dout is free: the gradient is now that of this unit's input
+    if (!executor_gives_losses(e, a, pass)) { return; }
+    if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->targets, w.N); }
+    ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), e->head.losses, (size_t)w.N * sizeof(float));
+    if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -237,9 +268,17 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
 #define EXECUTOR_HOOK(action, step)
 #endif
 
-static inline void executor_begin(Executor *e, const Action *a, int64_t step) {
+static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
+    char name[64];
     EXECUTOR_HOOK(a, step);
     e->action = a, e->step = step;
+    snprintf(name, sizeof name,
+             a->unit >= 0      ? "%s unit %d"
+             : a->storage >= 0 ? "%s storage %d"
+                               : "%s",
+             action_names[a->kind], (int)max_i64(a->unit, a->storage));
+    ops_range_begin(name);
+    if (e->marks) { ops_mark(e->stream, e->marks[index]); }
 }
 // What this rank is doing. For signal handlers.
 static inline void executor_describe(const Executor *e, SignalText *t) {
@@ -258,18 +297,29 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 
 // Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to the end; *at moves on.
 // The caller looks at loss and norm there, and runs the rest (the updates) with the optimizer settings of the step, or not.
+// Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
+// unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
     while (*at < schedule->count) {
-        const Action *a = &schedule->actions[(*at)++];
-        executor_begin(e, a, step);
+        const Action *a = &schedule->actions[*at];
+        executor_begin(e, a, (*at)++, step);
         switch (a->kind) {
         case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->store->updates[a->storage] + a->version); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
         case ACT_UPDATE: store_update(e->store, a->storage, step + a->step, *optimizer); break;
-        case ACT_NORM: *norm = store_norm(e->store); return;
+        case ACT_NORM:
+            *norm = store_norm(e->store);
+            executor_take_losses(e, schedule, pass);
+            break;
         default: assert(action_computes(a->kind)); run_compute(e, a, pass); // no builder sends yet
         }
+        ops_range_end();
+        if (a->kind == ACT_NORM) { return; }
+    }
+    if (!pass->training) {
+        ops_wait(e->stream);
+        executor_take_losses(e, schedule, pass);
     }
     e->action = NULL;
 }

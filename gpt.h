@@ -266,6 +266,12 @@ static inline void *arena_take(Arena *a, size_t bytes) {
 static inline Real *arena_reals(Arena *a, int64_t n) { return (Real *)arena_take(a, (size_t)n * ops_real_bytes()); }
 static inline float *arena_floats(Arena *a, int64_t n) { return (float *)arena_take(a, (size_t)n * sizeof(float)); }
 
+// Bytes of the operations' workspace, for micro-batches of `rows` samples.
+static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads) {
+    OpsShape shape = {rows, T, m->config.channels, m->config.heads, m->config.vocab, m->config.padded_vocab};
+    return ops_workspace_bytes(shape, threads);
+}
+
 // What a block's forward leaves for its backward.
 typedef struct {
     Real *ln1, *qkv, *att, *res2, *ln2, *fc, *gelu; // (N,C) (N,3C) (N,C) (N,C) (N,C) (N,4C) (N,4C)

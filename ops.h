@@ -40,20 +40,44 @@ static size_t ops_workspace_bytes(OpsShape shape, int threads);
 // precision, which a processor ignores (it has one).
 static void ops_open(Stream *s, int place, DType real);
 static void ops_close(Stream *s);
-static void ops_wait(Stream *s); // returns when all that was started on s is done
+static const char *ops_device(double *bf16_flops); // its name, "" for a processor; the dense bf16 peak its maker states, 0 where not known
+static void ops_wait(Stream *s);                   // returns when all that was started on s is done
+
+// Repeated work: the same operations with the same arguments, later, at the cost of one launch. `key` holds all that they depend on.
+// true: the caller starts them now, then calls ops_repeat_end(). false: they were recorded when they were started before, and have
+// been started again. In between nobody waits for the device or lets it touch memory that is not the device's.
+static bool ops_repeat_begin(Stream *s, const void *key, size_t bytes);
+static void ops_repeat_end(Stream *s);
+
+// For profiles: moments in the stream's time, and what a profiler shows as a named range of the host's time.
+typedef struct OpsMark OpsMark;
+static OpsMark *ops_mark_make(void);
+static void ops_mark_free(OpsMark *m);
+static void ops_mark(Stream *s, OpsMark *m);                           // when all that was started before is done
+static double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to); // after ops_wait()
+static void ops_range_begin(const char *name);
+static void ops_range_end(void);
+static void ops_profiler(bool on); // a profiler that waits for a sign begins, or ends
 
 // --- memory and precision --------------------------------------------------------------------------------------------
 static void *ops_alloc(size_t bytes); // device memory, 64-byte aligned, zero-filled (so its pages exist); NULL if there is none
 // The same, of memory that the host may touch too: after ops_wait(), until an operation that uses it is started.
 static void *ops_alloc_shared(size_t bytes);
 static void ops_free(void *p);
+// Memory of the host that the device reaches by itself, zero-filled: copies from and to it go on while the host does other things,
+// which must leave it alone until ops_wait(). NULL if there is none.
+static void *ops_alloc_host(size_t bytes);
+static void ops_free_host(void *p);
+// Device memory that `ranks` ranks of this machine can still take together; INFINITY where it is the machine's own.
+static double ops_memory_available(int ranks);
 static Real *real_at(Real *p, int64_t elements);
 static const Real *real_at_const(const Real *p, int64_t elements);
 static size_t ops_real_bytes(void);                                        // of one Real
 static void ops_copy(Stream *s, void *to, const void *from, size_t bytes); // inside the device
 static void ops_zero(Stream *s, void *p, size_t bytes);
-static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);
+static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);           // host: read before this returns, or ops_alloc_host()
 static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes);             // returns when done
+static void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes);       // host: ops_alloc_host()
 static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);         // returns when done
 static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);         // storage -> compute
 static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);           // compute -> storage, nearest even
@@ -74,6 +98,11 @@ static inline void *memory_note(MemoryKind kind, void *p, size_t bytes, const ch
 static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) { return memory_note(kind, ops_alloc(bytes ? bytes : 1), bytes, what); }
 static inline void *memory_take_shared(MemoryKind kind, size_t bytes, const char *what) { // which the host touches too: see ops_alloc_shared
     return memory_note(kind, ops_alloc_shared(bytes ? bytes : 1), bytes, what);
+}
+static inline void *memory_take_host(size_t bytes, const char *what) { // no device memory: not in the ledger
+    void *p = ops_alloc_host(bytes ? bytes : 1);
+    if (!p) { die(EXIT_RESOURCES, "use a smaller --batch-tokens", "cannot allocate %zu bytes of the host for %s", bytes, what); }
+    return p;
 }
 
 // --- embedding -------------------------------------------------------------------------------------------------------
@@ -128,7 +157,8 @@ typedef struct {
 static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
 static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
-// partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, on the host
+// partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
+// ops_alloc_host(): there after ops_wait()
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
 
 #endif

@@ -82,7 +82,21 @@ static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 // Nothing to open, and operations return when done.
 static inline void ops_open(Stream *s, int place, DType real) { (void)s, (void)place, (void)real; }
 static inline void ops_close(Stream *s) { (void)s; }
+static inline const char *ops_device(double *bf16_flops) { return *bf16_flops = 0, ""; }
 static inline void ops_wait(Stream *s) { (void)s; }
+static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) { return (void)s, (void)key, (void)bytes, true; } // a call costs nothing
+static inline void ops_repeat_end(Stream *s) { (void)s; }
+
+struct OpsMark {
+    double at;
+};
+static inline OpsMark *ops_mark_make(void) { return (OpsMark *)checked_calloc(1, sizeof(OpsMark), "marks"); }
+static inline void ops_mark_free(OpsMark *m) { free(m); }
+static inline void ops_mark(Stream *s, OpsMark *m) { (void)s, m->at = seconds_now(); }
+static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) { return (void)s, to->at - from->at; }
+static inline void ops_range_begin(const char *name) { (void)name; } // profilers of processors look at functions
+static inline void ops_range_end(void) {}
+static inline void ops_profiler(bool on) { (void)on; }
 
 // --- memory and precision --------------------------------------------------------------------------------------------
 // From calloc, since fresh pages are zero anyway. The team touches them, so that they exist, and on machines with several memories
@@ -107,6 +121,9 @@ static inline void ops_free(void *p) {
     if (p) { memcpy(&whole, (char *)p - sizeof whole, sizeof whole); }
     free(whole);
 }
+static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
+static inline void ops_free_host(void *p) { free(p); }
+static inline double ops_memory_available(int ranks) { return (void)ranks, (double)INFINITY; }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);
@@ -127,6 +144,7 @@ static inline void ops_zero(Stream *s, void *p, size_t bytes) {
 static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) { ops_copy(s, device, host, bytes); }
 static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) { ops_copy(s, host, device, (size_t)n * sizeof(float)); }
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) { ops_copy(s, host, device, bytes); }
+static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) { ops_copy(s, host, device, bytes); }
 
 static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n) {
     if (dtype == DTYPE_FP32) {

@@ -14,11 +14,14 @@
 #ifndef OPS_CUDA_CUH
 #define OPS_CUDA_CUH
 
-#include "ops.h" // the contract
+#include "ops.h"   // the contract
+#include <ctype.h> // names of devices
 
 #ifdef __CUDACC__
-#include <cublasLt.h>  // matrix products
-#include <cuda_bf16.h> // __nv_bfloat16
+#include <cublasLt.h>          // matrix products
+#include <cuda_bf16.h>         // __nv_bfloat16
+#include <cuda_profiler_api.h> // --profile-steps
+#include <nvtx3/nvToolsExt.h>  // names for profilers
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                                                                                       \
     do {                                                                                                                                                       \
         (kernel)<<<grid, block, shared, stream>>>(__VA_ARGS__);                                                                                                \
@@ -45,6 +48,8 @@ enum {
     THREADS = 256,          // of a block, where nothing else is said
     WARPS = THREADS / 32,   // of such a block
     MATMUL_PLANS = 256,     // shapes of matrix products that are remembered
+    RECORDINGS = 4096,      // repeated work that is remembered
+    RECORDING_KEY = 192,    // bytes, at most
     COLUMN_PARTS = 64,      // of a sum over rows, at most
     SCRATCH_LEAST = 1 << 16 // bytes, for what is moved in pieces
 };
@@ -65,11 +70,19 @@ typedef struct {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
+// Repeated work. The first time it runs as it is, so that libraries are loaded; the second time it becomes a graph.
+typedef struct {
+    unsigned char key[RECORDING_KEY];
+    size_t bytes; // of the key; 0: a free place
+    cudaGraphExec_t graph;
+} Recording;
 typedef struct {
     cudaStream_t stream;
     cublasLtHandle_t lt;
     MatmulPlan plans[MATMUL_PLANS];
     int64_t plans_made; // the newest MATMUL_PLANS of them are kept
+    Recording recordings[RECORDINGS];
+    Recording *recording; // that the stream is captured for; NULL: it is not
 } Gpu;
 
 static DType gpu_real = DTYPE_FP32; // what a Real is
@@ -101,9 +114,44 @@ static inline void ops_close(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
     for (int i = 0; i < min_i64(gpu->plans_made, MATMUL_PLANS); i++) { free_matmul_plan(&gpu->plans[i]); }
+    for (int i = 0; i < RECORDINGS; i++) {
+        if (gpu->recordings[i].graph) { CUDA_CHECK(cudaGraphExecDestroy(gpu->recordings[i].graph)); }
+    }
     LT_CHECK(cublasLtDestroy(gpu->lt));
     free(gpu);
     s->device = NULL;
+}
+
+// Dense bf16 products, in TFLOP/s, by the first words of the device's name: from NVIDIA's datasheets of each, where figures "with
+// sparsity" are twice these; for GeForce from the white papers of Ada and Ampere (sums in fp32).
+static const struct {
+    const char *name;
+    double tflops;
+} gpu_peaks[] = {{"NVIDIA A10", 125},
+                 {"NVIDIA A100", 312},
+                 {"NVIDIA H100 PCIe", 756},
+                 {"NVIDIA H100 NVL", 835},
+                 {"NVIDIA H100", 989.4},
+                 {"NVIDIA H200 NVL", 835},
+                 {"NVIDIA H200", 989.4},
+                 {"NVIDIA GH200", 989.4},
+                 {"NVIDIA B200", 2250},
+                 {"NVIDIA GB200", 2500},
+                 {"NVIDIA L40S", 362},
+                 {"NVIDIA L4", 121},
+                 {"NVIDIA GeForce RTX 4090", 165.2},
+                 {"NVIDIA GeForce RTX 3090", 71}};
+static inline const char *ops_device(double *bf16_flops) {
+    static cudaDeviceProp device;
+    int number;
+    CUDA_CHECK(cudaGetDevice(&number));
+    CUDA_CHECK(cudaGetDeviceProperties(&device, number));
+    *bf16_flops = 0;
+    for (size_t i = 0; i < sizeof gpu_peaks / sizeof gpu_peaks[0] && *bf16_flops == 0; i++) {
+        const size_t n = strlen(gpu_peaks[i].name);
+        if (!strncmp(device.name, gpu_peaks[i].name, n) && !isalnum((unsigned char)device.name[n])) { *bf16_flops = 1e12 * gpu_peaks[i].tflops; }
+    }
+    return device.name;
 }
 
 // What every operation begins with: messages move a little, then its work goes into the stream.
@@ -118,6 +166,63 @@ static inline void ops_wait(Stream *s) {
     }
     CUDA_CHECK(error);
 }
+
+// The place of a key, new or not, among those near its checksum; NULL where these are taken.
+static inline Recording *find_recording(Gpu *gpu, const void *key, size_t bytes) {
+    assert(bytes <= RECORDING_KEY && !gpu->recording);
+    Checksum sum = checksum_begin();
+    checksum_add(&sum, key, bytes);
+    const uint64_t home = checksum_end(&sum);
+    for (uint64_t i = 0; i < 16; i++) {
+        Recording *r = &gpu->recordings[(home + i) % RECORDINGS];
+        if (!r->bytes || (r->bytes == bytes && !memcmp(r->key, key, bytes))) { return r; }
+    }
+    return NULL;
+}
+static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    Gpu *gpu = (Gpu *)s->device;
+    Recording *r = find_recording(gpu, key, bytes);
+    if (r && r->graph) {
+        CUDA_CHECK(cudaGraphLaunch(r->graph, stream));
+        return false;
+    }
+    if (r && r->bytes) { // the second time
+        gpu->recording = r;
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed)); // relaxed: messages go on meanwhile
+    } else if (r) {
+        memcpy(r->key, key, bytes), r->bytes = bytes;
+    }
+    return true;
+}
+static inline void ops_repeat_end(Stream *s) {
+    Gpu *gpu = (Gpu *)s->device;
+    if (!gpu->recording) { return; }
+    cudaGraph_t graph;
+    CUDA_CHECK(cudaStreamEndCapture(gpu->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&gpu->recording->graph, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaGraphLaunch(gpu->recording->graph, gpu->stream));
+    gpu->recording = NULL;
+}
+
+static inline OpsMark *ops_mark_make(void) { // an event
+    cudaEvent_t e;
+    CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDefault));
+    return (OpsMark *)e;
+}
+static inline void ops_mark_free(OpsMark *m) { CUDA_CHECK(cudaEventDestroy((cudaEvent_t)m)); }
+static inline void ops_mark(Stream *s, OpsMark *m) { CUDA_CHECK(cudaEventRecord((cudaEvent_t)m, enter(s))); }
+static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
+    float ms;
+    (void)s;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to));
+    return (double)ms / 1000;
+}
+static inline void ops_range_begin(const char *name) { nvtxRangePushA(name); }
+static inline void ops_range_end(void) { nvtxRangePop(); }
+static inline void ops_profiler(bool on) { CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop()); }
+
 static inline void *scratch(Stream *s) { return (char *)s->workspace + MATMUL_WORKSPACE; }
 static inline int64_t scratch_bytes(const Stream *s) { return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE; }
 
@@ -187,6 +292,24 @@ static inline void *ops_alloc_shared(size_t bytes) {
     return zeroed(error, p, bytes);
 }
 static inline void ops_free(void *p) { CUDA_CHECK(cudaFree(p)); }
+static inline void *ops_alloc_host(size_t bytes) {
+    void *p = NULL;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); // it is told here
+        return NULL;
+    }
+    return memset(p, 0, bytes);
+}
+static inline void ops_free_host(void *p) {
+    if (p) { CUDA_CHECK(cudaFreeHost(p)); }
+}
+static inline double ops_memory_available(int ranks) { // ranks take devices in turn (ops_open)
+    size_t there, total;
+    int devices;
+    CUDA_CHECK(cudaGetDeviceCount(&devices));
+    CUDA_CHECK(cudaMemGetInfo(&there, &total));
+    return (double)there * ranks / (double)ceil_div(ranks, devices);
+}
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     cudaStream_t stream = enter(s);
@@ -199,6 +322,10 @@ static inline void ops_zero(Stream *s, void *p, size_t bytes) {
 static inline void ops_from_host(Stream *s, void *device, const void *host, size_t bytes) {
     cudaStream_t stream = enter(s);
     CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+}
+static inline void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes) {
+    cudaStream_t stream = enter(s);
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
 }
 static inline void ops_to_host(Stream *s, void *host, const void *device, size_t bytes) {
     cudaStream_t stream = enter(s);
@@ -860,7 +987,7 @@ static inline void ops_norm_partials(Stream *s, double *partials, const float *x
         cudaStream_t stream = enter(s);
         const int64_t count = min_i64(most, chunks - i);
         LAUNCH(norm_partials_kernel, blocks_for(count, WARPS), THREADS, 0, stream, (double *)scratch(s), x + i * chunk, n - i * chunk, chunk, count);
-        ops_to_host(s, partials + i, scratch(s), (size_t)count * sizeof(double));
+        ops_to_host_later(s, partials + i, scratch(s), (size_t)count * sizeof(double));
     }
 }
 

@@ -55,6 +55,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(FLAG, "run", resume, "resume", "y", "0", 0, 1, "", "go on from the newest valid checkpoint in --out")                                    \
     X(INT, "run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")                                           \
     X(INT, "run", threads, "threads", "", "0", 0, 1024, "threads", "per rank; 0: cores / ranks on the node")                                   \
+    X(TEXT, "run", profile_steps, "profile-steps", "", "", 0, 0, "A:B", "tell where the time of steps A to B goes; on a GPU nsys can capture them") \
     X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, "adamw|sgd", "")                                                           \
     X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                                                            \
     X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                                                               \
@@ -269,6 +270,17 @@ static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g)
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
     return o->optimizer == OPTIMIZER_SGD && (g->at[OPTION_INDEX_beta1] || g->at[OPTION_INDEX_beta2] || g->at[OPTION_INDEX_eps]);
 }
+// Steps A to B of --profile-steps, from 1; 0 and 0 where it is not given. Returns false where the text is something else.
+static inline bool options_profile_steps(const Options *o, int64_t *first, int64_t *last) {
+    int used = 0;
+    *first = *last = 0;
+    return !*o->profile_steps ||
+           (sscanf(o->profile_steps, "%15" SCNd64 ":%15" SCNd64 "%n", first, last, &used) == 2 && !o->profile_steps[used] && *first >= 1 && *first <= *last);
+}
+static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) {
+    int64_t first, last;
+    return (void)g, options_profile_steps(o, &first, &last) && o->steps >= 0 && last > o->steps;
+}
 static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
 
 static const OptionPair option_pairs[] = {
@@ -279,6 +291,7 @@ static const OptionPair option_pairs[] = {
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
     {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
+    {"profile-steps", "steps", "the run ends before", clash_profile_steps},
 };
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
 
@@ -293,6 +306,10 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     memset(given, 0, sizeof *given);
     for (int i = 0; i < OPTION_COUNT; i++) { option_set(options, &option_specs[i], option_specs[i].fallback); }
     for (int i = 1; i < argc;) { i += option_take(options, given, argv[i], i + 1 < argc ? argv[i + 1] : NULL); }
+    int64_t steps[2];
+    if (!options_profile_steps(options, &steps[0], &steps[1])) {
+        die(EXIT_INPUT, "such as 3:5, both in it", "--profile-steps takes two steps A:B, the first at least 1, found \"%.80s\"", options->profile_steps);
+    }
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
         if (pair->clash(options, given)) { die(EXIT_INPUT, "--compat lists what does not combine", "--%s with --%s: %s", pair->a, pair->b, pair->why); }

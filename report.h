@@ -79,16 +79,17 @@ static inline void log_line(Log *log, TextBuffer *t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rates of this machine, measured at start with all ranks at work: what MFU and predicted times refer to
+// Rates of this machine, measured at start with all ranks at work: what predicted times refer to
 typedef struct {
     double flops_per_s;         // matrix products of this rank, its threads
     double bytes_per_s;         // streaming memory
     double message_bytes_per_s; // sending to other ranks
+    double peak_flops_per_s;    // what MFU refers to: the same, or what the device's maker states
+    const char *device;         // its name; "": the processor
 } Rates;
 
-static inline double measure_flops(Stream *s) {
-    enum { N = 1024 };
-    size_t bytes = (size_t)N * N * 4;
+static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
+    size_t bytes = (size_t)(N * N) * ops_real_bytes();
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
     if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     double best = 0, start = seconds_now();
@@ -96,10 +97,16 @@ static inline double measure_flops(Stream *s) {
         double t = seconds_now();
         ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
         ops_wait(s);
-        double rate = 2.0 * N * N * N / (seconds_now() - t);
+        double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
         if (rate > best) { best = rate, unbeaten = 0; }
     }
     ops_free(a), ops_free(b), ops_free(c);
+    return best;
+}
+static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
+    int64_t N = 1024;
+    double best = measure_products(s, N);
+    for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) { N *= 2; }
     return best;
 }
 static inline double measure_bytes(Stream *s) {
@@ -136,11 +143,13 @@ static inline double measure_messages(Comm *comm, const Group *group) {
     return best;
 }
 
-static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Group *group) {
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Group *group, DType dtype) {
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
     rates->message_bytes_per_s = measure_messages(comm, group);
+    rates->device = ops_device(&rates->peak_flops_per_s);
+    if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -150,6 +159,31 @@ typedef struct {
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
 } Prediction;
+
+// What predictions and reports of a run are about.
+typedef struct {
+    const Options *options;
+    const GptModel *model;
+    const Comm *comm;
+    const Program *program;
+    const Rates *rates;
+    Prediction *predicted;
+    const Dataset *train;
+    DType dtype;
+    int threads;
+    int64_t samples, rows, steps; // of a step; of a micro-step; of the run
+} RunFacts;
+
+// Bytes of each kind on this rank, with micro-batches of `rows` samples.
+static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute, size_t memory[MEMORY_KINDS]) {
+    int64_t T = run->options->seq_len;
+    StoreBytes states = store_bytes(run->model, run->dtype, run->options->optimizer == OPTIMIZER_ADAMW);
+    Executor counted = executor_make(run->model, run->program, run->comm->rank, NULL, NULL, run->dtype, rows, T, recompute, false, &memory[MEMORY_ACTIVATIONS],
+                                     &memory[MEMORY_BUFFERS]);
+    executor_free(&counted);
+    memory[MEMORY_PARAMETERS] = states.parameters, memory[MEMORY_GRADIENTS] = states.gradients, memory[MEMORY_OPTIMIZER] = states.optimizer;
+    memory[MEMORY_BUFFERS] += states.unpacked + run->comm->staging_bytes + gpt_workspace_bytes(run->model, rows, T, run->threads);
+}
 
 // Costs of one action for the simulator.
 typedef struct {
@@ -298,13 +332,38 @@ static inline double memory_available(void) {
     if (f) { fclose(f); }
     return bytes;
 }
-// Ends the program where `ranks` of this size do not fit into this machine: better now than by the kernel, in the middle.
-static inline void check_memory(const Prediction *p, int ranks) {
-    double needed = (double)(memory_device(p->memory) - memory_device(memory_taken)) * ranks, there = memory_available();
-    if (needed > there) {
-        die(EXIT_RESOURCES, "use a smaller --micro-batch, --seq-len or --model, --recompute block, or more machines",
-            "%d ranks on this machine need %.2f GiB more, %.2f GiB are available", ranks, needed / 0x1p30, there / 0x1p30);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Does it fit?
+static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) { // by all ranks of this machine
+    size_t memory[MEMORY_KINDS];
+    predict_memory(run, rows, recompute, memory);
+    return (double)(memory_device(memory) - memory_device(memory_taken)) * run->comm->local_ranks;
+}
+// Which flags would make the run fit into `there` bytes, as text.
+static inline void memory_advice(const RunFacts *run, double there, char *text, size_t bytes) {
+    bool given = run->options->recompute == RECOMPUTE_BLOCK;
+    size_t n = 0;
+    for (int recompute = given; recompute < 2; recompute++) {
+        int64_t rows = run->rows;
+        while (rows && memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
+        if (!rows) { continue; }
+        n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", or" : "it fits with", recompute && !given ? " --recompute block" : "");
+        if (rows < run->rows) { n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows); }
     }
+    if (!n) {
+        snprintf(text, bytes, "no --micro-batch fits, nor does --recompute block help: use a smaller --model or --seq-len, or fewer ranks on a machine");
+    }
+}
+// Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
+static inline void check_memory(const RunFacts *run) {
+    int ranks = run->comm->local_ranks;
+    double needed = (double)(memory_device(run->predicted->memory) - memory_device(memory_taken)) * ranks, there = ops_memory_available(ranks);
+    if (isinf(there)) { there = memory_available(); }
+    if (needed <= there) { return; }
+    char advice[400];
+    memory_advice(run, there, advice, sizeof advice);
+    die(EXIT_RESOURCES, advice, "%d ranks on this machine need %.2f GiB more, %.2f GiB are available", ranks, needed / 0x1p30, there / 0x1p30);
 }
 
 // Energy of the processor packages since the meter was made, from the counters of Linux's powercap; they wrap.
@@ -396,19 +455,6 @@ static inline void print_shell_word(const char *word) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reports of the whole run: at its start, at its end, and after a graceful stop
-typedef struct {
-    const Options *options;
-    const GptModel *model;
-    const Comm *comm;
-    const Program *program;
-    const Rates *rates;
-    Prediction *predicted;
-    const Dataset *train;
-    DType dtype;
-    int threads;
-    int64_t samples, rows, steps; // of a step; of a micro-step; of the run
-} RunFacts;
-
 static inline void print_start(const RunFacts *run) {
     const Options *o = run->options;
     const GptConfig *c = &run->model->config;
@@ -418,6 +464,7 @@ static inline void print_start(const RunFacts *run) {
            o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->dtype));
     printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks, run->comm->nodes,
            run->threads, run->rates->flops_per_s / 1e9);
+    if (*run->rates->device) { printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
            o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
@@ -441,8 +488,92 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"flags\":", run->model->parameters, run->comm->ranks);
     json_add_flags(line, run->options);
+    text_add(line, ",\"device\":"), json_add_string(line, run->rates->device);
+    json_add_field(line, "peak_flops", run->rates->peak_flops_per_s);
     text_add(line, ",\"predicted\":"), json_add_predicted(run->predicted, line);
     text_add(line, "}");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// --profile-steps: where the time of some steps goes, by kind of action and of unit. On a GPU it is the time between events in its
+// stream, and everything is launched one by one; the profiler that captures these steps (nsys) sees the actions as ranges.
+enum { PROFILE_EMBEDDING, PROFILE_BLOCK, PROFILE_HEAD, PROFILE_STATES, PROFILE_PLACES };
+static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head", "states"};
+typedef struct {
+    int64_t first, last, steps; // to profile, from 1, 0: none; profiled so far
+    int actions;                // of a step
+    OpsMark **marks;            // [actions + 1]
+    double seconds[ACTION_KINDS][PROFILE_PLACES], total_s;
+    int64_t count[ACTION_KINDS][PROFILE_PLACES];
+} Profile;
+
+static inline Profile profile_make(const Options *o, int actions) {
+    Profile p;
+    memset(&p, 0, sizeof p);
+    options_profile_steps(o, &p.first, &p.last);
+    if (!p.first) { return p; }
+    p.actions = actions;
+    p.marks = (OpsMark **)checked_calloc((size_t)actions + 1, sizeof(OpsMark *), "profile");
+    for (int i = 0; i <= actions; i++) { p.marks[i] = ops_mark_make(); }
+    return p;
+}
+static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
+    if (step < p->first || step > p->last) { return; }
+    ops_wait(e->stream); // for what is left of the step before
+    if (!p->steps) { ops_profiler(true); }
+    e->marks = p->marks;
+}
+static inline int profile_place(const Executor *e, const Action *a) {
+    return a->unit < 0 ? PROFILE_STATES : a->unit == 0 ? PROFILE_EMBEDDING : a->unit < e->model->units - 1 ? PROFILE_BLOCK : PROFILE_HEAD;
+}
+// After the first `ran` actions of a step (an update that is skipped does not run).
+static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule, int ran) {
+    if (!e->marks) { return; }
+    ops_mark(e->stream, e->marks[ran]);
+    ops_wait(e->stream);
+    for (int i = 0; i < ran; i++) {
+        const Action *a = &schedule->actions[i];
+        p->seconds[a->kind][profile_place(e, a)] += ops_mark_seconds(e->stream, p->marks[i], p->marks[i + 1]);
+        p->count[a->kind][profile_place(e, a)]++;
+    }
+    p->total_s += ops_mark_seconds(e->stream, p->marks[0], p->marks[ran]);
+    p->steps++, e->marks = NULL;
+}
+
+static inline void profile_tell(const Profile *p, Log *log) {
+    double ms = 1000 / (double)p->steps;
+    TextBuffer line = {NULL, 0, 0};
+    printf("profile of %" PRId64 " steps from step %" PRId64 " on, rank 0: %.3f ms a step\n", p->steps, p->first, p->total_s * ms);
+    text_add(&line, "{\"event\":\"profile\",\"first\":%" PRId64 ",\"steps\":%" PRId64, p->first, p->steps);
+    json_add_field(&line, "ms", p->total_s * ms);
+    const char *separator = ",\"actions\":[";
+    for (int i = 0; i < ACTION_KINDS * PROFILE_PLACES; i++) {
+        int kind = i / PROFILE_PLACES, place = i % PROFILE_PLACES;
+        double seconds = p->seconds[kind][place];
+        int64_t count = ceil_div(p->count[kind][place], p->steps);
+        if (!count) { continue; }
+        printf("  %-15s %-9s %6" PRId64 " x %10.3f ms %5.1f %%\n", action_names[kind], profile_place_names[place], count, seconds * ms,
+               100 * seconds / p->total_s);
+        text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\",\"count\":%" PRId64, separator, action_names[kind], profile_place_names[place], count);
+        json_add_field(&line, "ms", seconds * ms), text_add(&line, "}");
+        separator = ",";
+    }
+    text_add(&line, "]}");
+    log_line(log, &line);
+}
+// Tells, once: after the last of the steps, or at the end of a run that was shorter. Rank 0 speaks.
+static inline void profile_report(Profile *p, int rank, ProgressBar *bar, Log *log) {
+    if (!p->first) { return; }
+    if (p->steps) { ops_profiler(false); }
+    if (rank == 0 && !p->steps) {
+        fprintf(stderr, "warning: nothing is profiled: the run has no step from %" PRId64 " to %" PRId64 "\n", p->first, p->last);
+    } else if (rank == 0) {
+        progress_break(bar);
+        profile_tell(p, log);
+    }
+    for (int i = 0; i <= p->actions; i++) { ops_mark_free(p->marks[i]); }
+    free(p->marks);
+    memset(p, 0, sizeof *p);
 }
 
 // Seconds of this run's steps, of these waiting for messages, and between steps telling about them.

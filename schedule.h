@@ -93,6 +93,16 @@ static inline void schedule_add(Schedule *s, Action a) {
     }
     s->actions[s->count++] = a;
 }
+// How many of a step's samples the actions span, from *first on.
+static inline int64_t schedule_rows(const Schedule *s, int64_t *first) {
+    int64_t begin = INT64_MAX, end = 0;
+    for (int i = 0; i < s->count; i++) {
+        const Action *a = &s->actions[i];
+        if (a->rows) { begin = min_i64(begin, a->first_row), end = max_i64(end, a->first_row + a->rows); }
+    }
+    *first = end ? begin : 0;
+    return end - *first;
+}
 static inline void schedule_free(Schedule *s) {
     free(s->actions);
     memset(s, 0, sizeof *s);

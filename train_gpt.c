@@ -53,6 +53,7 @@ typedef struct {
     char stop_file[1100]; // OUT/stop, which rank 0 looks for; "" elsewhere
     Spent spent;
     EnergyMeter energy;
+    Profile profile;
     bool stopping, save_failed;
 } Trainer;
 
@@ -143,28 +144,22 @@ static void setup_messages(Trainer *t) {
     comm_allocate(&t->comm, bytes ? memory_take_shared(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 
-// Bytes of the operations' workspace.
-static size_t workspace_bytes(const Trainer *t) {
-    const GptConfig *c = &t->model.config;
-    OpsShape shape = {t->rows, t->options.seq_len, c->channels, c->heads, c->vocab, c->padded_vocab};
-    return ops_workspace_bytes(shape, t->stream.threads);
+// What predictions and reports of the run are about.
+static RunFacts run_facts(Trainer *t) {
+    RunFacts facts = {&t->options, &t->model, &t->comm,          &t->program, &t->rates, &t->predicted,
+                      &t->train,   t->dtype,  t->stream.threads, t->samples,  t->rows,   t->steps};
+    return facts;
 }
 
 // Everything the startup table says, before anything of it is allocated.
 static void predict(Trainer *t) {
     const Options *o = &t->options;
     Prediction *p = &t->predicted;
-    bool adam = o->optimizer == OPTIMIZER_ADAMW;
-    StoreBytes states = store_bytes(&t->model, t->dtype, adam);
-    size_t buffers;
-    Executor counted = executor_make(&t->model, &t->program.map, NULL, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, false,
-                                     &p->memory[MEMORY_ACTIVATIONS], &buffers);
-    executor_free(&counted);
-    p->memory[MEMORY_PARAMETERS] = states.parameters, p->memory[MEMORY_GRADIENTS] = states.gradients, p->memory[MEMORY_OPTIMIZER] = states.optimizer;
-    p->memory[MEMORY_BUFFERS] = buffers + states.unpacked + t->comm.staging_bytes + workspace_bytes(t);
+    RunFacts facts = run_facts(t);
+    predict_memory(&facts, t->rows, o->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = (size_t)kernel_bytes("/proc/self/status", "VmRSS:") - memory_device(memory_taken);
     predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->comm.everyone, t->dtype, (DType)o->reduce_dtype, p->traffic);
-    Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, adam, t->dtype, (DType)o->reduce_dtype};
+    Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, o->optimizer == OPTIMIZER_ADAMW, t->dtype, (DType)o->reduce_dtype};
     double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
     p->step_s = schedule_simulate(&t->program, action_cost, &costs, busy);
     p->idle = p->step_s > 0 ? 1 - busy[t->comm.rank] / p->step_s : 0;
@@ -217,11 +212,12 @@ static void setup_data(Trainer *t) {
 static void setup_states(Trainer *t) {
     const Options *o = &t->options;
     size_t unused[2];
-    t->stream.workspace_bytes = workspace_bytes(t);
+    t->stream.workspace_bytes = gpt_workspace_bytes(&t->model, t->rows, o->seq_len, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     t->store = store_make(&t->model, &t->comm, &t->comm.everyone, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->executor = executor_make(&t->model, &t->program.map, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, true,
-                                &unused[0], &unused[1]);
+    t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
+                                true, &unused[0], &unused[1]);
+    t->profile = profile_make(o, t->program.rank[t->comm.rank].count);
     t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
@@ -292,7 +288,7 @@ static int64_t count_targets(const Dataset *data, int64_t first, int64_t samples
 static void log_step(Trainer *t, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
     double tokens = (double)(t->samples * t->options.seq_len);
-    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.flops_per_s * t->comm.ranks);
+    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
     progress_step(&t->bar, t->progress.step, loss, norm, lr, seconds * 1000, tokens / seconds, mfu);
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"step\",\"step\":%" PRId64, t->progress.step);
@@ -319,6 +315,8 @@ static void train_step(Trainer *t) {
     Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
+    ops_range_begin("step");
+    profile_begin(&t->profile, &t->executor, t->progress.step + 1);
     executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
@@ -333,11 +331,14 @@ static void train_step(Trainer *t) {
     } else if (t->comm.rank == 0) {
         fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, loss, norm);
     }
+    profile_end(&t->profile, &t->executor, schedule, at);
+    ops_range_end();
     t->progress.step++;
     t->progress.position += t->samples;
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     log_step(t, loss, norm, lr, seconds);
+    if (t->progress.step == t->profile.last) { profile_report(&t->profile, t->comm.rank, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
 
@@ -496,15 +497,8 @@ static void plan(Trainer *t) {
     setup_schedule(t);
     setup_messages(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
-    measure_rates(&t->rates, &t->stream, &t->comm, &t->comm.everyone);
+    measure_rates(&t->rates, &t->stream, &t->comm, &t->comm.everyone, t->dtype);
     predict(t);
-}
-
-// What the reports of the run tell.
-static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options, &t->model, &t->comm,          &t->program, &t->rates, &t->predicted,
-                      &t->train,   t->dtype,  t->stream.threads, t->samples,  t->rows,   t->steps};
-    return facts;
 }
 
 // The modes that only print; true when there was one.
@@ -537,7 +531,7 @@ static void prepare(Trainer *t) {
     plan(t);
     RunFacts facts = run_facts(t);
     if (t->comm.rank == 0) { print_start(&facts), check_writable("--export", t->options.export_file); }
-    check_memory(&t->predicted, t->comm.local_ranks);
+    check_memory(&facts);
     if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
@@ -563,6 +557,7 @@ static void train(Trainer *t) {
 
 static int finish(Trainer *t) {
     store_settle(&t->store);
+    profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
     report_end(&facts, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file && t->comm.rank == 0) {

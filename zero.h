@@ -100,7 +100,7 @@ static inline Store store_make(const GptModel *m, Comm *comm, const Group *group
         s.fresh[i] = true;
     }
     for (int r = 0; r < group->n; r++) { s.partial_bounds[r + 1] += s.partial_bounds[r]; }
-    s.partials = (double *)checked_calloc((size_t)s.partial_bounds[group->n], sizeof(double), "norm partials");
+    s.partials = (double *)memory_take_host((size_t)s.partial_bounds[group->n] * sizeof(double), "norm partials");
     StoreBytes b = store_bytes(m, dtype, adam);
     size_t floats = (size_t)m->parameters * sizeof(float);
     s.master = (float *)memory_take_shared(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
@@ -115,7 +115,8 @@ static inline Store store_make(const GptModel *m, Comm *comm, const Group *group
 
 static inline void store_free(Store *s) {
     ops_free(s->master), ops_free(s->params), ops_free(s->grads), ops_free(s->m), ops_free(s->v), ops_free(s->unpacked);
-    free(s->offset), free(s->bounds), free(s->fresh), free(s->reducing), free(s->gathering), free(s->updates), free(s->partials), free(s->partial_bounds);
+    free(s->offset), free(s->bounds), free(s->fresh), free(s->reducing), free(s->gathering), free(s->updates), free(s->partial_bounds);
+    ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
 
@@ -184,7 +185,8 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     s->reducing[storage] = comm_reduce_scatter(s->comm, s->group, grad, grad, store_slices(s, storage), s->wire);
 }
 
-// Waits for all reductions and returns the norm of the whole gradient, every storage counted once. All members call it.
+// Waits for all reductions and everything else that was started, and returns the norm of the whole gradient, every storage counted
+// once. All members call it.
 static inline double store_norm(Store *s) {
     int ranks = s->group->n, me = s->group->me;
     double *mine = s->partials + s->partial_bounds[me], sum = 0;
@@ -194,6 +196,7 @@ static inline double store_norm(Store *s) {
         ops_norm_partials(s->stream, mine, s->grads + s->offset[i] + slice[0], slice[1] - slice[0], NORM_CHUNK);
         mine += store_chunks(store_slices(s, i), me);
     }
+    ops_wait(s->stream);
     comm_all_gather_doubles(s->comm, s->partials, s->partial_bounds);
     for (int i = 0; i < s->model->storages; i++) { // in the order of the elements: a rank's chunks of a storage follow those before
         for (int r = 0; r < ranks; r++) {

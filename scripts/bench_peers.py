@@ -56,25 +56,26 @@ Run = namedtuple("Run", "ms bytes")
 # The PyTorch side
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, heads, channels):
         super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(CHANNELS), nn.LayerNorm(CHANNELS)
-        self.qkv, self.attproj = nn.Linear(CHANNELS, 3 * CHANNELS), nn.Linear(CHANNELS, CHANNELS)
-        self.fc, self.fcproj = nn.Linear(CHANNELS, 4 * CHANNELS), nn.Linear(4 * CHANNELS, CHANNELS)
+        self.heads, self.channels = heads, channels
+        self.ln1, self.ln2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.qkv, self.attproj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        self.fc, self.fcproj = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
 
     def forward(self, x):
         rows, t, _ = x.shape
-        q, k, v = (part.view(rows, t, HEADS, -1).transpose(1, 2) for part in self.qkv(self.ln1(x)).split(CHANNELS, dim=2))
+        q, k, v = (part.view(rows, t, self.heads, -1).transpose(1, 2) for part in self.qkv(self.ln1(x)).split(self.channels, dim=2))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attproj(mixed.transpose(1, 2).reshape(rows, t, CHANNELS))
         return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
 
 
 class GPT(nn.Module):
-    def __init__(self):
+    def __init__(self, layers=LAYERS, heads=HEADS, channels=CHANNELS):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(PADDED_VOCAB, CHANNELS), nn.Embedding(MAX_T, CHANNELS)
-        self.blocks, self.lnf = nn.Sequential(*(Block() for _ in range(LAYERS))), nn.LayerNorm(CHANNELS)
+        self.wte, self.wpe = nn.Embedding(PADDED_VOCAB, channels), nn.Embedding(MAX_T, channels)
+        self.blocks, self.lnf = nn.Sequential(*(Block(heads, channels) for _ in range(layers))), nn.LayerNorm(channels)
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)

@@ -4,21 +4,17 @@
 # One rank per core: on matrices this small, ranks that exchange gradients beat threads that meet in every operation.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+. scripts/recipe.sh
 python=python3
 [ ! -x .venv/bin/python ] || python=.venv/bin/python
 ranks=$(nproc)
 ((ranks <= 8)) || ranks=8 # a step has 8 samples
 out=out/shakespeare
 mkdir -p "$out"
-flags=(--train "data/text_bytes_train_*.bin" --val "data/text_bytes_val_*.bin"
-    --model "layers=4,heads=4,channels=128,vocab=256" --seq-len 64 --micro-batch 8 --batch-tokens 512 --steps 9000
-    --lr 3e-3 --warmup 200 --lr-schedule cosine --final-lr-fraction 0.02 --weight-decay 0.1 --beta2 0.99
-    --val-every 3000 --val-batches -1 --sample-every 9000 --sample-tokens 400 --temperature 0.8
-    --save-every 3000 --keep 2 --out "$out" --log "$out/log.jsonl")
-kept=()
-for ((i = 0; i < ${#flags[@]}; i += 2)); do
-    case " $* " in *" ${flags[i]} "*) ;; *) kept+=("${flags[i]}" "${flags[i + 1]}") ;; esac
-done
-mpirun --oversubscribe -np "$ranks" ./train_gpt "${kept[@]}" "$@"
+recipe "$ranks" ./train_gpt \
+    --train "data/text_bytes_train_*.bin" --val "data/text_bytes_val_*.bin" \
+    --model "layers=4,heads=4,channels=128,vocab=256" --seq-len 64 --micro-batch 8 --batch-tokens 512 --steps 9000 \
+    --lr 3e-3 --warmup 200 --lr-schedule cosine --final-lr-fraction 0.02 --weight-decay 0.1 --beta2 0.99 \
+    --val-every 3000 --val-batches -1 --sample-every 9000 --sample-tokens 400 --temperature 0.8 \
+    --save-every 3000 --keep 2 --out "$out" --log "$out/log.jsonl" -- "$@"
 "$python" scripts/plot.py "$out/log.jsonl" --out "$out/loss.png"

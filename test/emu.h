@@ -7,8 +7,12 @@
 //            backwards; streams are queues that run as late as they may, in any order that events allow; dynamic shared memory
 //            begins as NaN. So a missing barrier, event or synchronisation shows as a wrong result.
 // Memory     Device memory can be touched only while kernels and copies run: a host dereference is a fault, and so is an access
-//            beyond the end of an allocation. Managed memory is open to both, but kernels run late: who reads too early reads
-//            what was there before.
+//            beyond the end of an allocation. Managed and page-locked memory are open to both, but kernels and copies run late:
+//            who reads too early reads what was there before, and who writes too early changes what is copied.
+// Graphs     A stream that is captured keeps its work; a graph is that work, to be started any number of times. What CUDA refuses in
+//            a capture, and what is not emulated there, ends the program.
+// Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both inside ranges (nvtx) only; the ranges;
+//            the most device memory.
 // Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals.
 // x86-64 only: the context switch is assembly.
 #ifndef EMU_H
@@ -24,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h> // mprotect
+#include <time.h>     // of events
 #include <tuple>      // arguments of a launch
 #include <unistd.h>
 #include <vector>
@@ -53,6 +58,29 @@ static inline uint64_t emu_draw(uint64_t n) { // 0 .. n - 1; Steele et al.'s spl
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return (x ^ (x >> 31)) % n;
+}
+
+// --- what happened ------------------------------------------------------------------------------------------------------
+static struct EmuCounts {
+    int64_t waits, launches;         // in ranges: of the host for the device; of kernels, copies, products and graphs
+    int64_t ranges, depth, profiled; // begun; that the host is in; begun while the profiler was on
+    bool profiling;
+    size_t device_bytes, peak_bytes; // of device memory: now, and at most
+    ~EmuCounts() {
+        FILE *f = getenv("EMU_COUNTS") ? fopen(getenv("EMU_COUNTS"), "w") : NULL;
+        if (!f) { return; }
+        fprintf(f, "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_bytes\":%zu}\n", (long long)waits, (long long)launches,
+                (long long)ranges, (long long)profiled, peak_bytes);
+        fclose(f);
+    }
+} emu_counts;
+static inline int nvtxRangePushA(const char *) {
+    emu_counts.ranges++, emu_counts.profiled += emu_counts.profiling;
+    return (int)emu_counts.depth++;
+}
+static inline int nvtxRangePop() {
+    if (!emu_counts.depth) { emu_fail("nvtxRangePop without a push"); }
+    return (int)--emu_counts.depth;
 }
 
 // --- types ------------------------------------------------------------------------------------------------------------
@@ -223,11 +251,13 @@ typedef enum { cudaSuccess, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 6
 typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 } cudaMemcpyKind;
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 static const size_t EMU_PAGE = 4096;
+enum EmuPlace { EMU_DEVICE, EMU_MANAGED, EMU_PINNED };
 struct EmuMemory {
     size_t pages; // bytes that can be opened; a page that never opens follows
     char *mapped;
-    bool managed;
+    EmuPlace place;
 };
+static size_t emu_device_total = getenv("EMU_DEVICE_MEMORY") ? strtoull(getenv("EMU_DEVICE_MEMORY"), NULL, 10) : (size_t)1 << 40;
 static std::map<char *, EmuMemory> emu_memory; // by the pointer handed out
 static bool emu_open;                          // device memory can be touched now
 
@@ -239,7 +269,7 @@ static inline const EmuMemory *emu_find(const void *p) { // the allocation that 
 }
 static void emu_fault(int signal_number, siginfo_t *info, void *) {
     const EmuMemory *m = emu_find(info->si_addr);
-    if (m && !emu_open && !m->managed) { fprintf(stderr, "emu: the host touches device memory\n"); }
+    if (m && !emu_open && m->place == EMU_DEVICE) { fprintf(stderr, "emu: the host touches device memory\n"); }
     if (m && emu_open) { fprintf(stderr, "emu: a kernel or copy goes beyond the end of its memory\n"); }
     fflush(stderr);
     signal(signal_number, SIG_DFL); // the access is made again, and ends the program
@@ -247,29 +277,40 @@ static void emu_fault(int signal_number, siginfo_t *info, void *) {
 static inline void emu_protect(bool open) {
     emu_open = open;
     for (const auto &m : emu_memory) {
-        if (!m.second.managed && mprotect(m.second.mapped, m.second.pages, open ? PROT_READ | PROT_WRITE : PROT_NONE)) { emu_fail("mprotect failed"); }
+        if (m.second.place == EMU_DEVICE && mprotect(m.second.mapped, m.second.pages, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
+            emu_fail("mprotect failed");
+        }
     }
 }
-static inline cudaError_t emu_malloc(void **p, size_t bytes, bool managed) {
+static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = emu_fault, action.sa_flags = SA_SIGINFO;
     sigaction(SIGSEGV, &action, NULL);                                                            // each time: others catch it too
     size_t used = (bytes + 255) / 256 * 256, pages = (used + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE; // aligned as CUDA's, at the end of the pages
+    if (place != EMU_PINNED && pages > emu_device_total - emu_counts.device_bytes) { return cudaErrorMemoryAllocation; }
     char *mapped = (char *)mmap(NULL, pages + EMU_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) { return cudaErrorMemoryAllocation; }
-    if (managed && mprotect(mapped, pages, PROT_READ | PROT_WRITE)) { emu_fail("mprotect failed"); }
-    EmuMemory m = {pages, mapped, managed};
+    if (place != EMU_DEVICE && mprotect(mapped, pages, PROT_READ | PROT_WRITE)) { emu_fail("mprotect failed"); }
+    EmuMemory m = {pages, mapped, place};
     *p = mapped + pages - used;
     emu_memory[(char *)*p] = m;
+    emu_counts.device_bytes += place == EMU_PINNED ? 0 : pages;
+    if (emu_counts.device_bytes > emu_counts.peak_bytes) { emu_counts.peak_bytes = emu_counts.device_bytes; }
     return cudaSuccess;
 }
-static inline cudaError_t cudaMalloc(void **p, size_t bytes) { return emu_malloc(p, bytes, false); }
-static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) { return emu_malloc(p, bytes, true); }
+static inline cudaError_t cudaMalloc(void **p, size_t bytes) { return emu_malloc(p, bytes, EMU_DEVICE); }
+static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) { return emu_malloc(p, bytes, EMU_MANAGED); }
+static inline cudaError_t cudaMallocHost(void **p, size_t bytes) { return emu_malloc(p, bytes, EMU_PINNED); }
+static inline cudaError_t cudaMemGetInfo(size_t *there, size_t *total) {
+    *there = emu_device_total - emu_counts.device_bytes, *total = emu_device_total;
+    return cudaSuccess;
+}
 
 // --- streams and events -----------------------------------------------------------------------------------------------
 struct EmuEvent {
     int64_t recorded, happened;
+    double ms; // when
 };
 typedef EmuEvent *cudaEvent_t;
 struct EmuWork {
@@ -278,13 +319,25 @@ struct EmuWork {
     int64_t record;
 };
 struct EmuStream {
-    std::deque<EmuWork> queue;
+    std::deque<EmuWork> queue, captured;
+    bool capturing;
 };
 typedef EmuStream *cudaStream_t;
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 static std::vector<EmuStream *> emu_streams;
+static inline double emu_clock_ms() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
 
-static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) { stream->queue.push_back({run, NULL, 0}); }
+static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) {
+    (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0});
+    emu_counts.launches += !stream->capturing && emu_counts.depth;
+}
+static inline void emu_not_captured(const EmuStream *s) {
+    if (s->capturing) { emu_fail("a stream that is captured: no waits, no events, no copies of pageable memory"); }
+}
 static inline bool emu_can_run(const EmuStream *s) {
     return !s->queue.empty() && (!s->queue.front().awaited || s->queue.front().awaited->happened >= s->queue.front().record);
 }
@@ -306,17 +359,23 @@ static inline void emu_run_until(const std::function<bool()> &done) {
     while (!done()) { emu_step(); }
     emu_protect(false);
 }
+static inline void emu_wait_until(const std::function<bool()> &done) { // the host waits
+    emu_counts.waits += emu_counts.depth > 0;
+    emu_run_until(done);
+}
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
     emu_streams.push_back(*s = new EmuStream());
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    emu_run_until([=] { return s->queue.empty(); });
+    emu_not_captured(s);
+    emu_wait_until([=] { return s->queue.empty(); });
     return cudaSuccess;
 }
-// Some of the work happens between two looks.
+// Some of the work happens between two looks. Who looks until there is none has waited once.
 static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
-    if (s->queue.empty()) { return cudaSuccess; }
+    emu_not_captured(s);
+    if (s->queue.empty()) { return emu_counts.waits += emu_counts.depth > 0, cudaSuccess; }
     uint64_t steps = 1 + emu_draw(8);
     emu_run_until([&] { return s->queue.empty() || steps-- == 0; });
     return cudaErrorNotReady;
@@ -343,42 +402,81 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    emu_not_captured(s);
     int64_t record = ++e->recorded;
-    emu_enqueue(s, [=] { e->happened = record; });
+    emu_enqueue(s, [=] { e->happened = record, e->ms = emu_clock_ms(); });
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
+    emu_not_captured(s);
     s->queue.push_back({NULL, e, e->recorded});
     return cudaSuccess;
 }
+static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    if (!from->recorded || !to->recorded || from->happened < from->recorded || to->happened < to->recorded) { return cudaErrorNotReady; }
+    return *ms = (float)(to->ms - from->ms), cudaSuccess;
+}
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     const int64_t record = e->recorded;
-    emu_run_until([=] { return e->happened >= record; });
+    emu_wait_until([=] { return e->happened >= record; });
     return cudaSuccess;
 }
+// --- graphs: what a stream was asked for while it was captured ----------------------------------------------------------------
+typedef std::deque<EmuWork> *cudaGraph_t, *cudaGraphExec_t;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+static inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
+    emu_not_captured(s);
+    s->capturing = true;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
+    if (!s->capturing) { emu_fail("cudaStreamEndCapture of a stream that is not captured"); }
+    *graph = new std::deque<EmuWork>(s->captured);
+    s->captured.clear(), s->capturing = false;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t graph, unsigned long long) {
+    return *to = new std::deque<EmuWork>(*graph), cudaSuccess;
+}
+static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) {
+    emu_not_captured(s);
+    s->queue.insert(s->queue.end(), graph->begin(), graph->end());
+    emu_counts.launches += emu_counts.depth > 0;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return delete graph, cudaSuccess; }
 
 static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's does
     auto m = emu_memory.find((char *)p);
     if (!p) { return cudaSuccess; }
     if (m == emu_memory.end()) { emu_fail("cudaFree of what was not allocated"); }
     cudaDeviceSynchronize();
+    emu_counts.device_bytes -= m->second.place == EMU_PINNED ? 0 : m->second.pages;
     munmap(m->second.mapped, m->second.pages + EMU_PAGE);
     emu_memory.erase(m);
     return cudaSuccess;
 }
+static inline cudaError_t cudaFreeHost(void *p) {
+    if (!p) { emu_fail("cudaFreeHost of NULL, of which CUDA says nothing"); }
+    return cudaFree(p);
+}
+static inline bool emu_fits(const EmuMemory *m, bool host) { // managed memory is either
+    return m && m->place == EMU_MANAGED ? true : host == (!m || m->place == EMU_PINNED);
+}
 // From pageable host memory the source is read before the call returns; to it, the call returns when done.
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
-    const EmuMemory *memory_to = emu_find(to), *memory_from = emu_find(from); // managed memory is either
-    bool to_fits = memory_to ? memory_to->managed || kind != cudaMemcpyDeviceToHost : kind == cudaMemcpyDeviceToHost;
-    bool from_fits = memory_from ? memory_from->managed || kind != cudaMemcpyHostToDevice : kind == cudaMemcpyHostToDevice;
-    if (bytes && (!to_fits || !from_fits)) { emu_fail("cudaMemcpyAsync: the kind does not tell what the pointers are"); }
-    if (kind == cudaMemcpyHostToDevice) {
+    const EmuMemory *memory_to = emu_find(to), *memory_from = emu_find(from);
+    bool fits = emu_fits(memory_to, kind == cudaMemcpyDeviceToHost) && emu_fits(memory_from, kind == cudaMemcpyHostToDevice);
+    if (bytes && !fits) { emu_fail("cudaMemcpyAsync: the kind does not tell what the pointers are"); }
+    if (!memory_to || !memory_from) { emu_not_captured(s); }
+    if (!memory_from) {
         std::vector<char> held((const char *)from, (const char *)from + bytes);
         emu_enqueue(s, [=] { memcpy(to, held.data(), bytes); });
         return cudaSuccess;
     }
     emu_enqueue(s, [=] { memmove(to, from, bytes); });
-    return kind == cudaMemcpyDeviceToHost ? cudaStreamSynchronize(s) : cudaSuccess;
+    return memory_to ? cudaSuccess : cudaStreamSynchronize(s);
 }
 static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
     emu_enqueue(s, [=] { memset(to, value, bytes); });
@@ -391,6 +489,16 @@ static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on 
 }
 static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
 static inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorMemoryAllocation; }
+static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+struct cudaDeviceProp {
+    char name[256];
+};
+static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
+    snprintf(p->name, sizeof p->name, "%s", getenv("EMU_DEVICE") ? getenv("EMU_DEVICE") : "emulated");
+    return cudaSuccess;
+}
+static inline cudaError_t cudaProfilerStart() { return emu_counts.profiling = true, cudaSuccess; }
+static inline cudaError_t cudaProfilerStop() { return emu_counts.profiling = false, cudaSuccess; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 static inline const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
 

@@ -204,6 +204,84 @@ static void test_copies(void **) { // the source of a copy from the host may be 
     cudaStreamDestroy(s), cudaFree(p);
 }
 
+static void test_page_locked(void **) { // copies run late: what is written meanwhile is copied, what is read too early is old
+    void *p = NULL, *q = NULL;
+    cudaStream_t s = stream();
+    cudaMalloc(&p, sizeof(int)), cudaMallocHost(&q, 2 * sizeof(int));
+    int *x = (int *)q;
+    x[0] = 1, x[1] = -1;
+    cudaMemcpyAsync(p, x, sizeof(int), cudaMemcpyHostToDevice, s);
+    x[0] = 2;
+    cudaMemcpyAsync(x + 1, p, sizeof(int), cudaMemcpyDeviceToHost, s);
+    assert_int_equal(x[1], -1);
+    cudaStreamSynchronize(s);
+    assert_int_equal(x[1], 2);
+    cudaStreamDestroy(s), cudaFree(p), cudaFreeHost(q);
+}
+
+// --- graphs ---------------------------------------------------------------------------------------------------------------
+static void test_graphs(void **) { // captured work does not run; a graph's runs as often as it is started, with what it was given then
+    int *x = shared_ints(N), value = 3;
+    cudaStream_t s = stream();
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed);
+    LAUNCH(add_kernel, N / THREADS, THREADS, 0, s, x, value, (int)N);
+    LAUNCH(double_kernel, N / THREADS, THREADS, 0, s, x, (int)N);
+    cudaStreamEndCapture(s, &graph);
+    cudaStreamSynchronize(s);
+    assert_int_equal(x[0], 0);
+    cudaGraphInstantiate(&exec, graph, 0), cudaGraphDestroy(graph);
+    value = 5;
+    for (int i = 0; i < 2; i++) { cudaGraphLaunch(exec, s); }
+    cudaStreamSynchronize(s);
+    assert_int_equal(x[N - 1], 18); // (0 + 3) * 2 = 6, (6 + 3) * 2
+    cudaGraphExecDestroy(exec), cudaStreamDestroy(s), cudaFree(x);
+}
+static cudaStream_t captured() {
+    cudaStream_t s = stream();
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed);
+    return s;
+}
+static void do_captured_wait(const void *) { cudaStreamSynchronize(captured()); }
+static void do_captured_look(const void *) { cudaStreamQuery(captured()); }
+static void do_captured_copy(const void *) {
+    int x = 0;
+    cudaMemcpyAsync(shared_ints(1), &x, sizeof x, cudaMemcpyHostToDevice, captured());
+}
+static void do_lone_pop(const void *) { nvtxRangePop(); }
+static void test_refused_in_captures(void **) {
+    check_ends(do_captured_wait, "a stream that is captured");
+    check_ends(do_captured_look, "a stream that is captured");
+    check_ends(do_captured_copy, "a stream that is captured");
+    check_ends(do_lone_pop, "without a push");
+}
+
+// --- what is counted --------------------------------------------------------------------------------------------------------
+static void test_counts(void **) { // in ranges only
+    int *x = shared_ints(N);
+    cudaStream_t s = stream();
+    const EmuCounts before = emu_counts;
+    for (int i = 0; i < 2; i++) {
+        if (i) { nvtxRangePushA("counted"); }
+        LAUNCH(add_kernel, N / THREADS, THREADS, 0, s, x, 1, (int)N);
+        cudaMemsetAsync(x, 0, sizeof(int), s);
+        cudaStreamSynchronize(s);
+        while (cudaStreamQuery(s) == cudaErrorNotReady) {}
+        if (i) { nvtxRangePop(); }
+    }
+    assert_int_equal(emu_counts.launches - before.launches, 2);
+    assert_int_equal(emu_counts.waits - before.waits, 2);
+    assert_int_equal(emu_counts.ranges - before.ranges, 1);
+    size_t there = 0, total = 0, after = 0;
+    void *p = NULL;
+    cudaMemGetInfo(&there, &total), cudaMalloc(&p, 100000), cudaMemGetInfo(&after, &total);
+    assert_true(there - after >= 100000 && there - after < 110000);
+    cudaFree(p), cudaMemGetInfo(&after, &total);
+    assert_true(after == there);
+    cudaStreamDestroy(s), cudaFree(x);
+}
+
 // --- cuBLASLt: column-major, against three loops --------------------------------------------------------------------------
 static void check_product(bool a_transposed, bool b_transposed, bool bias, float beta) {
     enum { M = 3, K = 4, COLS = 2, LDA = 5, LDB = 6, LDD = 7 };
@@ -255,8 +333,10 @@ static void test_products(void **) {
 
 int main() {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_barriers), cmocka_unit_test(test_warps),  cmocka_unit_test(test_streams),  cmocka_unit_test(test_queries),
-        cmocka_unit_test(test_memory),   cmocka_unit_test(test_copies), cmocka_unit_test(test_products),
+        cmocka_unit_test(test_barriers),    cmocka_unit_test(test_warps),    cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_queries),     cmocka_unit_test(test_memory),   cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_page_locked), cmocka_unit_test(test_graphs),   cmocka_unit_test(test_refused_in_captures),
+        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products),
     };
     return cmocka_run_group_tests_name("emu", tests, NULL, NULL);
 }

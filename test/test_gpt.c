@@ -112,7 +112,7 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_make(&r->model, &comm, &world, &r->stream, setting.dtype, DTYPE_FP32, !setting.sgd);
     r->executor =
-        executor_make(&r->model, &r->program.map, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
+        executor_make(&r->model, &r->program, 0, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
     model_file_load(model_path, &r->store, file_dtype);
     r->batch = batch_dataset();
     return r;

@@ -4,6 +4,8 @@
     python3 test/test_gpu.py            TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the orders in which the emulation runs things
 
     Program     a run gives the losses of train_gpt, whatever the order of threads and streams; the same bits again; a resumed run too
+    Step        the host waits once in a step, blocks are replayed as graphs with the same bits, what a profile tells
+    Memory      what is taken from the device is what was predicted; what does not fit is refused with the flags that would
     Compiler    nvcc takes the same source, warnings as errors; skipped where there is none
 """
 import json
@@ -28,12 +30,12 @@ SAME = 1e-5        # fp32, summed in another order, 10 updates
 SAME_BF16 = 0.02   # 8 bits a number; losses are averages
 
 
-def run(program, ranks=1, seed=SEED, **changes):
+def run(program, ranks=1, seed=SEED, environment=None, **changes):
     """Losses of the steps, then of the validation, and the log's last norm."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = dict(FLAGS, log=os.path.join(folder, "log"), **{name.replace("_", "-"): value for name, value in changes.items()})
+        flags = dict(dict(FLAGS, log=os.path.join(folder, "log")), **{name.replace("_", "-"): value for name, value in changes.items()})
         command = ["mpirun", "--oversubscribe", "-np", str(ranks), os.path.join(ROOT, program)] + [str(w) for n, v in flags.items() for w in ("--" + n, v)]
-        done = subprocess.run(command, env=dict(ENVIRONMENT, EMU_SEED=str(seed)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, env=dict(ENVIRONMENT, EMU_SEED=str(seed), **(environment or {})), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise AssertionError(f"{shlex.join(command)}: exit {done.returncode}\n{done.stderr}")
         with open(flags["log"]) as log:
@@ -72,6 +74,100 @@ class Program(unittest.TestCase):
             begun = run("train_gpt_emu", out=out, steps=6, save_every=6, val_every=0)[0]
             resumed = run("train_gpt_emu", out=out, resume=1, val_every=0)[0]
         self.assertEqual(begun + resumed, whole)
+
+
+class Step(unittest.TestCase):
+    STEPS, MICRO_BATCHES, UNITS = 6, 3, 5  # 3 blocks, embedding, head
+    CHANGES = dict(micro_batch=1, steps=STEPS, val_every=0)
+
+    def counted(self, ranks=1, **changes):
+        """Losses and norms, and what the emulation counted in the steps."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "counts")
+            result = run("train_gpt_emu", ranks, environment={"EMU_COUNTS": path}, **dict(self.CHANGES, **changes))
+            with open(path) as counts:
+                return result, json.load(counts)
+
+    def test_waits_and_launches(self):
+        result, counts = self.counted()
+        plain, one_by_one = self.counted(profile_steps=f"1:{self.STEPS}")  # no graphs
+        self.assertEqual(result, plain)
+        self.assertEqual(counts["waits"], self.STEPS, "one in each step: losses and norm")
+        # Per step: a block's forward and the two parts of its backward are a launch each; a step without gradients before it (accumulate)
+        # makes other graphs, and each runs once before it is recorded.
+        self.assertLess(counts["launches"], one_by_one["launches"] / 2)
+        longer = self.counted(steps=self.STEPS + 4)[1]
+        self.assertEqual(longer["waits"], self.STEPS + 4)
+        steady, blocks = (longer["launches"] - counts["launches"]) / 4, 3 * 3 * self.MICRO_BATCHES
+        kernels = one_by_one["launches"] / self.STEPS
+        self.assertEqual(steady, int(steady))
+        self.assertLess(blocks, steady)
+        self.assertLess(steady, kernels / 3)
+        if ALL:  # recorded anew for other shapes
+            self.assertEqual(self.counted(batch_tokens=100, micro_batch=2)[0], self.counted(batch_tokens=100, micro_batch=2, profile_steps="1:6")[0])
+            self.assertEqual(self.counted(recompute="block", dtype="bf16")[0], self.counted(recompute="block", dtype="bf16", profile_steps="1:6")[0])
+
+    def test_profile(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for program in ("train_gpt", "train_gpt_emu"):
+                log = os.path.join(folder, program)
+                run(program, **dict(self.CHANGES, profile_steps="3:4", log=log))
+                with open(log) as lines:
+                    profile, = (e for e in map(json.loads, lines) if e["event"] == "profile")
+                self.assertEqual((profile["first"], profile["steps"]), (3, 2))
+                found = {(a["action"], a["unit"]): a["count"] for a in profile["actions"]}
+                self.assertEqual(found["FORWARD", "block"], 3 * self.MICRO_BATCHES)
+                self.assertEqual((found["BACKWARD_INPUT", "head"], found["NORM", "states"]), (self.MICRO_BATCHES, 1))
+                self.assertAlmostEqual(sum(a["ms"] for a in profile["actions"]) / profile["ms"], 1, delta=1e-3)  # events are floats
+        command = ["./train_gpt", "--model", MODEL, "--train", TOKENS, "--seq-len", "20", "--val-every", "0", "--batch-tokens", "200", "--profile-steps", "9:9"]
+        short = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)  # an epoch: its length is not known to the flags
+        self.assertIn("nothing is profiled: the run has no step from 9 to 9", short.stderr)
+        self.assertNotIn("profile of", short.stdout)
+        counts = self.counted(profile_steps="3:4")[1]
+        schedule = counts["ranges"] // self.STEPS
+        self.assertEqual(counts["ranges"], self.STEPS * schedule)
+        self.assertEqual(counts["profiled"], 2 * schedule - 1, "from the third step's first action to the end of the fourth")
+
+
+class Memory(unittest.TestCase):
+    MODEL = "layers=2,heads=2,channels=64,vocab=300"
+
+    def predicted(self, **changes):
+        flags = dict(model=self.MODEL, **changes)
+        done = subprocess.run([os.path.join(ROOT, "train_gpt_emu"), "--dry-run", "--json"] + [str(w) for n, v in flags.items() for w in ("--" + n.replace("_", "-"), v)],
+                              env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=True)
+        return json.loads(done.stdout)["predicted"]["memory"]
+
+    def test_what_is_taken(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "counts")
+            run("train_gpt_emu", environment={"EMU_COUNTS": path}, model=self.MODEL, val=TOKENS, steps=2, batch_tokens=80, micro_batch=4, val_every=0)
+            with open(path) as counts:
+                taken = json.load(counts)["device_bytes"]
+        self.assertAlmostEqual(taken / self.predicted(seq_len=20, batch_tokens=80, micro_batch=4)["device"], 1, delta=0.05)  # pages of 4 KiB
+
+    def test_no_scores(self):
+        """The same tokens in longer sequences take the same memory: nothing holds a (T,T) matrix."""
+        short, long = self.predicted(seq_len=32, micro_batch=32), self.predicted(seq_len=1024, micro_batch=1)
+        for kind in ("activations", "buffers"):
+            self.assertEqual(short[kind], long[kind])
+
+    def check_refused(self, bytes_, *words, **changes):
+        flags = dict(model=self.MODEL, train=TOKENS, steps=1, seq_len=512, micro_batch=8, val_every=0, **changes)
+        command = [os.path.join(ROOT, "train_gpt_emu")] + [str(w) for n, v in flags.items() for w in ("--" + n.replace("_", "-"), v)]
+        done = subprocess.run(command, env=dict(ENVIRONMENT, EMU_DEVICE_MEMORY=str(bytes_)), capture_output=True, text=True, timeout=600)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn(" GiB more, ", done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_refused(self):
+        whole, half, recomputed = (self.predicted(seq_len=512, micro_batch=b, recompute=r)["device"] for b, r in ((8, "none"), (4, "none"), (8, "block")))
+        self.assertLess(half, recomputed)
+        self.check_refused(whole * 0.99 // 1, "it fits with --micro-batch 4, or --recompute block\n")
+        self.check_refused((half + recomputed) // 2, "it fits with --micro-batch 4, or --recompute block --micro-batch 4\n")
+        self.check_refused(recomputed * 0.99 // 1, "it fits with --micro-batch 4\n", recompute="block")
+        self.check_refused(34 << 20, "no --micro-batch fits")
 
 
 class Compiler(unittest.TestCase):

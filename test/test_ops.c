@@ -513,11 +513,12 @@ static void test_norms(void **state) { // integers: sums are exact in any order;
     enum { N = 100003, CHUNK = 4096, PARTS = (N + CHUNK - 1) / CHUNK };
     const Case c = {RESIDUAL, N, 1, 1, 0, 0, 1};
     float *x = floats(N);
-    double partials[PARTS], first[PARTS];
+    double *partials = (double *)ops_alloc_host(PARTS * sizeof(double)), first[PARTS];
     for (int threads = 1; threads <= 3; threads++) {
         Stream s = stream_of(&c, threads);
         for (int64_t i = 0; i < N; i++) { x[i] = (float)(random_u64(2, 2, (uint64_t)i) % 2001) - 1000.0f; }
         ops_norm_partials(&s, partials, x, N, CHUNK);
+        ops_wait(&s);
         for (int64_t p = 0; p < PARTS; p++) {
             double sum = 0.0;
             for (int64_t i = p * CHUNK; i < min_i64(N, (p + 1) * CHUNK); i++) { sum += (double)x[i] * (double)x[i]; }
@@ -525,12 +526,13 @@ static void test_norms(void **state) { // integers: sums are exact in any order;
         }
         for (int64_t i = 0; i < N; i++) { x[i] = (float)uniform(4, i); }
         ops_norm_partials(&s, partials, x, N, CHUNK);
+        ops_wait(&s);
         if (threads == 1) { memcpy(first, partials, sizeof first); }
         assert_memory_equal(first, partials, sizeof first);
         ops_norm_partials(&s, partials, x, 0, CHUNK);
         free_stream(&s);
     }
-    ops_free(x);
+    ops_free(x), ops_free_host(partials);
 }
 
 static void test_polls(void **state) { // messages move while a long operation runs
@@ -567,7 +569,13 @@ static void test_memory(void **state) {
     ops_copy(&s, p + 8, q, 8);
     ops_wait(&s);
     assert_memory_equal(p, p + 8, 8);
-    ops_free(p), ops_free(q), free(host), free_stream(&s);
+    char *waiting = (char *)ops_alloc_host(bytes), *back = (char *)ops_alloc_host(bytes);
+    for (size_t i = 0; i < bytes; i++) { assert_true(!waiting[i] && !back[i]), waiting[i] = (char)(i % 241); }
+    ops_from_host(&s, q, waiting, bytes);
+    ops_to_host_later(&s, back, q, bytes);
+    ops_wait(&s);
+    assert_memory_equal(waiting, back, bytes);
+    ops_free(p), ops_free(q), ops_free_host(waiting), ops_free_host(back), free(host), free_stream(&s);
     assert_null(ops_alloc((size_t)1 << 60));
     assert_null(ops_alloc_shared((size_t)1 << 60));
 }

@@ -290,6 +290,7 @@ static const Accepted accepted[] = {
     {"--train ''", "train", ""},
     {"--out with~space", "out", "with space"},
     {"--dry-run --json", "json", "1"},
+    {"--profile-steps 3:3 --steps 3", "profile-steps", "3:3"},
     {"--optimizer sgd --momentum 0", "optimizer", "sgd"},
     // strtod's number syntax: hexadecimal and leading white space are harmless
     {"--steps 0x10", "steps", "16"},
@@ -313,6 +314,11 @@ static void test_accepted_lines(void **state) {
 
 static const char *const refused[][3] = {
     // line, words of the message, more words
+    {"--profile-steps 5", "--profile-steps takes two steps A:B", "found \"5\""},
+    {"--profile-steps 0:3", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--profile-steps 5:3", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--profile-steps 1:2x", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--profile-steps 1:99999999999999999999", "--profile-steps takes two steps A:B", "such as 3:5"},
     {"--step 5", "unknown flag --step\n", "--steps;"},
     {"--stesp=5", "unknown flag --stesp=5", "--steps;"},
     {"--lr-shedule linear", "unknown flag --lr-shedule", "--lr-schedule;"},
@@ -376,6 +382,7 @@ static const char *const clashes[][3] = {
     {"--beta2 0.95 --optimizer sgd", "beta1", "optimizer"},
     {"--eps 1e-8 --optimizer=sgd", "beta1", "optimizer"},
     {"--warmup 6 --steps 5", "warmup", "steps"},
+    {"--profile-steps 5:6 --steps 5", "profile-steps", "steps"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
 static void test_every_pair_is_refused(void **state) {
