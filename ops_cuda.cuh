@@ -58,11 +58,12 @@ enum {
 // A matrix product that was asked for before: D(m,n) = op(A) op(B), column-major, as cuBLASLt has it.
 typedef struct {
     int64_t m, n, k;
-    int a_transposed, b_transposed, out_fp32, bias;
-    unsigned alignment[4]; // of A, B, C, D in bytes; the struct has no padding: keys are compared as bytes
+    int a_transposed, b_transposed, out_fp32, epilogue;
+    unsigned alignment[4]; // of A, B, D (which is C), and what the epilogue points to; no padding: keys are compared as bytes
 } MatmulKey;
 typedef struct {
     MatmulKey key;
+    bool offered; // false: the library has no such product
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -407,18 +408,29 @@ static inline unsigned alignment_of(const void *p) { // what cuBLASLt may rely o
 static inline void set_alignment(cublasLtMatmulPreference_t preference, int which, unsigned alignment) {
     LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, (decltype(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES))which, &alignment, sizeof alignment));
 }
-static inline MatmulPlan make_matmul_plan(Gpu *gpu, MatmulKey key) {
+// What the library does with a product as it writes it
+typedef struct {
+    int kind;             // a cublasLtEpilogue_t
+    const void *bias;     // BIAS: (m) Reals to add. BGRADB: (n), written: the sums of op(b) over k, in d's type
+    const void *pre_gelu; // GELU_AUX: (m, n) Reals, written: what GELU was taken of. DGELU: the same, read
+} Epilogue;
+enum { OF_GELU = 128 }; // the bit that all epilogues with a pre_gelu have
+#define SET(what, value) LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_##what, &(value), sizeof(value)))
+static inline void point_epilogue(cublasLtMatmulDesc_t desc, const Epilogue *e) {
+    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias, sizeof e->bias));
+    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &e->pre_gelu, sizeof e->pre_gelu));
+}
+static inline MatmulPlan make_matmul_plan(Gpu *gpu, MatmulKey key, const Epilogue *e) {
     MatmulPlan p;
     memset(&p, 0, sizeof p);
     p.key = key;
     const cudaDataType_t in = gpu_real == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F, out = key.out_fp32 ? CUDA_R_32F : in;
     const cublasOperation_t a_op = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, b_op = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasLtEpilogue_t epilogue = key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const uint64_t m = (uint64_t)key.m, n = (uint64_t)key.n, k = (uint64_t)key.k;
     LT_CHECK(cublasLtMatmulDescCreate(&p.desc, in == CUDA_R_32F ? FP32_PRODUCTS : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &a_op, sizeof a_op));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &b_op, sizeof b_op));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    SET(TRANSA, a_op), SET(TRANSB, b_op), SET(EPILOGUE, key.epilogue);
+    if (key.epilogue & OF_GELU) { SET(EPILOGUE_AUX_LD, key.m); }
+    point_epilogue(p.desc, e); // the choice depends on the pointers' alignment
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.a, in, key.a_transposed ? k : m, key.a_transposed ? m : k, key.a_transposed ? key.k : key.m));
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.b, in, key.b_transposed ? n : k, key.b_transposed ? k : n, key.b_transposed ? key.n : key.k));
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.d, out, m, n, key.m));
@@ -429,41 +441,49 @@ static inline MatmulPlan make_matmul_plan(Gpu *gpu, MatmulKey key) {
     set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[0]);
     set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[1]);
     set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);
-    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[3]);
+    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gpu->lt, p.desc, p.a, p.b, p.d, p.d, preference, 1, &found, &count);
-    if (status != CUBLAS_STATUS_SUCCESS || !count) {
-        die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
-            "cuBLASLt has no product of %" PRId64 " x %" PRId64 " x %" PRId64 " (status %d)", key.m, key.n, key.k, (int)status);
-    }
+    memset(&found, 0, sizeof found);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gpu->lt, p.desc, p.a, p.b, p.d, p.d, preference, 1, &found, &count);
+    p.offered = status == CUBLAS_STATUS_SUCCESS && count;
     p.algo = found.algo;
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     return p;
 }
-static inline MatmulPlan *find_matmul_plan(Gpu *gpu, const MatmulKey *key) {
+#undef SET
+static inline MatmulPlan *find_matmul_plan(Gpu *gpu, const MatmulKey *key, const Epilogue *e) {
     const int64_t kept = min_i64(gpu->plans_made, MATMUL_PLANS);
     for (int64_t i = 0; i < kept; i++) {
         if (!memcmp(&gpu->plans[i].key, key, sizeof *key)) { return &gpu->plans[i]; }
     }
     MatmulPlan *p = &gpu->plans[gpu->plans_made++ % MATMUL_PLANS]; // the oldest makes room
     if (kept == MATMUL_PLANS) { free_matmul_plan(p); }
-    *p = make_matmul_plan(gpu, *key);
+    *p = make_matmul_plan(gpu, *key, e);
     return p;
 }
-// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n) + bias(m). A row-major (N, C) matrix is a column-major (C, N) one.
-static inline void matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed, const Real *b, bool b_transposed, const Real *bias, int64_t m,
+// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), then the epilogue. A row-major (N, C) matrix is a column-major (C, N) one.
+// False, and nothing is done, where the library does not offer the epilogue.
+static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed, const Real *b, bool b_transposed, Epilogue e, int64_t m,
                           int64_t n, int64_t k, bool accumulate) {
     cudaStream_t stream = enter(s);
     MatmulKey key;
     static_assert(sizeof key == 56, "keys are compared as bytes");
-    key.m = m, key.n = n, key.k = k, key.a_transposed = a_transposed, key.b_transposed = b_transposed, key.out_fp32 = out_fp32, key.bias = bias != NULL;
-    key.alignment[0] = alignment_of(a), key.alignment[1] = alignment_of(b), key.alignment[2] = key.alignment[3] = alignment_of(d);
+    key.m = m, key.n = n, key.k = k, key.a_transposed = a_transposed, key.b_transposed = b_transposed, key.out_fp32 = out_fp32, key.epilogue = e.kind;
+    key.alignment[0] = alignment_of(a), key.alignment[1] = alignment_of(b), key.alignment[2] = alignment_of(d);
+    key.alignment[3] = (unsigned)min_i64(alignment_of(e.bias), alignment_of(e.pre_gelu)); // that of NULL is the largest
     Gpu *gpu = (Gpu *)s->device;
-    MatmulPlan *p = find_matmul_plan(gpu, &key);
+    MatmulPlan *p = find_matmul_plan(gpu, &key, &e);
+    if (!p->offered) { return false; }
     const float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    if (bias) { LT_CHECK(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)); }
+    point_epilogue(p->desc, &e);
     LT_CHECK(cublasLtMatmul(gpu->lt, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo, s->workspace, MATMUL_WORKSPACE, stream));
+    return true;
+}
+static inline void must_be_offered(bool offered, int64_t N, int64_t C, int64_t OC) {
+    if (offered) { return; }
+    die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
+        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")", N, C, OC, C);
 }
 
 // GELU(x) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): no tanh, and no cancellation for x << 0. e^88 stays finite.
@@ -472,6 +492,10 @@ template <class R> __global__ void gelu_kernel(R *out, const R *in, int64_t n) {
     const int64_t i = thread_index();
     if (i < n) { write(out + i, read(in + i) / (1.0f + gelu_power(read(in + i)))); }
 }
+__global__ void add_kernel(float *to, const float *x, int64_t n) {
+    const int64_t i = thread_index();
+    if (i < n) { to[i] += x[i]; }
+}
 template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu, int64_t n) { // d *= GELU'(pre_gelu)
     const int64_t i = thread_index();
     if (i >= n) { return; }
@@ -479,28 +503,43 @@ template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu,
     write(d + i, read(d + i) * (sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f * (1.0f + 0.134145f * x * x)));
 }
 
+// The library's GELU is taken in bf16 only: nobody says how exact it is, and the hardware's tanh, which it may use, has 11 bits. Where the
+// library does not offer an epilogue (it wants pre_gelu in rows of a multiple of 8), the product comes without and a kernel follows.
 static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight, const Real *bias, int64_t N, int64_t C,
                                       int64_t OC) {
     if (N == 0) { return; }
-    matmul(s, out, false, weight, true, in, false, bias, OC, N, C, false);
+    const Epilogue fused = {bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias, out};
+    if (gelu && gpu_real == DTYPE_BF16 && matmul(s, gelu, false, weight, true, in, false, fused, OC, N, C, false)) { return; }
+    const Epilogue plain = {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, NULL};
+    must_be_offered(matmul(s, out, false, weight, true, in, false, plain, OC, N, C, false), N, C, OC);
     cudaStream_t stream = enter(s);
     if (gelu) { FOR_REAL(LAUNCH((gelu_kernel<R>), blocks_for(N * OC, THREADS), THREADS, 0, stream, (R *)gelu, (const R *)out, N * OC)); }
 }
 static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight, const Real *pre_gelu, int64_t N, int64_t C,
                                              int64_t OC) {
     if (N == 0) { return; }
-    matmul(s, din, false, weight, false, dout, false, NULL, C, N, OC, false);
+    const Epilogue fused = {CUBLASLT_EPILOGUE_DGELU, NULL, pre_gelu}, plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    if (pre_gelu && gpu_real == DTYPE_BF16 && matmul(s, din, false, weight, false, dout, false, fused, C, N, OC, false)) { return; }
+    must_be_offered(matmul(s, din, false, weight, false, dout, false, plain, C, N, OC, false), N, OC, C);
     cudaStream_t stream = enter(s);
     if (pre_gelu) { FOR_REAL(LAUNCH((gelu_backward_kernel<R>), blocks_for(N * C, THREADS), THREADS, 0, stream, (R *)din, (const R *)pre_gelu, N * C)); }
 }
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, int64_t N, int64_t C, int64_t OC,
                                               bool accumulate) {
-    if (dbias) { column_sums(s, NULL, dbias, dout, NULL, NULL, NULL, N, OC, accumulate); }
-    if (N) {
-        matmul(s, dweight, true, in, false, dout, true, NULL, C, OC, N, accumulate);
-    } else if (!accumulate) { // a sum of nothing
-        ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float));
+    if (N == 0) { // sums of nothing
+        if (!accumulate) { ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float)); }
+        if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
+        return;
     }
+    float *sums = accumulate ? (float *)scratch(s) : dbias; // the library only writes dbias: what is to be added waits in the scratch
+    const Epilogue fused = {CUBLASLT_EPILOGUE_BGRADB, sums, NULL}, plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    if (dbias && matmul(s, dweight, true, in, false, dout, true, fused, C, OC, N, accumulate)) {
+        cudaStream_t stream = enter(s);
+        if (accumulate) { LAUNCH(add_kernel, blocks_for(OC, THREADS), THREADS, 0, stream, dbias, sums, OC); }
+        return;
+    }
+    if (dbias) { column_sums(s, NULL, dbias, dout, NULL, NULL, NULL, N, OC, accumulate); }
+    must_be_offered(matmul(s, dweight, true, in, false, dout, true, plain, C, OC, N, accumulate), N, C, OC);
 }
 
 template <class R> __global__ void residual_kernel(R *out, const R *a, const R *b, int64_t n) {

@@ -15,6 +15,7 @@
 #ifndef EMU_H
 #define EMU_H
 
+#include <algorithm>  // min
 #include <deque>      // a stream is a queue
 #include <functional> // of closures
 #include <map>        // allocations by address
@@ -503,8 +504,22 @@ typedef enum { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_ST
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
-typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
-enum { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7, CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8 };
+typedef enum {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = CUBLASLT_EPILOGUE_GELU_AUX | CUBLASLT_EPILOGUE_BIAS,
+    CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+    CUBLASLT_EPILOGUE_BGRADB = 512
+} cublasLtEpilogue_t;
+enum {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12
+};
 enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, // .. D: 8
@@ -515,7 +530,8 @@ enum {
 struct EmuMatmulDesc {
     cublasOperation_t op[2];
     cublasLtEpilogue_t epilogue;
-    const void *bias;
+    void *bias, *aux; // aux: a matrix of D's shape and type
+    int64_t aux_ld;
 };
 struct EmuLayout {
     cudaDataType_t type;
@@ -531,7 +547,7 @@ typedef EmuLayout *cublasLtMatrixLayout_t;
 typedef EmuPreference *cublasLtMatmulPreference_t;
 typedef struct {
     uint64_t workspace;
-    uint32_t alignment[4]; // what the chosen algorithm was promised
+    uint32_t alignment[6]; // what the chosen algorithm was promised of A, B, C, D, bias, aux
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;
@@ -541,18 +557,25 @@ typedef void *cublasLtHandle_t;
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return *h = malloc(1), CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return free(h), CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t scale) {
-    *d = new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    *d = new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0};
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 static inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete d, CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, int attribute, const void *value, size_t bytes) {
-    void *to = attribute == CUBLASLT_MATMUL_DESC_TRANSA     ? (void *)&d->op[0]
-               : attribute == CUBLASLT_MATMUL_DESC_TRANSB   ? (void *)&d->op[1]
-               : attribute == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&d->epilogue
-                                                            : (void *)&d->bias;
-    if (bytes != (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? sizeof(void *) : 4)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    memcpy(to, value, bytes);
-    return CUBLAS_STATUS_SUCCESS;
+    const struct {
+        int attribute;
+        void *to;
+        size_t bytes;
+    } known[] = {{CUBLASLT_MATMUL_DESC_TRANSA, &d->op[0], 4},
+                 {CUBLASLT_MATMUL_DESC_TRANSB, &d->op[1], 4},
+                 {CUBLASLT_MATMUL_DESC_EPILOGUE, &d->epilogue, 4},
+                 {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->bias, 8},
+                 {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &d->aux, 8},
+                 {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &d->aux_ld, 8}};
+    for (const auto &k : known) {
+        if (k.attribute == attribute && k.bytes == bytes) { return memcpy(k.to, value, bytes), CUBLAS_STATUS_SUCCESS; }
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
 }
 static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld) {
     *l = new EmuLayout{type, rows, cols, ld};
@@ -572,6 +595,8 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
 }
 static inline uint64_t emu_op_rows(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->cols : l->rows; }
 static inline uint64_t emu_op_cols(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->rows : l->cols; }
+static inline uint32_t emu_alignment(const void *p) { return p ? std::min((uint32_t)((uintptr_t)p & -(uintptr_t)p), 256u) : 256; }
+static inline bool emu_has_aux(const EmuMatmulDesc &d) { return d.epilogue & 128; }
 static inline bool emu_shapes_fit(cublasLtMatmulDesc_t d, const EmuLayout *A, const EmuLayout *B, const EmuLayout *C, const EmuLayout *D) {
     return emu_op_rows(A, d->op[0]) == D->rows && emu_op_cols(A, d->op[0]) == emu_op_rows(B, d->op[1]) && emu_op_cols(B, d->op[1]) == D->cols &&
            C->rows == D->rows && C->cols == D->cols && A->type == B->type && C->type == D->type && (D->type == A->type || D->type == CUDA_R_32F);
@@ -580,8 +605,11 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cu
                                                             cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t p, int,
                                                             cublasLtMatmulHeuristicResult_t *results, int *count) {
     if (!emu_shapes_fit(d, A, B, C, D)) { return CUBLAS_STATUS_INVALID_VALUE; }
+    if (emu_has_aux(*d) && (d->aux_ld % 8 || d->aux_ld < (int64_t)D->rows)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    if (d->epilogue == CUBLASLT_EPILOGUE_BGRADB && A->type == CUDA_R_32F) { return CUBLAS_STATUS_NOT_SUPPORTED; } // it may: so the way without is run
     results[0].algo.workspace = p->workspace;
     memcpy(results[0].algo.alignment, p->alignment, sizeof p->alignment);
+    results[0].algo.alignment[4] = emu_alignment(d->bias), results[0].algo.alignment[5] = emu_alignment(d->aux); // their values promise it
     return *count = 1, CUBLAS_STATUS_SUCCESS;
 }
 
@@ -604,6 +632,11 @@ static inline std::vector<float> emu_operand(const void *x, const EmuLayout &l, 
     }
     return packed;
 }
+static inline float emu_gelu_inner(float x) { return 0.7978845608f * (x + 0.044715f * x * x * x); }
+static inline float emu_gelu_slope(float x) {
+    const float t = tanhf(emu_gelu_inner(x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+}
 static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, float beta,
                               const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl) {
     const std::vector<float> a = emu_operand(A, Al, d.op[0]), b = emu_operand(B, Bl, d.op[1]);
@@ -618,8 +651,18 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
         }
         for (int64_t i = 0; i < m; i++) {
             float y = alpha * sum[(size_t)i] + (beta != 0.0f ? beta * emu_load(C, Cl.type, i + j * Cl.ld) : 0.0f);
-            if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) { y += emu_load(d.bias, Dl.type, i); }
+            if (d.epilogue & CUBLASLT_EPILOGUE_BIAS) { y += emu_load(d.bias, Dl.type, i); }
+            if (d.epilogue == CUBLASLT_EPILOGUE_DGELU) { y *= emu_gelu_slope(emu_load(d.aux, Dl.type, i + j * d.aux_ld)); }
+            if (d.epilogue & 32) { // GELU
+                emu_store(d.aux, Dl.type, i + j * d.aux_ld, y);
+                y *= 0.5f * (1.0f + tanhf(emu_gelu_inner(y)));
+            }
             emu_store(D, Dl.type, i + j * Dl.ld, y);
+        }
+        if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+            float total = 0.0f;
+            for (int64_t l = 0; l < k; l++) { total += b[(size_t)(j * k + l)]; }
+            emu_store(d.bias, Dl.type, j, total);
         }
     }
 }
@@ -627,10 +670,11 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
                                             const void *B, cublasLtMatrixLayout_t Bl, const void *beta, const void *C, cublasLtMatrixLayout_t Cl, void *D,
                                             cublasLtMatrixLayout_t Dl, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
                                             cudaStream_t stream) {
-    const void *pointers[4] = {A, B, C, D};
-    for (int i = 0; i < 4; i++) {
+    const void *pointers[6] = {A, B, C, D, d->bias, d->aux};
+    for (int i = 0; i < 6; i++) {
         if ((uintptr_t)pointers[i] % algo->alignment[i]) { emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised"); }
     }
+    if (emu_has_aux(*d) && (!d->aux || (uintptr_t)d->aux % 16)) { return CUBLAS_STATUS_INVALID_VALUE; }
     if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || workspace_bytes < algo->workspace || (uintptr_t)workspace % 16) { return CUBLAS_STATUS_INVALID_VALUE; }
     const EmuMatmulDesc desc = *d;
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;

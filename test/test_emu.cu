@@ -298,6 +298,15 @@ static void check_product(bool a_transposed, bool b_transposed, bool bias, float
     }
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_SUCCESS);
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, dl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_INVALID_VALUE);
+    const cublasLtEpilogue_t gelu = CUBLASLT_EPILOGUE_GELU_AUX;
+    for (int64_t ld = 2; ld <= 8; ld++) { // rows of what GELU was taken of: at least M long, and a multiple of 8
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &gelu, sizeof gelu);
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld);
+        cublasLtMatmulHeuristicResult_t ignored;
+        assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &ignored, &count),
+                         ld == 8 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+    }
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     cudaStream_t s = stream();
     assert_int_equal(cublasLtMatmul(NULL, desc, &one, a, al, b, bl, &beta, d, dl, d, dl, &found.algo, NULL, 0, s), CUBLAS_STATUS_SUCCESS);
     cudaStreamSynchronize(s);
