@@ -3,8 +3,6 @@
 //
 // Precision  Real is fp32 or bf16, as ops_open() is told (--dtype): kernels are templates over it and compute in fp32. Products of
 //            fp32 matrices are exact fp32; with -DUSE_TF32 (make cuda TF32=1) cuBLASLt may round their operands to 10 bits.
-//            Updated bf16 parameters are rounded to nearest even: they are copies of fp32 masters, so nothing is lost that
-//            stochastic rounding would keep.
 // Memory     ops_alloc() is device memory. ops_alloc_shared() is managed memory: it lies where it was last used, so a run of one
 //            rank keeps its states on the device, and messages, checkpoints and initial values reach them from the host.
 // Order      One CUDA stream; every call returns at once. What the host reads it reads after ops_wait(), or through ops_to_host()
@@ -232,11 +230,17 @@ static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, i
         FOR_REAL(convert(s, (float *)out, (const R *)in, n));
     }
 }
-static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n) {
-    if (dtype == DTYPE_BF16) {
-        convert(s, (__nv_bfloat16 *)out, in, n);
-    } else {
-        convert(s, (float *)out, in, n);
+__device__ uint16_t round_master(float x, Rounding r, int64_t i) { return r.key ? round_by_chance(x, r, i) : float_to_bf16(x); }
+__global__ void round_kernel(uint16_t *out, const float *in, int64_t n, Rounding r) {
+    const int64_t i = thread_index();
+    if (i < n) { out[i] = round_master(in[i], r, i); }
+}
+static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n, Rounding r) {
+    cudaStream_t stream = enter(s);
+    if (dtype == DTYPE_FP32) {
+        ops_copy(s, out, in, (size_t)n * sizeof(float));
+    } else if (n) {
+        LAUNCH(round_kernel, blocks_for(n, THREADS), THREADS, 0, stream, (uint16_t *)out, in, n, r);
     }
 }
 static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
@@ -593,32 +597,32 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
 }
 
 // --- optimizers and norms ---------------------------------------------------------------------------------------------
-__global__ void adamw_kernel(float *master, __nv_bfloat16 *rounded, float *m, float *v, const float *grad, int64_t n, OptimizerStep o, float unbias_m,
+__global__ void adamw_kernel(float *master, uint16_t *rounded, float *m, float *v, const float *grad, int64_t n, OptimizerStep o, float unbias_m,
                              float unbias_v) {
     const int64_t i = thread_index();
     if (i >= n) { return; }
     const float g = grad[i] * o.grad_scale, first = o.beta1 * m[i] + (1.0f - o.beta1) * g, second = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
     const float x = master[i] - o.lr * (first * unbias_m / (sqrtf(second * unbias_v) + o.eps) + o.weight_decay * master[i]);
     m[i] = first, v[i] = second, master[i] = x;
-    if (rounded) { write(rounded + i, x); }
+    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
 }
 static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
     cudaStream_t stream = enter(s);
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    __nv_bfloat16 *rounded = dtype == DTYPE_BF16 ? (__nv_bfloat16 *)param : NULL;
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
     if (n) { LAUNCH(adamw_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, m, v, grad, n, o, unbias_m, unbias_v); }
 }
-__global__ void sgd_kernel(float *master, __nv_bfloat16 *rounded, float *b, const float *grad, int64_t n, OptimizerStep o) {
+__global__ void sgd_kernel(float *master, uint16_t *rounded, float *b, const float *grad, int64_t n, OptimizerStep o) {
     const int64_t i = thread_index();
     if (i >= n) { return; }
     const float momentum = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i], x = master[i] - o.lr * momentum;
     b[i] = momentum, master[i] = x;
-    if (rounded) { write(rounded + i, x); }
+    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
 }
 static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
     cudaStream_t stream = enter(s);
-    __nv_bfloat16 *rounded = dtype == DTYPE_BF16 ? (__nv_bfloat16 *)param : NULL;
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
     if (n) { LAUNCH(sgd_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, b, grad, n, o); }
 }
 

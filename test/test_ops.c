@@ -78,13 +78,15 @@ static const Case cases[] = {
     {CLASSIFIER, 1, 3, 8, 2600, 0, 2},
     {CLASSIFIER, 2, 4, 8, 12, 2, 2},
     {CLASSIFIER, 0, 4, 8, 12, 0, 2},
-    // n; variant 1: the parameter is stored in bf16
+    // n; variant 1: the parameter is stored in bf16; 2: and rounded by chance
     {ADAMW, 1, 1, 1, 0, 0, 1},
     {ADAMW, 997, 1, 1, 0, 1, 2},
     {ADAMW, 300007, 1, 1, 0, 0, 3},
+    {ADAMW, 2999, 1, 1, 0, 2, 3},
     {ADAMW, 0, 1, 1, 0, 1, 2},
     {SGD, 1, 1, 1, 0, 1, 1},
     {SGD, 997, 1, 1, 0, 0, 2},
+    {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
 };
@@ -128,7 +130,7 @@ static Real *out_real(Stream *s, float *p, int64_t n) {
         if (copies[i].floats == p && copies[i].n == n) { return copies[i].reals; }
     }
     Real *reals = (Real *)ops_alloc((size_t)n * ops_real_bytes());
-    ops_convert_float(s, reals, p, precision, n);
+    ops_convert_float(s, reals, p, precision, n, round_to_nearest());
     assert_true(copied < (int)(sizeof copies / sizeof copies[0]));
     copies[copied].floats = p, copies[copied].reals = reals, copies[copied++].n = n;
     return reals;
@@ -316,9 +318,13 @@ static void classifier_run(const Case *c, Stream *s, float **in, float *out, con
     ops_free(alone), ops_free(targets);
 }
 
-static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3};
+static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {0, 0}},
+                           by_chance = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {12345, 678}};
+static OptimizerStep step_of(const Case *c) { return c->variant == 2 ? by_chance : optimizer_step; }
 static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
-    for (int64_t i = 0; i < c->rows && c->variant; i++) { assert_int_equal(param[i], float_to_bf16(master[i])); }
+    for (int64_t i = 0; i < c->rows && c->variant; i++) {
+        assert_int_equal(param[i], c->variant == 2 ? round_by_chance(master[i], by_chance.rounding, i) : float_to_bf16(master[i]));
+    }
 }
 // in: parameter, m, v (taken positive), gradient; out: parameter | m | v
 static void adamw_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = in[2] = in[3] = c->rows, *out = 3 * c->rows; }
@@ -337,7 +343,7 @@ static void adamw_run(const Case *c, Stream *s, float **in, float *out, const fl
     int64_t n = c->rows;
     uint16_t *param = (uint16_t *)(void *)floats(n);
     for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i], out[2 * n + i] = fabsf(in[2][i]); }
-    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, out + 2 * n, in[3], n, optimizer_step);
+    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, out + 2 * n, in[3], n, step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
@@ -356,7 +362,7 @@ static void sgd_run(const Case *c, Stream *s, float **in, float *out, const floa
     int64_t n = c->rows;
     uint16_t *param = (uint16_t *)(void *)floats(n);
     for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i]; }
-    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, in[2], n, optimizer_step);
+    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, in[2], n, step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
@@ -546,7 +552,7 @@ static void test_precision(void **state) { // storage formats, exactly
             assert_true(error <= fabs((double)bf16_to_float((uint16_t)(stored[i] + 1)) - (double)x[i]));
             assert_true((stored[i] & 0x7fff) == 0 || error <= fabs((double)bf16_to_float((uint16_t)(stored[i] - 1)) - (double)x[i]));
         }
-        ops_convert_float(&s, back, x, DTYPE_FP32, N);
+        ops_convert_float(&s, back, x, DTYPE_FP32, N, round_to_nearest());
         ops_wait(&s);
         assert_memory_equal(back, x, N * sizeof(float));
         ops_reals_to_host(&s, from_device, in_real(&s, x, N), N);
@@ -560,6 +566,38 @@ static void test_precision(void **state) { // storage formats, exactly
     free_stream(&one);
     assert_true(isnan(bf16_to_float(stored[0])));
     ops_free(x), ops_free(back), ops_free(stored), free(from_device);
+}
+
+static void test_rounding_by_chance(void **state) { // both neighbours, the right mean, what bf16 has stays, and the same bits wherever a piece begins
+    (void)state;
+    enum { N = 20000, SIXTEENTHS = 16 };
+    const Case c = {RESIDUAL, N, 1, 1, 0, 0, 2};
+    float *x = floats(N);
+    uint16_t *stored = (uint16_t *)(void *)floats(N), *later = (uint16_t *)(void *)floats(N);
+    Stream s = stream_of(&c, 2);
+    for (int sixteenths = 0; sixteenths < SIXTEENTHS; sixteenths++) {
+        const float low = sixteenths % 2 ? -1.0f : 1.0f, unit = low * 0x1p-7f;
+        for (int64_t i = 0; i < N; i++) { x[i] = low + unit * (float)sixteenths / SIXTEENTHS; }
+        const Rounding r = {(uint64_t)sixteenths + 1, 1000}, r_later = {r.key, r.first + 3};
+        ops_convert_float(&s, stored, x, DTYPE_BF16, N, r);
+        ops_convert_float(&s, later, x + 3, DTYPE_BF16, N - 3, r_later);
+        ops_wait(&s);
+        assert_memory_equal(stored + 3, later, (N - 3) * sizeof *later);
+        int64_t up = 0;
+        for (int64_t i = 0; i < N; i++) {
+            assert_true(bf16_to_float(stored[i]) == low || (sixteenths && bf16_to_float(stored[i]) == low + unit));
+            assert_int_equal(stored[i], round_by_chance(x[i], r, i));
+            up += bf16_to_float(stored[i]) != low;
+        }
+        const double chance = (double)sixteenths / SIXTEENTHS; // 5 standard deviations
+        assert_true(fabs((double)up / N - chance) <= 5.0 * sqrt(chance * (1.0 - chance) / N));
+    }
+    x[0] = NAN, x[1] = INFINITY, x[2] = -INFINITY, x[3] = 0.0f;
+    const Rounding r = {1, 0};
+    ops_convert_float(&s, stored, x, DTYPE_BF16, 4, r);
+    ops_wait(&s);
+    assert_true(isnan(bf16_to_float(stored[0])) && stored[1] == 0x7f80 && stored[2] == 0xff80 && stored[3] == 0);
+    ops_free(x), ops_free(stored), ops_free(later), free_stream(&s);
 }
 
 static void test_norms(void **state) { // integers: sums are exact in any order; then real numbers: same bits for any thread count
@@ -667,7 +705,7 @@ const char *__asan_default_options(void) { return "allocator_may_return_null=1";
 
 int main(void) {
     static char names[2 * CASES][96];
-    static struct CMUnitTest tests[2 * CASES + 6];
+    static struct CMUnitTest tests[2 * CASES + 7];
     int count = 0;
     for (int i = 0; i < 2 * CASES; i++) {
         const Case *c = &cases[i / 2];
@@ -682,9 +720,10 @@ int main(void) {
 #endif
     }
     const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_precision), cmocka_unit_test(test_norms),     cmocka_unit_test(test_polls), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_precision),          cmocka_unit_test(test_norms),     cmocka_unit_test(test_polls), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_rounding_by_chance),
 #ifdef OPS_CPU_H
-        cmocka_unit_test(test_functions), cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_functions),          cmocka_unit_test(test_workspace),
 #endif
     };
     memcpy(tests + count, others, sizeof others);
