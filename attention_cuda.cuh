@@ -17,6 +17,9 @@
 #define ATTENTION_CUDA_CUH
 
 #include "ops_cuda.cuh" // kernels' helpers, the device's stream
+#ifdef USE_CUDNN
+#include "attention_cudnn.cuh" // which comes first where it is there
+#endif
 
 typedef struct {
     int64_t rows, T, C, NH, D;
@@ -565,9 +568,19 @@ static inline AttentionShape attention_shape(int64_t rows, int64_t T, int64_t C,
     if (a.D > HEAD_MOST) { die(EXIT_INPUT, "choose more heads", "a head of %" PRId64 " channels; the GPU build takes at most %d", a.D, HEAD_MOST); }
     return a;
 }
+static inline int64_t attention_scratch_bytes(OpsShape s) {
+    int64_t bytes = s.rows * s.T * s.NH * (int64_t)sizeof(float); // delta
+#ifdef USE_CUDNN
+    bytes = max_i64(bytes, cudnn_scratch_bytes(s));
+#endif
+    return bytes;
+}
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows, int64_t T, int64_t C, int64_t NH) {
     cudaStream_t stream = enter(s);
     if (rows * T == 0) { return; }
+#ifdef USE_CUDNN
+    if (cudnn_attention_forward(s, out, lse, qkv, rows, T, C, NH)) { return; }
+#endif
     const AttentionShape a = attention_shape(rows, T, C, NH);
     if (!on_tensor_cores(&a)) {
         FOR_HEAD(a.D, attention_forward, stream, a, (R *)out, lse, (const R *)qkv);
@@ -582,6 +595,9 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
     cudaStream_t stream = enter(s);
     const int64_t n = rows * NH * T;
     if (n == 0) { return; }
+#ifdef USE_CUDNN
+    if (cudnn_attention_backward(s, dqkv, dout, qkv, out, lse, rows, T, C, NH)) { return; }
+#endif
     const AttentionShape a = attention_shape(rows, T, C, NH);
     float *delta = (float *)scratch(s);
     assert(n * (int64_t)sizeof(float) <= scratch_bytes(s));

@@ -589,11 +589,13 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
     }
 }
 
+static int64_t attention_scratch_bytes(OpsShape shape); // attention_cuda.cuh
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     (void)threads;
     const int64_t N = shape.rows * shape.T, widest = max_i64(4 * shape.C, shape.Vp), real = (int64_t)ops_real_bytes();
-    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4, delta = N * shape.NH * 4, logits = min_i64(N, CLASSIFIER_ROWS) * shape.Vp * real;
-    return (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, max_i64(max_i64(columns, order), max_i64(delta, logits))));
+    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4, attention = attention_scratch_bytes(shape),
+                  logits = min_i64(N, CLASSIFIER_ROWS) * shape.Vp * real;
+    return (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, max_i64(max_i64(columns, order), max_i64(attention, logits))));
 }
 
 // --- optimizers and norms ---------------------------------------------------------------------------------------------
