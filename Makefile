@@ -16,15 +16,18 @@ LIBS   = $(BLAS_$(BLAS)) -lm
 
 # The GPU build: GPUS are the architectures it has code for; the newest that the toolkit knows serves those to come.
 #   NVCC     CUDA's compiler           TF32=1   products of fp32 matrices may round their operands to TF32
+#   USE_CUDNN=1   attention by cuDNN's kernels where they take a shape; scripts/setup.sh cudnn installs what it needs beside cuDNN
 NVCC   = nvcc
 NEWEST = $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1 | tr -dc 0-9)
 GPUS   = $(foreach a,80 90 $(NEWEST),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST)
 NVCCFLAGS = -std=c++17 -O3 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-Werror,-Wno-format-truncation,-Wno-parentheses,-fopenmp -I. $(if $(TF32),-DUSE_TF32)
 MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
+CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc -lcuda
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 HEADERS = $(wildcard *.h)
-EMU_HEADERS = $(HEADERS) ops_cuda.cuh test/emu.h
+CUDA_HEADERS = $(HEADERS) $(wildcard *.cuh)
+EMU_HEADERS = $(CUDA_HEADERS) test/emu.h
 TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
@@ -36,10 +39,10 @@ all: train_gpt
 train_gpt: train_gpt.c $(HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
 
-## cuda         the GPU build, train_gpt_cuda: needs nvcc and cuBLASLt
+## cuda         the GPU build, train_gpt_cuda: needs nvcc and cuBLASLt; USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
-train_gpt_cuda: train_gpt.cu train_gpt.c ops_cuda.cuh $(HEADERS)
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) -lcublasLt -lgomp
+train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS)
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) -lcublasLt -lgomp
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
 train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS)

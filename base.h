@@ -95,20 +95,26 @@ static inline void *checked_calloc(size_t count, size_t size, const char *what) 
     return p;
 }
 
+#ifdef __CUDACC__
+#define IN_KERNELS_TOO __host__ __device__
+#else
+#define IN_KERNELS_TOO
+#endif
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Element types of what is stored and sent. Accumulation is always fp32, norms are fp64.
 typedef enum { DTYPE_FP32, DTYPE_BF16 } DType;
 static inline size_t dtype_size(DType dtype) { return dtype == DTYPE_BF16 ? 2 : 4; }
 static inline const char *dtype_name(DType dtype) { return dtype == DTYPE_BF16 ? "bf16" : "fp32"; }
 
-// bf16 is the upper half of an fp32; rounding is to nearest even, and a NaN stays a NaN.
+// bf16 is the upper half of an fp32; rounding is to nearest even where nothing else is said, and a NaN stays a NaN.
 static inline float bf16_to_float(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
     float x;
     memcpy(&x, &bits, 4);
     return x;
 }
-static inline uint16_t float_to_bf16(float x) {
+IN_KERNELS_TOO static inline uint16_t float_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     if ((bits & 0x7fffffffu) > 0x7f800000u) { return (uint16_t)((bits >> 16) | 0x40u); }
@@ -134,7 +140,7 @@ static inline double seconds_now(void) { // monotonic: jumps of the wall clock d
 // ---------------------------------------------------------------------------------------------------------------------
 // Counter-based random numbers: a value is a function of (seed, stream, index) alone, never of the rank, the layout or
 // what was drawn before. The mixer is splitmix64's finaliser (Steele et al. 2014), applied once per input word.
-static inline uint64_t mix64(uint64_t x) {
+IN_KERNELS_TOO static inline uint64_t mix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -150,6 +156,23 @@ static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t p
     double angle = 6.283185307179586 * random_uniform(seed, stream, 2 * pair + 1);
     out[0] = radius * cos(angle);
     out[1] = radius * sin(angle);
+}
+
+// How elements first, first + 1, ... of something are rounded to bf16. key 0: to nearest even. Else by chance: up as often as the mean of
+// many draws needs to be exact, so that what is too small to see adds up; a draw is a function of (key, element).
+typedef struct {
+    uint64_t key;
+    int64_t first;
+} Rounding;
+static inline Rounding round_to_nearest(void) {
+    Rounding r = {0, 0};
+    return r;
+}
+IN_KERNELS_TOO static inline uint16_t round_by_chance(float x, Rounding r, int64_t i) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t infinite = (bits & 0x7f800000u) == 0x7f800000u, draw = (uint32_t)(mix64(r.key ^ (uint64_t)(r.first + i)) >> 48);
+    return infinite ? float_to_bf16(x) : (uint16_t)((bits + draw) >> 16);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -158,23 +158,37 @@ static inline void executor_take_losses(const Executor *e, const Schedule *sched
     }
 }
 
-// logits(count) of tokens first .. first + count - 1 behind row `row` of the head, on the host.
-static inline void executor_logits_of_row(Executor *e, const UnitStates *states, int64_t row, int64_t first, int64_t count, float *logits) {
-    int64_t C = e->model->config.channels;
-    const Real *wte = real_at_const(unit_param(e->model, states, WTE), first * C);
-    ops_matmul_forward(e->stream, e->logits, NULL, real_at_const(e->head.lnf, row * C), wte, NULL, 1, C, count);
-    ops_reals_to_host(e->stream, logits, e->logits, count);
+// logits(rows, count) of tokens first .. first + count - 1, of rows of the head's layernorm, on the host; there is room for padded_vocab.
+static inline void executor_logits_of_rows(Executor *e, const UnitStates *states, const Real *lnf, int64_t rows, int64_t first, int64_t count, float *logits) {
+    const int64_t C = e->model->config.channels;
+    assert(rows * count <= e->model->config.padded_vocab);
+    ops_matmul_forward(e->stream, e->logits, NULL, lnf, real_at_const(unit_param(e->model, states, WTE), first * C), NULL, rows, C, count);
+    ops_reals_to_host(e->stream, logits, e->logits, rows * count);
 }
 
-// Whether each sample's last target, its label, is the likeliest of all labels.
+// Where among the rows of a micro-batch the label of its r-th sample is predicted: the last target.
+static inline int64_t executor_label_row(const Work *w, const Pass *pass, int64_t first_row, int64_t r) {
+    return r * w->T + dataset_targets(pass->data, pass->first_sample + first_row + r) - 1;
+}
+// Whether each sample's label is the likeliest of all labels. One product for as many samples as there is room for.
 static inline void executor_judge_labels(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
-    int64_t first = pass->data->first_label, labels = pass->data->labels;
+    const int64_t C = e->model->config.channels, first = pass->data->first_label, labels = pass->data->labels;
+    const int64_t most = e->model->config.padded_vocab / labels;
     const int32_t *targets = e->host_targets + executor_host_place(e, first_row, pass);
-    for (int64_t r = 0; r < w->rows; r++) {
-        int64_t row = r * w->T + dataset_targets(pass->data, pass->first_sample + first_row + r) - 1, best = 0;
-        executor_logits_of_row(e, &w->states, row, first, labels, e->host_logits);
-        for (int64_t i = 1; i < labels; i++) { best = e->host_logits[i] > e->host_logits[best] ? i : best; }
-        pass->sample_right[first_row + r] = targets[row] == first + best;
+    Real *gathered = e->gradient[1 - e->current]; // free until the last block's backward pass
+    for (int64_t begin = 0; begin < w->rows; begin += most) {
+        const int64_t count = min_i64(most, w->rows - begin);
+        for (int64_t r = 0; r < count; r++) {
+            const Real *row = real_at_const(e->head.lnf, executor_label_row(w, pass, first_row, begin + r) * C);
+            ops_copy(e->stream, real_at(gathered, r * C), row, (size_t)C * ops_real_bytes());
+        }
+        executor_logits_of_rows(e, &w->states, gathered, count, first, labels, e->host_logits);
+        for (int64_t r = 0; r < count; r++) {
+            const float *logits = e->host_logits + r * labels;
+            int64_t best = 0;
+            for (int64_t i = 1; i < labels; i++) { best = logits[i] > logits[best] ? i : best; }
+            pass->sample_right[first_row + begin + r] = targets[executor_label_row(w, pass, first_row, begin + r)] == first + best;
+        }
     }
 }
 
@@ -337,7 +351,9 @@ static inline void executor_logits(Executor *e, const int32_t *tokens, int64_t n
             w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], e->store->updates[storages[i]]);
         }
         run_forward(e, &w);
-        if (w.unit == m->units - 1) { executor_logits_of_row(e, &w.states, n - 1, 0, m->config.padded_vocab, logits); }
+        if (w.unit == m->units - 1) {
+            executor_logits_of_rows(e, &w.states, real_at_const(e->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
+        }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
 }

@@ -75,13 +75,13 @@ static const Real *real_at_const(const Real *p, int64_t elements);
 static size_t ops_real_bytes(void);                                        // of one Real
 static void ops_copy(Stream *s, void *to, const void *from, size_t bytes); // inside the device
 static void ops_zero(Stream *s, void *p, size_t bytes);
-static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);           // host: read before this returns, or ops_alloc_host()
-static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes);             // returns when done
-static void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes);       // host: ops_alloc_host()
-static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);         // returns when done
-static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);         // storage -> compute
-static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);           // compute -> storage, nearest even
-static void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n); // fp32 -> storage
+static void ops_from_host(Stream *s, void *device, const void *host, size_t bytes);                       // host: read before this returns, or ops_alloc_host()
+static void ops_to_host(Stream *s, void *host, const void *device, size_t bytes);                         // returns when done
+static void ops_to_host_later(Stream *s, void *host, const void *device, size_t bytes);                   // host: ops_alloc_host()
+static void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n);                     // returns when done
+static void ops_unpack(Stream *s, Real *out, const void *in, DType dtype, int64_t n);                     // storage -> compute
+static void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n);                       // compute -> storage, nearest even
+static void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n, Rounding r); // fp32 -> storage
 
 // --- memory ledger: every large buffer is taken here once, before the loop, under the kind it is reported as ----------
 typedef enum { MEMORY_PARAMETERS, MEMORY_GRADIENTS, MEMORY_OPTIMIZER, MEMORY_ACTIVATIONS, MEMORY_BUFFERS, MEMORY_KINDS } MemoryKind;
@@ -148,10 +148,11 @@ static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, cons
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
 // One pass over memory. master is the fp32 parameter; param (storage precision) gets its rounded copy; with DTYPE_FP32
-// param == master. g = grad * grad_scale.
+// param == master. g = grad * grad_scale. Copies are rounded by o.rounding, with the same bits on the processor and on the GPU.
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay, momentum, grad_scale;
-    int64_t step; // from 1: bias correction
+    int64_t step;      // from 1: bias correction
+    Rounding rounding; // to bf16 storage, of the first element on
 } OptimizerStep;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr (m/(1-b1^step) / (sqrt(v/(1-b2^step)) + eps) + wd p)
 static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);

@@ -160,20 +160,29 @@ static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype,
         poll_after_block(s, b);
     }
 }
-static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n) {
+static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, int64_t end, Rounding r) {
+    if (r.key) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++) { rounded[i] = round_by_chance(x[i], r, i); }
+        return;
+    }
+#pragma omp simd
+    for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
+}
+static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n, Rounding r) {
     if (dtype == DTYPE_FP32) {
         ops_copy(s, out, in, (size_t)n * sizeof(float));
         return;
     }
-    uint16_t *y = (uint16_t *)out;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
-#pragma omp simd
-        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { y[i] = float_to_bf16(in[i]); }
+        round_part((uint16_t *)out, in, b * BLOCK, min_i64(n, (b + 1) * BLOCK), r);
         poll_after_block(s, b);
     }
 }
-static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) { ops_convert_float(s, out, f32_const(in), dtype, n); }
+static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, int64_t n) {
+    ops_convert_float(s, out, f32_const(in), dtype, n, round_to_nearest());
+}
 
 // --- scalar functions the vectoriser can take whole -------------------------------------------------------------------
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2; ln 2 in two parts keeps r exact to its last bit, and a polynomial
@@ -887,11 +896,6 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
 enum { NEAR = 1024 }; // elements updated, then rounded while they are in the nearest cache
-static inline void round_near(uint16_t *rounded, const float *x, int64_t begin, int64_t end) {
-    if (!rounded) { return; }
-#pragma omp simd
-    for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
-}
 static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
@@ -907,7 +911,7 @@ static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype,
                 v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
                 master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) + o.weight_decay * master[i]);
             }
-            round_near(rounded, master, begin, end);
+            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
         }
         poll_after_block(s, b);
     }
@@ -923,7 +927,7 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
                 b[i] = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
                 master[i] -= o.lr * b[i];
             }
-            round_near(rounded, master, begin, end);
+            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
         }
         poll_after_block(s, k);
     }

@@ -1,9 +1,8 @@
-// ops_cuda.cuh: the tensor operations on a GPU (the contract is ops.h). Own kernels, and cuBLASLt for the matrix products.
+// ops_cuda.cuh: the tensor operations on a GPU (the contract is ops.h). Own kernels, and cuBLASLt for the matrix products; attention is
+// in attention_cuda.cuh, which brings this.
 //
 // Precision  Real is fp32 or bf16, as ops_open() is told (--dtype): kernels are templates over it and compute in fp32. Products of
 //            fp32 matrices are exact fp32; with -DUSE_TF32 (make cuda TF32=1) cuBLASLt may round their operands to 10 bits.
-//            Updated bf16 parameters are rounded to nearest even: they are copies of fp32 masters, so nothing is lost that
-//            stochastic rounding would keep.
 // Memory     ops_alloc() is device memory. ops_alloc_shared() is managed memory: it lies where it was last used, so a run of one
 //            rank keeps its states on the device, and messages, checkpoints and initial values reach them from the host.
 // Order      One CUDA stream; every call returns at once. What the host reads it reads after ops_wait(), or through ops_to_host()
@@ -30,6 +29,7 @@
 #define DYNAMIC_SHARED(type, name)                                                                                                                             \
     extern __shared__ __align__(16) unsigned char dynamic_shared[];                                                                                            \
     type *name = (type *)(void *)dynamic_shared
+#define UNROLL _Pragma("unroll") // arrays stay in registers only where every index is known
 #else
 #include "test/emu.h"
 #endif
@@ -61,11 +61,12 @@ enum {
 // A matrix product that was asked for before: D(m,n) = op(A) op(B), column-major, as cuBLASLt has it.
 typedef struct {
     int64_t m, n, k;
-    int a_transposed, b_transposed, out_fp32, bias;
-    unsigned alignment[4]; // of A, B, C, D in bytes; the struct has no padding: keys are compared as bytes
+    int a_transposed, b_transposed, out_fp32, epilogue;
+    unsigned alignment[4]; // of A, B, D (which is C), and what the epilogue points to; no padding: keys are compared as bytes
 } MatmulKey;
 typedef struct {
     MatmulKey key;
+    bool offered; // false: the library has no such product
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -356,11 +357,17 @@ static inline void ops_pack(Stream *s, void *out, const Real *in, DType dtype, i
         FOR_REAL(convert(s, (float *)out, (const R *)in, n));
     }
 }
-static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n) {
-    if (dtype == DTYPE_BF16) {
-        convert(s, (__nv_bfloat16 *)out, in, n);
-    } else {
-        convert(s, (float *)out, in, n);
+__device__ uint16_t round_master(float x, Rounding r, int64_t i) { return r.key ? round_by_chance(x, r, i) : float_to_bf16(x); }
+__global__ void round_kernel(uint16_t *out, const float *in, int64_t n, Rounding r) {
+    const int64_t i = thread_index();
+    if (i < n) { out[i] = round_master(in[i], r, i); }
+}
+static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n, Rounding r) {
+    cudaStream_t stream = enter(s);
+    if (dtype == DTYPE_FP32) {
+        ops_copy(s, out, in, (size_t)n * sizeof(float));
+    } else if (n) {
+        LAUNCH(round_kernel, blocks_for(n, THREADS), THREADS, 0, stream, (uint16_t *)out, in, n, r);
     }
 }
 static inline void ops_reals_to_host(Stream *s, float *host, const Real *device, int64_t n) {
@@ -532,18 +539,29 @@ static inline unsigned alignment_of(const void *p) { // what cuBLASLt may rely o
 static inline void set_alignment(cublasLtMatmulPreference_t preference, int which, unsigned alignment) {
     LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, (decltype(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES))which, &alignment, sizeof alignment));
 }
-static inline MatmulPlan make_matmul_plan(Gpu *gpu, MatmulKey key) {
+// What the library does with a product as it writes it
+typedef struct {
+    int kind;             // a cublasLtEpilogue_t
+    const void *bias;     // BIAS: (m) Reals to add. BGRADB: (n), written: the sums of op(b) over k, in d's type
+    const void *pre_gelu; // GELU_AUX: (m, n) Reals, written: what GELU was taken of. DGELU: the same, read
+} Epilogue;
+enum { OF_GELU = 128 }; // the bit that all epilogues with a pre_gelu have
+#define SET(what, value) LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_##what, &(value), sizeof(value)))
+static inline void point_epilogue(cublasLtMatmulDesc_t desc, const Epilogue *e) {
+    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias, sizeof e->bias));
+    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &e->pre_gelu, sizeof e->pre_gelu));
+}
+static inline MatmulPlan make_matmul_plan(Gpu *gpu, MatmulKey key, const Epilogue *e) {
     MatmulPlan p;
     memset(&p, 0, sizeof p);
     p.key = key;
     const cudaDataType_t in = gpu_real == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F, out = key.out_fp32 ? CUDA_R_32F : in;
     const cublasOperation_t a_op = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, b_op = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasLtEpilogue_t epilogue = key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const uint64_t m = (uint64_t)key.m, n = (uint64_t)key.n, k = (uint64_t)key.k;
     LT_CHECK(cublasLtMatmulDescCreate(&p.desc, in == CUDA_R_32F ? FP32_PRODUCTS : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &a_op, sizeof a_op));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &b_op, sizeof b_op));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    SET(TRANSA, a_op), SET(TRANSB, b_op), SET(EPILOGUE, key.epilogue);
+    if (key.epilogue & OF_GELU) { SET(EPILOGUE_AUX_LD, key.m); }
+    point_epilogue(p.desc, e); // the choice depends on the pointers' alignment
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.a, in, key.a_transposed ? k : m, key.a_transposed ? m : k, key.a_transposed ? key.k : key.m));
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.b, in, key.b_transposed ? n : k, key.b_transposed ? k : n, key.b_transposed ? key.n : key.k));
     LT_CHECK(cublasLtMatrixLayoutCreate(&p.d, out, m, n, key.m));
@@ -554,41 +572,49 @@ static inline MatmulPlan make_matmul_plan(Gpu *gpu, MatmulKey key) {
     set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[0]);
     set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[1]);
     set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);
-    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[3]);
+    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gpu->lt, p.desc, p.a, p.b, p.d, p.d, preference, 1, &found, &count);
-    if (status != CUBLAS_STATUS_SUCCESS || !count) {
-        die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
-            "cuBLASLt has no product of %" PRId64 " x %" PRId64 " x %" PRId64 " (status %d)", key.m, key.n, key.k, (int)status);
-    }
+    memset(&found, 0, sizeof found);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gpu->lt, p.desc, p.a, p.b, p.d, p.d, preference, 1, &found, &count);
+    p.offered = status == CUBLAS_STATUS_SUCCESS && count;
     p.algo = found.algo;
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     return p;
 }
-static inline MatmulPlan *find_matmul_plan(Gpu *gpu, const MatmulKey *key) {
+#undef SET
+static inline MatmulPlan *find_matmul_plan(Gpu *gpu, const MatmulKey *key, const Epilogue *e) {
     const int64_t kept = min_i64(gpu->plans_made, MATMUL_PLANS);
     for (int64_t i = 0; i < kept; i++) {
         if (!memcmp(&gpu->plans[i].key, key, sizeof *key)) { return &gpu->plans[i]; }
     }
     MatmulPlan *p = &gpu->plans[gpu->plans_made++ % MATMUL_PLANS]; // the oldest makes room
     if (kept == MATMUL_PLANS) { free_matmul_plan(p); }
-    *p = make_matmul_plan(gpu, *key);
+    *p = make_matmul_plan(gpu, *key, e);
     return p;
 }
-// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n) + bias(m). A row-major (N, C) matrix is a column-major (C, N) one.
-static inline void matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed, const Real *b, bool b_transposed, const Real *bias, int64_t m,
+// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), then the epilogue. A row-major (N, C) matrix is a column-major (C, N) one.
+// False, and nothing is done, where the library does not offer the epilogue.
+static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed, const Real *b, bool b_transposed, Epilogue e, int64_t m,
                           int64_t n, int64_t k, bool accumulate) {
     cudaStream_t stream = enter(s);
     MatmulKey key;
     static_assert(sizeof key == 56, "keys are compared as bytes");
-    key.m = m, key.n = n, key.k = k, key.a_transposed = a_transposed, key.b_transposed = b_transposed, key.out_fp32 = out_fp32, key.bias = bias != NULL;
-    key.alignment[0] = alignment_of(a), key.alignment[1] = alignment_of(b), key.alignment[2] = key.alignment[3] = alignment_of(d);
+    key.m = m, key.n = n, key.k = k, key.a_transposed = a_transposed, key.b_transposed = b_transposed, key.out_fp32 = out_fp32, key.epilogue = e.kind;
+    key.alignment[0] = alignment_of(a), key.alignment[1] = alignment_of(b), key.alignment[2] = alignment_of(d);
+    key.alignment[3] = (unsigned)min_i64(alignment_of(e.bias), alignment_of(e.pre_gelu)); // that of NULL is the largest
     Gpu *gpu = (Gpu *)s->device;
-    MatmulPlan *p = find_matmul_plan(gpu, &key);
+    MatmulPlan *p = find_matmul_plan(gpu, &key, &e);
+    if (!p->offered) { return false; }
     const float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    if (bias) { LT_CHECK(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)); }
+    point_epilogue(p->desc, &e);
     LT_CHECK(cublasLtMatmul(gpu->lt, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo, s->workspace, MATMUL_WORKSPACE, stream));
+    return true;
+}
+static inline void must_be_offered(bool offered, int64_t N, int64_t C, int64_t OC) {
+    if (offered) { return; }
+    die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
+        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")", N, C, OC, C);
 }
 
 // GELU(x) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): no tanh, and no cancellation for x << 0. e^88 stays finite.
@@ -597,6 +623,10 @@ template <class R> __global__ void gelu_kernel(R *out, const R *in, int64_t n) {
     const int64_t i = thread_index();
     if (i < n) { write(out + i, read(in + i) / (1.0f + gelu_power(read(in + i)))); }
 }
+__global__ void add_kernel(float *to, const float *x, int64_t n) {
+    const int64_t i = thread_index();
+    if (i < n) { to[i] += x[i]; }
+}
 template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu, int64_t n) { // d *= GELU'(pre_gelu)
     const int64_t i = thread_index();
     if (i >= n) { return; }
@@ -604,28 +634,43 @@ template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu,
     write(d + i, read(d + i) * (sigmoid + x * sigmoid * (sigmoid * e) * 1.5957691216f * (1.0f + 0.134145f * x * x)));
 }
 
+// The library's GELU is taken in bf16 only: nobody says how exact it is, and the hardware's tanh, which it may use, has 11 bits. Where the
+// library does not offer an epilogue (it wants pre_gelu in rows of a multiple of 8), the product comes without and a kernel follows.
 static inline void ops_matmul_forward(Stream *s, Real *out, Real *gelu, const Real *in, const Real *weight, const Real *bias, int64_t N, int64_t C,
                                       int64_t OC) {
     if (N == 0) { return; }
-    matmul(s, out, false, weight, true, in, false, bias, OC, N, C, false);
+    const Epilogue fused = {bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias, out};
+    if (gelu && gpu_real == DTYPE_BF16 && matmul(s, gelu, false, weight, true, in, false, fused, OC, N, C, false)) { return; }
+    const Epilogue plain = {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, NULL};
+    must_be_offered(matmul(s, out, false, weight, true, in, false, plain, OC, N, C, false), N, C, OC);
     cudaStream_t stream = enter(s);
     if (gelu) { FOR_REAL(LAUNCH((gelu_kernel<R>), blocks_for(N * OC, THREADS), THREADS, 0, stream, (R *)gelu, (const R *)out, N * OC)); }
 }
 static inline void ops_matmul_backward_input(Stream *s, Real *din, const Real *dout, const Real *weight, const Real *pre_gelu, int64_t N, int64_t C,
                                              int64_t OC) {
     if (N == 0) { return; }
-    matmul(s, din, false, weight, false, dout, false, NULL, C, N, OC, false);
+    const Epilogue fused = {CUBLASLT_EPILOGUE_DGELU, NULL, pre_gelu}, plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    if (pre_gelu && gpu_real == DTYPE_BF16 && matmul(s, din, false, weight, false, dout, false, fused, C, N, OC, false)) { return; }
+    must_be_offered(matmul(s, din, false, weight, false, dout, false, plain, C, N, OC, false), N, OC, C);
     cudaStream_t stream = enter(s);
     if (pre_gelu) { FOR_REAL(LAUNCH((gelu_backward_kernel<R>), blocks_for(N * C, THREADS), THREADS, 0, stream, (R *)din, (const R *)pre_gelu, N * C)); }
 }
 static inline void ops_matmul_backward_weight(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, int64_t N, int64_t C, int64_t OC,
                                               bool accumulate) {
-    if (dbias) { column_sums(s, NULL, dbias, dout, NULL, NULL, NULL, N, OC, accumulate); }
-    if (N) {
-        matmul(s, dweight, true, in, false, dout, true, NULL, C, OC, N, accumulate);
-    } else if (!accumulate) { // a sum of nothing
-        ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float));
+    if (N == 0) { // sums of nothing
+        if (!accumulate) { ops_zero(s, dweight, (size_t)(OC * C) * sizeof(float)); }
+        if (!accumulate && dbias) { ops_zero(s, dbias, (size_t)OC * sizeof(float)); }
+        return;
     }
+    float *sums = accumulate ? (float *)scratch(s) : dbias; // the library only writes dbias: what is to be added waits in the scratch
+    const Epilogue fused = {CUBLASLT_EPILOGUE_BGRADB, sums, NULL}, plain = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    if (dbias && matmul(s, dweight, true, in, false, dout, true, fused, C, OC, N, accumulate)) {
+        cudaStream_t stream = enter(s);
+        if (accumulate) { LAUNCH(add_kernel, blocks_for(OC, THREADS), THREADS, 0, stream, dbias, sums, OC); }
+        return;
+    }
+    if (dbias) { column_sums(s, NULL, dbias, dout, NULL, NULL, NULL, N, OC, accumulate); }
+    must_be_offered(matmul(s, dweight, true, in, false, dout, true, plain, C, OC, N, accumulate), N, C, OC);
 }
 
 template <class R> __global__ void residual_kernel(R *out, const R *a, const R *b, int64_t n) {
@@ -635,269 +680,6 @@ template <class R> __global__ void residual_kernel(R *out, const R *a, const R *
 static inline void ops_residual(Stream *s, Real *out, const Real *a, const Real *b, int64_t n) {
     cudaStream_t stream = enter(s);
     if (n) { FOR_REAL(LAUNCH((residual_kernel<R>), blocks_for(n, THREADS), THREADS, 0, stream, (R *)out, (const R *)a, (const R *)b, n)); }
-}
-
-// --- attention --------------------------------------------------------------------------------------------------------
-// Queries and keys in tiles of TILE; a block of SIDE x SIDE threads takes one tile of one head and goes over the tiles of the other
-// kind. Thread (y, x) has rows y + SIDE i and columns x + SIDE j of every small product, so that neighbours read neighbours.
-// Tiles lie in shared memory with a column to spare (no bank conflicts): rows of D + 1, scores of TILE + 1. Sums stay in registers:
-// HEAD is D rounded up to what is compiled. Backward takes two kernels, each of which computes the scores anew: one sums dk
-// and dv over the queries, the other dq over the keys, so no two blocks add to the same place.
-enum { TILE = 32, SIDE = 8, PER = TILE / SIDE, ATTENTION_THREADS = SIDE * SIDE, HEAD_MOST = 256 };
-
-// to(TILE, D) = scale * rows from(rows, D), `stride` apart; rows beyond are zero
-template <class R> __device__ void load_tile(float *to, const R *from, int64_t rows, int D, int64_t stride, float scale) {
-    for (int i = (int)threadIdx.x; i < TILE * D; i += ATTENTION_THREADS) {
-        const int row = i / D, d = i % D;
-        to[row * (D + 1) + d] = row < rows ? scale * read(from + row * stride + d) : 0.0f;
-    }
-}
-// products[i][j] = row i of a . row j of b
-__device__ void tile_dots(float products[PER][PER], const float *a, const float *b, int D) {
-    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    for (int i = 0; i < PER; i++) {
-        for (int j = 0; j < PER; j++) { products[i][j] = 0.0f; }
-    }
-    for (int d = 0; d < D; d++) {
-        float row[PER], column[PER];
-        for (int i = 0; i < PER; i++) { row[i] = a[(y + SIDE * i) * (D + 1) + d], column[i] = b[(x + SIDE * i) * (D + 1) + d]; }
-        for (int i = 0; i < PER; i++) {
-            for (int j = 0; j < PER; j++) { products[i][j] += row[i] * column[j]; }
-        }
-    }
-}
-__device__ void store_scores(float *to, const float scores[PER][PER]) {
-    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    for (int i = 0; i < PER; i++) {
-        for (int j = 0; j < PER; j++) { to[(y + SIDE * i) * (TILE + 1) + x + SIDE * j] = scores[i][j]; }
-    }
-}
-// sum(TILE, D) += w b, w(TILE, TILE) or its transpose, b(TILE, D)
-template <int HEAD> __device__ void tile_product(float sum[PER][HEAD / SIDE], const float *w, bool transposed, const float *b, int D) {
-    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    for (int k = 0; k < TILE; k++) {
-        float row[PER];
-        for (int i = 0; i < PER; i++) { row[i] = transposed ? w[k * (TILE + 1) + y + SIDE * i] : w[(y + SIDE * i) * (TILE + 1) + k]; }
-        for (int j = 0; j < HEAD / SIDE; j++) {
-            const float value = x + SIDE * j < D ? b[k * (D + 1) + x + SIDE * j] : 0.0f;
-            for (int i = 0; i < PER; i++) { sum[i][j] += row[i] * value; }
-        }
-    }
-}
-template <class R, int HEAD> __device__ void store_rows(R *to, const float sum[PER][HEAD / SIDE], const float *factor, int64_t rows, int D, int64_t stride) {
-    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    for (int i = 0; i < PER; i++) {
-        for (int j = 0; j < HEAD / SIDE; j++) {
-            if (y + SIDE * i < rows && x + SIDE * j < D) { write(to + (y + SIDE * i) * stride + x + SIDE * j, sum[i][j] * factor[i]); }
-        }
-    }
-}
-template <int HEAD> __device__ void clear(float sum[PER][HEAD / SIDE]) {
-    for (int i = 0; i < PER; i++) {
-        for (int j = 0; j < HEAD / SIDE; j++) { sum[i][j] = 0.0f; }
-    }
-}
-__device__ float across_row(float x, bool maximum) { // over the SIDE threads that share a row
-    for (int d = SIDE / 2; d > 0; d >>= 1) {
-        const float other = __shfl_xor_sync(ALL_LANES, x, d);
-        x = maximum ? fmaxf(x, other) : x + other;
-    }
-    return x;
-}
-
-// One tile of scores joins the running softmax: scores become e^(score - top), what was summed before is multiplied by factor.
-__device__ void softmax_tile(float scores[PER][PER], float *top, float *sum, float *factor, int64_t q0, int64_t k0, int64_t T) {
-    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    for (int i = 0; i < PER; i++) {
-        const int64_t query = q0 + y + SIDE * i;
-        float highest = -INFINITY, total = 0.0f;
-        for (int j = 0; j < PER; j++) {
-            const int64_t key = k0 + x + SIDE * j;
-            if (key > query || key >= T) { scores[i][j] = -INFINITY; }
-            highest = fmaxf(highest, scores[i][j]);
-        }
-        const float before = top[i];
-        top[i] = fmaxf(before, across_row(highest, true)); // finite: every tile has a key that the query sees
-        factor[i] = expf(before - top[i]);
-        for (int j = 0; j < PER; j++) { total += scores[i][j] = expf(scores[i][j] - top[i]); }
-        sum[i] = sum[i] * factor[i] + across_row(total, false);
-    }
-}
-template <class R, int HEAD>
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_kernel(R *out, float *lse, const R *qkv, int64_t T, int64_t C, int D, float scale) {
-    DYNAMIC_SHARED(float, shared);
-    float *q = shared, *kv = q + TILE * (D + 1), *weights = kv + TILE * (D + 1);
-    const int64_t q0 = (int64_t)blockIdx.x * TILE, head = blockIdx.y, b = blockIdx.z, rows = least(T - q0, TILE);
-    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    const R *mine = qkv + b * T * 3 * C + head * D;
-    float scores[PER][PER], acc[PER][HEAD / SIDE], top[PER], sum[PER], factor[PER];
-    clear<HEAD>(acc);
-    for (int i = 0; i < PER; i++) { top[i] = -INFINITY, sum[i] = 0.0f; }
-    load_tile(q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
-    for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
-        __syncthreads(); // the tile before has been used
-        load_tile(kv, mine + k0 * 3 * C + C, T - k0, D, 3 * C, 1.0f);
-        __syncthreads();
-        tile_dots(scores, q, kv, D);
-        softmax_tile(scores, top, sum, factor, q0, k0, T);
-        store_scores(weights, scores);
-        __syncthreads(); // all keys have been used: values take their place
-        load_tile(kv, mine + k0 * 3 * C + 2 * C, T - k0, D, 3 * C, 1.0f);
-        for (int i = 0; i < PER; i++) {
-            for (int j = 0; j < HEAD / SIDE; j++) { acc[i][j] *= factor[i]; }
-        }
-        __syncthreads();
-        tile_product<HEAD>(acc, weights, false, kv, D);
-    }
-    for (int i = 0; i < PER; i++) {
-        if (x == 0 && y + SIDE * i < rows) { lse[(b * gridDim.y + head) * T + q0 + y + SIDE * i] = top[i] + logf(sum[i]); }
-        factor[i] = 1.0f / sum[i];
-    }
-    store_rows<R, HEAD>(out + (b * T + q0) * C + head * D, acc, factor, rows, D, C);
-}
-
-// delta(rows, NH, T) = dout . out of a head: the sum of p dp over a row of scores. A warp takes one.
-template <class R> __global__ void attention_delta_kernel(float *delta, const R *dout, const R *out, int64_t n, int64_t T, int64_t NH, int D) {
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, t = i % T, head = i / T % NH, b = i / T / NH;
-    if (i >= n) { return; }
-    const int64_t at = ((b * T + t) * NH + head) * D;
-    float sum = 0.0f;
-    for (int d = (int)threadIdx.x % 32; d < D; d += 32) { sum += read(dout + at + d) * read(out + at + d); }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) { delta[i] = sum; }
-}
-
-// The tiles of a backward kernel in shared memory, and of one head the statistics
-typedef struct {
-    float *q, *k, *v, *dout;  // (TILE, D); q scaled
-    float *weights, *dscores; // (TILE, TILE): queries x keys
-    const float *lse, *delta; // (T)
-} BackwardTiles;
-__device__ BackwardTiles backward_tiles(float *shared, const float *lse, const float *delta, int64_t T, int D) {
-    const int64_t tile = TILE * (D + 1), row = ((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * T;
-    BackwardTiles t = {shared,    shared + tile, shared + 2 * tile, shared + 3 * tile, shared + 4 * tile, shared + 4 * tile + TILE * (TILE + 1),
-                       lse + row, delta + row};
-    return t;
-}
-// weights and dscores of queries from q0 on and keys from k0 on; 0 where the query does not see the key
-__device__ void backward_scores(const BackwardTiles *t, int64_t q0, int64_t k0, int64_t T, int D) {
-    const int y = (int)threadIdx.x / SIDE, x = (int)threadIdx.x % SIDE;
-    float p[PER][PER], dp[PER][PER];
-    tile_dots(p, t->q, t->k, D);
-    tile_dots(dp, t->dout, t->v, D);
-    for (int i = 0; i < PER; i++) {
-        const int64_t query = q0 + y + SIDE * i;
-        for (int j = 0; j < PER; j++) {
-            const bool sees = k0 + x + SIDE * j <= query && query < T;
-            p[i][j] = sees ? expf(p[i][j] - t->lse[query]) : 0.0f;
-            dp[i][j] = sees ? p[i][j] * (dp[i][j] - t->delta[query]) : 0.0f;
-        }
-    }
-    store_scores(t->weights, p);
-    store_scores(t->dscores, dp);
-}
-template <class R, int HEAD>
-__global__ void __launch_bounds__(ATTENTION_THREADS)
-    attention_backward_keys_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse, const float *delta, int64_t T, int64_t C, int D, float scale) {
-    DYNAMIC_SHARED(float, shared);
-    const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
-    const int64_t k0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C, head = (int64_t)blockIdx.y * D, rows = least(T - k0, TILE);
-    const R *mine = qkv + 3 * at + head;
-    float dk[PER][HEAD / SIDE], dv[PER][HEAD / SIDE];
-    const float one[PER] = {1.0f, 1.0f, 1.0f, 1.0f};
-    clear<HEAD>(dk), clear<HEAD>(dv);
-    load_tile(t.k, mine + k0 * 3 * C + C, rows, D, 3 * C, 1.0f);
-    load_tile(t.v, mine + k0 * 3 * C + 2 * C, rows, D, 3 * C, 1.0f);
-    for (int64_t q0 = k0; q0 < T; q0 += TILE) {
-        __syncthreads();
-        load_tile(t.q, mine + q0 * 3 * C, T - q0, D, 3 * C, scale);
-        load_tile(t.dout, dout + at + q0 * C + head, T - q0, D, C, 1.0f);
-        __syncthreads();
-        backward_scores(&t, q0, k0, T, D);
-        __syncthreads();
-        tile_product<HEAD>(dv, t.weights, true, t.dout, D);
-        tile_product<HEAD>(dk, t.dscores, true, t.q, D);
-    }
-    store_rows<R, HEAD>(dqkv + 3 * at + head + k0 * 3 * C + C, dk, one, rows, D, 3 * C);
-    store_rows<R, HEAD>(dqkv + 3 * at + head + k0 * 3 * C + 2 * C, dv, one, rows, D, 3 * C);
-}
-template <class R, int HEAD>
-__global__ void __launch_bounds__(ATTENTION_THREADS)
-    attention_backward_queries_kernel(R *dqkv, const R *dout, const R *qkv, const float *lse, const float *delta, int64_t T, int64_t C, int D, float scale) {
-    DYNAMIC_SHARED(float, shared);
-    const BackwardTiles t = backward_tiles(shared, lse, delta, T, D);
-    const int64_t q0 = (int64_t)blockIdx.x * TILE, at = blockIdx.z * T * C, head = (int64_t)blockIdx.y * D, rows = least(T - q0, TILE);
-    const R *mine = qkv + 3 * at + head;
-    float dq[PER][HEAD / SIDE];
-    const float scales[PER] = {scale, scale, scale, scale};
-    clear<HEAD>(dq);
-    load_tile(t.q, mine + q0 * 3 * C, rows, D, 3 * C, scale);
-    load_tile(t.dout, dout + at + q0 * C + head, rows, D, C, 1.0f);
-    for (int64_t k0 = 0; k0 <= q0; k0 += TILE) {
-        __syncthreads();
-        load_tile(t.k, mine + k0 * 3 * C + C, T - k0, D, 3 * C, 1.0f);
-        load_tile(t.v, mine + k0 * 3 * C + 2 * C, T - k0, D, 3 * C, 1.0f);
-        __syncthreads();
-        backward_scores(&t, q0, k0, T, D);
-        __syncthreads();
-        tile_product<HEAD>(dq, t.dscores, false, t.k, D);
-    }
-    store_rows<R, HEAD>(dqkv + 3 * at + head + q0 * 3 * C, dq, scales, rows, D, 3 * C);
-}
-
-typedef struct {
-    int64_t rows, T, C, NH, D;
-    dim3 grid;
-    float scale;
-    int forward_bytes, backward_bytes; // of shared memory
-} AttentionShape;
-static inline AttentionShape attention_shape(int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    AttentionShape a = {rows, T, C, NH, C / NH, dim3(blocks_for(T, TILE), (unsigned)NH, (unsigned)rows), 1.0f / sqrtf((float)(C / NH)), 0, 0};
-    if (a.D > HEAD_MOST) { die(EXIT_INPUT, "choose more heads", "a head of %" PRId64 " channels; the GPU build takes at most %d", a.D, HEAD_MOST); }
-    a.forward_bytes = (int)sizeof(float) * (2 * TILE * ((int)a.D + 1) + TILE * (TILE + 1));
-    a.backward_bytes = (int)sizeof(float) * (4 * TILE * ((int)a.D + 1) + 2 * TILE * (TILE + 1));
-    return a;
-}
-template <class R, int HEAD> static inline void attention_forward(cudaStream_t stream, AttentionShape a, R *out, float *lse, const R *qkv) {
-    CUDA_CHECK(cudaFuncSetAttribute(attention_kernel<R, HEAD>, cudaFuncAttributeMaxDynamicSharedMemorySize, a.forward_bytes));
-    LAUNCH((attention_kernel<R, HEAD>), a.grid, ATTENTION_THREADS, a.forward_bytes, stream, out, lse, qkv, a.T, a.C, (int)a.D, a.scale);
-}
-template <class R, int HEAD>
-static inline void attention_backward(cudaStream_t stream, AttentionShape a, R *dqkv, const R *dout, const R *qkv, const float *lse, const float *delta) {
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_keys_kernel<R, HEAD>, cudaFuncAttributeMaxDynamicSharedMemorySize, a.backward_bytes));
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_queries_kernel<R, HEAD>, cudaFuncAttributeMaxDynamicSharedMemorySize, a.backward_bytes));
-    LAUNCH((attention_backward_keys_kernel<R, HEAD>), a.grid, ATTENTION_THREADS, a.backward_bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D,
-           a.scale);
-    LAUNCH((attention_backward_queries_kernel<R, HEAD>), a.grid, ATTENTION_THREADS, a.backward_bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C, (int)a.D,
-           a.scale);
-}
-// Calls function<R, HEAD>(...) with the least HEAD that holds D channels.
-#define FOR_HEAD(D, function, ...)                                                                                                                             \
-    do {                                                                                                                                                       \
-        if ((D) <= 64) {                                                                                                                                       \
-            FOR_REAL(function<R, 64>(__VA_ARGS__));                                                                                                            \
-        } else if ((D) <= 128) {                                                                                                                               \
-            FOR_REAL(function<R, 128>(__VA_ARGS__));                                                                                                           \
-        } else {                                                                                                                                               \
-            FOR_REAL(function<R, HEAD_MOST>(__VA_ARGS__));                                                                                                     \
-        }                                                                                                                                                      \
-    } while (0)
-static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows, int64_t T, int64_t C, int64_t NH) {
-    cudaStream_t stream = enter(s);
-    if (rows * T == 0) { return; }
-    const AttentionShape a = attention_shape(rows, T, C, NH);
-    FOR_HEAD(a.D, attention_forward, stream, a, (R *)out, lse, (const R *)qkv);
-}
-static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, const Real *qkv, const Real *out, const float *lse, int64_t rows, int64_t T,
-                                          int64_t C, int64_t NH) {
-    cudaStream_t stream = enter(s);
-    const int64_t n = rows * NH * T;
-    if (n == 0) { return; }
-    const AttentionShape a = attention_shape(rows, T, C, NH);
-    float *delta = (float *)scratch(s);
-    assert(n * (int64_t)sizeof(float) <= scratch_bytes(s));
-    FOR_REAL(LAUNCH((attention_delta_kernel<R>), blocks_for(n, WARPS), THREADS, 0, stream, delta, (const R *)dout, (const R *)out, n, T, NH, (int)a.D));
-    FOR_HEAD(a.D, attention_backward, stream, a, (R *)dqkv, (const R *)dout, (const R *)qkv, lse, delta);
 }
 
 // --- classifier: a chunk of rows at a time ----------------------------------------------------------------------------
@@ -934,40 +716,42 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
     }
 }
 
+static int64_t attention_scratch_bytes(OpsShape shape); // attention_cuda.cuh
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     (void)threads;
     const int64_t N = shape.rows * shape.T, widest = max_i64(4 * shape.C, shape.Vp), real = (int64_t)ops_real_bytes();
-    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4, delta = N * shape.NH * 4, logits = min_i64(N, CLASSIFIER_ROWS) * shape.Vp * real;
-    return (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, max_i64(max_i64(columns, order), max_i64(delta, logits))));
+    const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4, attention = attention_scratch_bytes(shape),
+                  logits = min_i64(N, CLASSIFIER_ROWS) * shape.Vp * real;
+    return (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, max_i64(max_i64(columns, order), max_i64(attention, logits))));
 }
 
 // --- optimizers and norms ---------------------------------------------------------------------------------------------
-__global__ void adamw_kernel(float *master, __nv_bfloat16 *rounded, float *m, float *v, const float *grad, int64_t n, OptimizerStep o, float unbias_m,
+__global__ void adamw_kernel(float *master, uint16_t *rounded, float *m, float *v, const float *grad, int64_t n, OptimizerStep o, float unbias_m,
                              float unbias_v) {
     const int64_t i = thread_index();
     if (i >= n) { return; }
     const float g = grad[i] * o.grad_scale, first = o.beta1 * m[i] + (1.0f - o.beta1) * g, second = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
     const float x = master[i] - o.lr * (first * unbias_m / (sqrtf(second * unbias_v) + o.eps) + o.weight_decay * master[i]);
     m[i] = first, v[i] = second, master[i] = x;
-    if (rounded) { write(rounded + i, x); }
+    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
 }
 static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
     cudaStream_t stream = enter(s);
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    __nv_bfloat16 *rounded = dtype == DTYPE_BF16 ? (__nv_bfloat16 *)param : NULL;
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
     if (n) { LAUNCH(adamw_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, m, v, grad, n, o, unbias_m, unbias_v); }
 }
-__global__ void sgd_kernel(float *master, __nv_bfloat16 *rounded, float *b, const float *grad, int64_t n, OptimizerStep o) {
+__global__ void sgd_kernel(float *master, uint16_t *rounded, float *b, const float *grad, int64_t n, OptimizerStep o) {
     const int64_t i = thread_index();
     if (i >= n) { return; }
     const float momentum = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i], x = master[i] - o.lr * momentum;
     b[i] = momentum, master[i] = x;
-    if (rounded) { write(rounded + i, x); }
+    if (rounded) { rounded[i] = round_master(x, o.rounding, i); }
 }
 static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
     cudaStream_t stream = enter(s);
-    __nv_bfloat16 *rounded = dtype == DTYPE_BF16 ? (__nv_bfloat16 *)param : NULL;
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
     if (n) { LAUNCH(sgd_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, b, grad, n, o); }
 }
 

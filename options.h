@@ -72,6 +72,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(PICK, "precision", dtype, "dtype", "", "fp32", 0, 0, "fp32|bf16", "of working parameters, stage boundaries and messages")                \
     X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
     X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
+    X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
     X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are")
 // clang-format on
@@ -283,6 +284,8 @@ static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) 
 }
 static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
 
+static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) { return (void)g, o->stochastic_rounding && o->dtype == DTYPE_FP32; }
+
 static const OptionPair option_pairs[] = {
     {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},
     {"save-every", "out", "needs a folder to save into", clash_save_out},
@@ -292,6 +295,7 @@ static const OptionPair option_pairs[] = {
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
     {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
     {"profile-steps", "steps", "the run ends before", clash_profile_steps},
+    {"stochastic-rounding", "dtype", "only bf16 parameters are rounded: give --dtype bf16", clash_rounding_fp32},
 };
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
 

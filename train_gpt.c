@@ -215,6 +215,7 @@ static void setup_states(Trainer *t) {
     t->stream.workspace_bytes = gpt_workspace_bytes(&t->model, t->rows, o->seq_len, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     t->store = store_make(&t->model, &t->comm, &t->comm.everyone, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
     t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
                                 true, &unused[0], &unused[1]);
     t->profile = profile_make(o, t->program.rank[t->comm.rank].count);
@@ -325,7 +326,8 @@ static void train_step(Trainer *t) {
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
-        OptimizerStep optimizer = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0};
+        OptimizerStep optimizer = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale,
+                                   0,         {0, 0}};
         executor_run(&t->executor, schedule, &at, &pass, &optimizer, t->progress.step, &norm);
         t->progress.updates++;
     } else if (t->comm.rank == 0) {

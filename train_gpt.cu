@@ -5,5 +5,5 @@
 //
 // Messages go through MPI from host memory, which the store's states share with the device (ops.h, ops_alloc_shared).
 #define OPS_IMPLEMENTATION
-#include "ops_cuda.cuh"
+#include "attention_cuda.cuh" // and ops_cuda.cuh
 #include "train_gpt.c"

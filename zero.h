@@ -43,6 +43,8 @@ typedef struct {
     bool *fresh;                      // [storages] the gradient has no contribution in this step yet
     CommHandle *reducing, *gathering; // [storages]
     int64_t *updates;                 // [storages] updates so far: the version that exists, and the step counter of the moments
+    bool by_chance;                   // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;                    // ... this. The owner sets both before it fills the masters
 } Store;
 
 // Bytes of each kind of state on one rank: what is printed before anything is allocated, and what store_allocate takes.
@@ -129,9 +131,19 @@ static inline float *store_state(const Store *s, StateKind kind, int storage) {
 }
 // Working parameters, in storage precision, from an element of all storages on.
 static inline void *store_param(const Store *s, int64_t at) { return s->params ? (void *)(s->params + at) : (void *)(s->master + at); }
+// How the parameters of a storage are rounded at its version, from an element of it on: whoever rounds the same masters again, after a
+// resume or on any number of ranks, gets the same bits.
+static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
+    const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u;
+    Rounding r = {s->by_chance ? random_u64(s->seed, ROUNDING_STREAM, (uint64_t)s->updates[storage]) | 1 : 0, element};
+    return r;
+}
 // Call after writing masters by hand (initial values, a loaded file): makes the working parameters follow.
 static inline void store_masters_changed(Store *s) {
-    if (s->params) { ops_convert_float(s->stream, s->params, s->master, s->dtype, s->model->parameters); }
+    for (int i = 0; s->params && i < s->model->storages; i++) {
+        const int64_t at = s->offset[i];
+        ops_convert_float(s->stream, s->params + at, s->master + at, s->dtype, s->offset[i + 1] - at, store_rounding(s, i, 0));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -222,6 +234,7 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
         int64_t at = s->offset[storage] + begin;
         void *param = store_param(s, at);
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
+        o.rounding = store_rounding(s, storage, begin);
         if (s->adam) {
             ops_adamw(s->stream, s->master + at, param, s->dtype, s->m + at, s->v + at, s->grads + at, end - begin, o);
         } else {

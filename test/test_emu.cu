@@ -99,6 +99,62 @@ static void test_warps(void **) {
     cudaStreamDestroy(s), cudaFree(sums), cudaFree(ballots), cudaFree(counter);
 }
 
+// --- tensor cores: c(16, 8) = a(16, 16) b, b(8, 16) row by row or b(16, 8) column by column, through asynchronous copies ------
+enum { TERMS = 16, PITCH = 24 };
+template <bool TRANSPOSED, bool WAIT, bool BARRIER> __global__ void product_kernel(float *c, const Bf16 *a, const Bf16 *b) {
+    DYNAMIC_SHARED(Bf16, shared);
+    Bf16 *sa = shared, *sb = sa + 16 * PITCH;
+    const int thread = (int)threadIdx.x, lane = thread % 32, row = lane % 16, half = lane / 16 * 8;
+    if (thread < 32) { // the first warp brings, the second multiplies
+        copy_async_16(sa + row * PITCH + half, a + row * TERMS + half, true);
+        copy_async_16(sb + row * PITCH + half, TRANSPOSED || row < 8 ? b + row * TERMS + half : b, TRANSPOSED || row < 8);
+        copy_async_4(shared + 32 * PITCH + 2 * lane, a, false);
+        if (WAIT) { copy_async_wait(); }
+    }
+    if (BARRIER) { __syncthreads(); }
+    if (thread < 32) { return; }
+    unsigned left[4], right[4];
+    float sum[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    load_matrices(left, sa + row * PITCH + half);
+    if (TRANSPOSED) {
+        load_matrices_transposed(right, sb + row * PITCH + half);
+    } else {
+        load_matrices(right, sb + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8);
+    }
+    mma_bf16(sum, left, right[0], right[1]);
+    for (int e = 0; e < 4; e++) { c[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2] = sum[e] + __bfloat162float(shared[32 * PITCH + 2 * lane]); }
+}
+template <bool TRANSPOSED, bool WAIT, bool BARRIER> static int wrong_tensor_products() {
+    float *c = (float *)shared_ints(16 * 8);
+    Bf16 *a = (Bf16 *)shared_ints(16 * TERMS), *b = (Bf16 *)shared_ints(16 * TERMS);
+    int wrong = 0;
+    for (int i = 0; i < 16 * TERMS; i++) { a[i] = __float2bfloat16((float)(i % 7 - 3)), b[i] = __float2bfloat16((float)(i % 11 - 5)); } // exact in any order
+    cudaStream_t s = stream();
+    for (int seed = 0; seed < SEEDS; seed++) {
+        emu_seed((uint64_t)seed);
+        LAUNCH((product_kernel<TRANSPOSED, WAIT, BARRIER>), 1, 64, 64 * PITCH, s, c, a, b);
+        cudaStreamSynchronize(s);
+        bool same = true;
+        for (int i = 0; i < 16 * 8; i++) {
+            float sum = 1.0f;
+            for (int k = 0; k < TERMS; k++) {
+                sum += __bfloat162float(a[i / 8 * TERMS + k]) * __bfloat162float(TRANSPOSED ? b[k * TERMS + i % 8] : b[i % 8 * TERMS + k]);
+            }
+            same &= c[i] == sum;
+        }
+        wrong += !same;
+    }
+    cudaStreamDestroy(s), cudaFree(a), cudaFree(b), cudaFree(c);
+    return wrong;
+}
+static void test_tensor_cores(void **) {
+    const int right = wrong_tensor_products<false, true, true>() + wrong_tensor_products<true, true, true>();
+    const int unawaited = wrong_tensor_products<false, false, true>(), unordered = wrong_tensor_products<false, true, false>();
+    assert_int_equal(right, 0);
+    assert_true(unawaited > 0 && unawaited < SEEDS);
+    assert_true(unordered > 0 && unordered < SEEDS);
+}
+
 // --- streams ------------------------------------------------------------------------------------------------------------
 // (x + 1) * 2 on two streams; without the event the seed decides which comes first.
 static int wrong_orders(bool event, bool wait) {
@@ -320,6 +376,15 @@ static void check_product(bool a_transposed, bool b_transposed, bool bias, float
     }
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_SUCCESS);
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, dl, dl, dl, preference, 1, &found, &count), CUBLAS_STATUS_INVALID_VALUE);
+    const cublasLtEpilogue_t gelu = CUBLASLT_EPILOGUE_GELU_AUX;
+    for (int64_t ld = 2; ld <= 8; ld++) { // rows of what GELU was taken of: at least M long, and a multiple of 8
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &gelu, sizeof gelu);
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld);
+        cublasLtMatmulHeuristicResult_t ignored;
+        assert_int_equal(cublasLtMatmulAlgoGetHeuristic(NULL, desc, al, bl, dl, dl, preference, 1, &ignored, &count),
+                         ld == 8 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+    }
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     cudaStream_t s = stream();
     assert_int_equal(cublasLtMatmul(NULL, desc, &one, a, al, b, bl, &beta, d, dl, d, dl, &found.algo, NULL, 0, s), CUBLAS_STATUS_SUCCESS);
     cudaStreamSynchronize(s);
@@ -336,7 +401,7 @@ int main() {
         cmocka_unit_test(test_barriers),    cmocka_unit_test(test_warps),    cmocka_unit_test(test_streams),
         cmocka_unit_test(test_queries),     cmocka_unit_test(test_memory),   cmocka_unit_test(test_copies),
         cmocka_unit_test(test_page_locked), cmocka_unit_test(test_graphs),   cmocka_unit_test(test_refused_in_captures),
-        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products),
+        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products), cmocka_unit_test(test_tensor_cores),
     };
     return cmocka_run_group_tests_name("emu", tests, NULL, NULL);
 }

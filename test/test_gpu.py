@@ -69,11 +69,24 @@ class Program(unittest.TestCase):
         self.assertNotEqual(losses, run("train_gpt", dtype="bf16", model="layers=3,heads=3,channels=48,vocab=101")[0])
 
     def test_resume(self):
-        whole = run("train_gpt_emu", val_every=0)[0]
+        same = dict(val_every=0, dtype="bf16", stochastic_rounding=1)  # the hardest: draws must be those of the whole run
+        whole = run("train_gpt_emu", **same)[0]
         with tempfile.TemporaryDirectory() as out:
-            begun = run("train_gpt_emu", out=out, steps=6, save_every=6, val_every=0)[0]
-            resumed = run("train_gpt_emu", out=out, resume=1, val_every=0)[0]
+            begun = run("train_gpt_emu", out=out, steps=6, save_every=6, **same)[0]
+            resumed = run("train_gpt_emu", out=out, resume=1, **same)[0]
         self.assertEqual(begun + resumed, whole)
+
+    def test_stochastic_rounding(self):
+        """The same masters give the same bf16 parameters on both builds and any number of ranks; to nearest, others."""
+        def exported(program, **changes):
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "model.bin")
+                run(program, export=path, steps=0, val_every=0, dtype="bf16", **changes)
+                with open(path, "rb") as file:
+                    return file.read()
+        by_chance = exported("train_gpt", stochastic_rounding=1)
+        self.assertEqual(by_chance, exported("train_gpt_emu", ranks=2, stochastic_rounding=1))
+        self.assertNotEqual(by_chance, exported("train_gpt"))
 
 
 class Step(unittest.TestCase):

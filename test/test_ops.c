@@ -6,6 +6,7 @@
 //   - each gradient against central differences, in double, of sum(dout * reference forward);
 //   - that accumulate = false overwrites (buffers start as NaN) and accumulate = true adds;
 //   - that a second run gives the same bits; and, where ops.h promises it, that any thread count does.
+// On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are numbers that both have.
 // Add an operation: write its two functions, add a row to `operations`, add cases.
 #define POLL_WORK 20000    // so that small products are cut for polling too
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
@@ -55,7 +56,7 @@ static const Case cases[] = {
     {RESIDUAL, 1001, 1, 1, 0, 0, 2},
     {RESIDUAL, 300007, 1, 1, 0, 1, 3},
     {RESIDUAL, 0, 1, 1, 0, 0, 2},
-    // rows, T, C, NH: tiles are 64 x 64
+    // rows, T, C, NH: tiles are of 32, 64 or 128
     {ATTENTION, 1, 1, 1, 1, 0, 1},
     {ATTENTION, 2, 1, 12, 3, 0, 2},
     {ATTENTION, 1, 64, 64, 1, 0, 1},
@@ -65,6 +66,8 @@ static const Case cases[] = {
     {ATTENTION, 3, 17, 100, 1, 0, 2},
     {ATTENTION, 1, 203, 7, 1, 0, 2},
     {ATTENTION, 1, 70, 160, 2, 1, 2},
+    {ATTENTION, 1, 200, 128, 2, 0, 2},
+    {ATTENTION, 1, 140, 128, 1, 0, 3},
     {ATTENTION, 0, 8, 16, 2, 0, 2},
     // N = rows T, C, V (Vp = V + 3); variant 1: some rows masked; 2: all rows
     {CLASSIFIER, 1, 1, 1, 1, 0, 1},
@@ -75,13 +78,15 @@ static const Case cases[] = {
     {CLASSIFIER, 1, 3, 8, 2600, 0, 2},
     {CLASSIFIER, 2, 4, 8, 12, 2, 2},
     {CLASSIFIER, 0, 4, 8, 12, 0, 2},
-    // n; variant 1: the parameter is stored in bf16
+    // n; variant 1: the parameter is stored in bf16; 2: and rounded by chance
     {ADAMW, 1, 1, 1, 0, 0, 1},
     {ADAMW, 997, 1, 1, 0, 1, 2},
     {ADAMW, 300007, 1, 1, 0, 0, 3},
+    {ADAMW, 2999, 1, 1, 0, 2, 3},
     {ADAMW, 0, 1, 1, 0, 1, 2},
     {SGD, 1, 1, 1, 0, 1, 1},
     {SGD, 997, 1, 1, 0, 0, 2},
+    {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
 };
@@ -91,16 +96,15 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 static double uniform(uint64_t stream, int64_t i) { return 2.0 * random_uniform(7, stream, (uint64_t)i) - 1.0; } // in [-1, 1)
 static float *floats(int64_t n) { return (float *)ops_alloc_shared((size_t)(n ? n : 1) * sizeof(float)); }
 static double *doubles(int64_t n) { return (double *)checked_calloc((size_t)n, sizeof(double), "doubles"); }
-static const Real *in_real(const float *p) { return (const Real *)(const void *)p; }
-static Real *out_real(float *p) { return (Real *)(void *)p; }
 static int64_t positions(const Case *c) { return c->rows * c->T; }
 
 static int polls;
 static void count_poll(void) { polls++; }
+static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, c->op == CLASSIFIER ? c->other : 1, c->other + 3};
     Stream s = {threads, count_poll, NULL, 0, NULL};
-    ops_open(&s, 0, DTYPE_FP32);
+    ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
     void *nan = checked_malloc(s.workspace_bytes, "workspace");
     memset(nan, 0xff, s.workspace_bytes); // nothing may be assumed of it
@@ -111,6 +115,33 @@ static Stream stream_of(const Case *c, int threads) {
 static void free_stream(Stream *s) {
     ops_free(s->workspace);
     ops_close(s);
+}
+// The driver's numbers are floats; operations want Reals. In fp32 they are the same. In bf16 a tensor of floats gets a copy in bf16 when an
+// operation first asks for it (later ones get the same), and reals_done() brings all copies back.
+static struct {
+    float *floats;
+    Real *reals;
+    int64_t n;
+} copies[16];
+static int copied;
+static Real *out_real(Stream *s, float *p, int64_t n) {
+    if (precision == DTYPE_FP32) { return (Real *)(void *)p; }
+    for (int i = 0; i < copied; i++) {
+        if (copies[i].floats == p && copies[i].n == n) { return copies[i].reals; }
+    }
+    Real *reals = (Real *)ops_alloc((size_t)n * ops_real_bytes());
+    ops_convert_float(s, reals, p, precision, n, round_to_nearest());
+    assert_true(copied < (int)(sizeof copies / sizeof copies[0]));
+    copies[copied].floats = p, copies[copied].reals = reals, copies[copied++].n = n;
+    return reals;
+}
+static const Real *in_real(Stream *s, const float *p, int64_t n) { return out_real(s, (float *)(uintptr_t)p, n); }
+static void reals_done(Stream *s) {
+    for (; copied; copied--) {
+        ops_pack(s, copies[copied - 1].floats, copies[copied - 1].reals, DTYPE_FP32, copies[copied - 1].n);
+        ops_wait(s);
+        ops_free(copies[copied - 1].reals);
+    }
 }
 static int32_t *tokens_of(const Case *c, bool mask) {
     int64_t N = positions(c);
@@ -134,8 +165,9 @@ static void embedding_reference(const Case *c, double **in, double *out) {
 }
 static void embedding_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
     int32_t *tokens = tokens_of(c, false);
-    ops_embedding_forward(s, out_real(out), tokens, in_real(in[0]), in_real(in[1]), c->rows, c->T, c->C);
-    ops_embedding_backward(s, grad[0], grad[1], in_real(dout), tokens, c->rows, c->T, c->C, c->other + 3, c->T + 2, accumulate, accumulate);
+    const int64_t n = positions(c) * c->C;
+    ops_embedding_forward(s, out_real(s, out, n), tokens, in_real(s, in[0], (c->other + 3) * c->C), in_real(s, in[1], (c->T + 2) * c->C), c->rows, c->T, c->C);
+    ops_embedding_backward(s, grad[0], grad[1], in_real(s, dout, n), tokens, c->rows, c->T, c->C, c->other + 3, c->T + 2, accumulate, accumulate);
     ops_free(tokens);
 }
 
@@ -156,15 +188,18 @@ static void layernorm_reference(const Case *c, double **in, double *out) {
     }
 }
 static void layernorm_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
-    int64_t N = positions(c), C = c->C;
-    float *sum = out, *normal = out + N * C, *mean = out + 2 * N * C, *rstd = mean + N;
-    if (c->variant != 1) { ops_copy(s, sum, in[0], (size_t)(N * C) * sizeof(float)); } // sum is a, or is not written at all
-    ops_layernorm_forward(s, out_real(normal), mean, rstd, c->variant ? out_real(sum) : NULL, c->variant == 2 ? in_real(sum) : in_real(in[0]),
-                          c->variant ? in_real(in[1]) : NULL, in_real(in[2]), in_real(in[3]), N, C);
-    ops_copy(s, grad[0], dout, (size_t)(N * C) * sizeof(float)); // the residual path
-    ops_layernorm_backward_input(s, out_real(grad[0]), in_real(dout + N * C), in_real(sum), in_real(in[2]), mean, rstd, N, C);
-    if (c->variant) { ops_copy(s, grad[1], grad[0], (size_t)(N * C) * sizeof(float)); }
-    ops_layernorm_backward_weight(s, grad[2], grad[3], in_real(dout + N * C), in_real(sum), mean, rstd, N, C, accumulate);
+    int64_t N = positions(c), C = c->C, n = N * C;
+    float *mean = out + 2 * n, *rstd = mean + N;
+    if (c->variant != 1) { ops_copy(s, out, in[0], (size_t)n * sizeof(float)); } // sum is a, or is not written at all
+    ops_copy(s, grad[0], dout, (size_t)n * sizeof(float));                       // the residual path
+    Real *sum = out_real(s, out, n), *din = out_real(s, grad[0], n);
+    const Real *weight = in_real(s, in[2], C), *dy = in_real(s, dout + n, n);
+    ops_layernorm_forward(s, out_real(s, out + n, n), mean, rstd, c->variant ? sum : NULL, c->variant == 2 ? sum : in_real(s, in[0], n),
+                          c->variant ? in_real(s, in[1], n) : NULL, weight, in_real(s, in[3], C), N, C);
+    ops_layernorm_backward_input(s, din, dy, sum, weight, mean, rstd, N, C);
+    ops_layernorm_backward_weight(s, grad[2], grad[3], dy, sum, mean, rstd, N, C, accumulate);
+    reals_done(s);
+    if (c->variant) { ops_copy(s, grad[1], grad[0], (size_t)n * sizeof(float)); }
 }
 
 // in: x (or, for variant 2, what GELU is taken of to get x), weight, bias; out: product | GELU of it (no gradient asked)
@@ -194,10 +229,12 @@ static void matmul_run(const Case *c, Stream *s, float **in, float *out, const f
     int64_t N = positions(c), C = c->C, OC = c->other;
     float *x = floats(N * C);
     for (int64_t i = 0; i < N * C; i++) { x[i] = c->variant == 2 ? (float)gelu_double(in[0][i]) : in[0][i]; }
-    ops_matmul_forward(s, out_real(out), c->variant == 2 ? out_real(out + N * OC) : NULL, in_real(x), in_real(in[1]), c->variant == 1 ? NULL : in_real(in[2]),
-                       N, C, OC);
-    ops_matmul_backward_input(s, out_real(grad[0]), in_real(dout), in_real(in[1]), c->variant == 2 ? in_real(in[0]) : NULL, N, C, OC);
-    ops_matmul_backward_weight(s, grad[1], c->variant == 1 ? NULL : grad[2], in_real(dout), in_real(x), N, C, OC, accumulate);
+    const Real *input = in_real(s, x, N * C), *weight = in_real(s, in[1], OC * C), *dy = in_real(s, dout, N * OC);
+    ops_matmul_forward(s, out_real(s, out, N * OC), c->variant == 2 ? out_real(s, out + N * OC, N * OC) : NULL, input, weight,
+                       c->variant == 1 ? NULL : in_real(s, in[2], OC), N, C, OC);
+    ops_matmul_backward_input(s, out_real(s, grad[0], N * C), dy, weight, c->variant == 2 ? in_real(s, in[0], N * C) : NULL, N, C, OC);
+    ops_matmul_backward_weight(s, grad[1], c->variant == 1 ? NULL : grad[2], dy, input, N, C, OC, accumulate);
+    reals_done(s);
     ops_free(x);
 }
 
@@ -208,7 +245,7 @@ static void residual_reference(const Case *c, double **in, double *out) {
 static void residual_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
     (void)dout, (void)grad, (void)accumulate;
     if (c->variant) { ops_copy(s, out, in[0], (size_t)c->rows * sizeof(float)); } // in place
-    ops_residual(s, out_real(out), c->variant ? in_real(out) : in_real(in[0]), in_real(in[1]), c->rows);
+    ops_residual(s, out_real(s, out, c->rows), in_real(s, c->variant ? out : in[0], c->rows), in_real(s, in[1], c->rows), c->rows);
 }
 
 // in: qkv; out: attention | lse (no gradient asked). variant 1: scores of hundreds, so the running maximum must work
@@ -240,9 +277,12 @@ static void attention_reference(const Case *c, double **in, double *out) {
 }
 static void attention_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
     (void)accumulate;
-    float *lse = out + positions(c) * c->C;
-    ops_attention_forward(s, out_real(out), lse, in_real(in[0]), c->rows, c->T, c->C, c->other);
-    ops_attention_backward(s, out_real(grad[0]), in_real(dout), in_real(in[0]), in_real(out), lse, c->rows, c->T, c->C, c->other);
+    const int64_t n = positions(c) * c->C;
+    float *lse = out + n;
+    Real *attended = out_real(s, out, n);
+    const Real *qkv = in_real(s, in[0], 3 * n);
+    ops_attention_forward(s, attended, lse, qkv, c->rows, c->T, c->C, c->other);
+    ops_attention_backward(s, out_real(s, grad[0], 3 * n), in_real(s, dout, n), qkv, attended, lse, c->rows, c->T, c->C, c->other);
 }
 
 // in: x, wte; out: losses. dout is the scale of every row.
@@ -268,19 +308,23 @@ static void classifier_reference(const Case *c, double **in, double *out) {
 static void classifier_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
     (void)dout;
     int32_t *targets = tokens_of(c, true);
-    int64_t N = positions(c);
+    int64_t N = positions(c), Vp = c->other + 3;
     float *alone = floats(N);
-    ops_classifier(s, out, out_real(grad[0]), grad[1], in_real(in[0]), in_real(in[1]), targets, N, c->C, c->other, c->other + 3, SCALE_EIGHTHS / 8.0f,
-                   accumulate);
-    ops_classifier(s, alone, NULL, NULL, in_real(in[0]), in_real(in[1]), targets, N, c->C, c->other, c->other + 3, 0.0f, false);
+    const Real *x = in_real(s, in[0], N * c->C), *wte = in_real(s, in[1], Vp * c->C);
+    ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], x, wte, targets, N, c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
+    ops_classifier(s, alone, NULL, NULL, x, wte, targets, N, c->C, c->other, Vp, 0.0f, false);
     ops_wait(s);
     assert_memory_equal(alone, out, (size_t)N * sizeof(float)); // losses only: the same losses
     ops_free(alone), ops_free(targets);
 }
 
-static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3};
+static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {0, 0}},
+                           by_chance = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {12345, 678}};
+static OptimizerStep step_of(const Case *c) { return c->variant == 2 ? by_chance : optimizer_step; }
 static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
-    for (int64_t i = 0; i < c->rows && c->variant; i++) { assert_int_equal(param[i], float_to_bf16(master[i])); }
+    for (int64_t i = 0; i < c->rows && c->variant; i++) {
+        assert_int_equal(param[i], c->variant == 2 ? round_by_chance(master[i], by_chance.rounding, i) : float_to_bf16(master[i]));
+    }
 }
 // in: parameter, m, v (taken positive), gradient; out: parameter | m | v
 static void adamw_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = in[2] = in[3] = c->rows, *out = 3 * c->rows; }
@@ -299,7 +343,7 @@ static void adamw_run(const Case *c, Stream *s, float **in, float *out, const fl
     int64_t n = c->rows;
     uint16_t *param = (uint16_t *)(void *)floats(n);
     for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i], out[2 * n + i] = fabsf(in[2][i]); }
-    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, out + 2 * n, in[3], n, optimizer_step);
+    ops_adamw(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, out + 2 * n, in[3], n, step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
@@ -318,7 +362,7 @@ static void sgd_run(const Case *c, Stream *s, float **in, float *out, const floa
     int64_t n = c->rows;
     uint16_t *param = (uint16_t *)(void *)floats(n);
     for (int64_t i = 0; i < n; i++) { out[i] = in[0][i], out[n + i] = in[1][i]; }
-    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, in[2], n, optimizer_step);
+    ops_sgd(s, out, c->variant ? (void *)param : out, c->variant ? DTYPE_BF16 : DTYPE_FP32, out + n, in[2], n, step_of(c));
     ops_wait(s);
     check_rounded(c, out, param);
     ops_free(param);
@@ -331,16 +375,17 @@ typedef struct {
     void (*run)(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate);
     bool backward, same_bits; // has gradients; promises the same bits for any thread count
     int weights;              // from this input on, gradients obey `accumulate`
+    int roundings[2];         // to bf16 between the inputs and a result: the output, a gradient. 0: it has no Reals
 } Operation;
 static const Operation operations[] = {
-    {"embedding", embedding_sizes, embedding_reference, embedding_run, true, true, 0},
-    {"layernorm", layernorm_sizes, layernorm_reference, layernorm_run, true, true, 2},
-    {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, false, 1},
-    {"residual", residual_sizes, residual_reference, residual_run, false, true, 0},
-    {"attention", attention_sizes, attention_reference, attention_run, true, true, 1},
-    {"classifier", classifier_sizes, classifier_reference, classifier_run, true, false, 1},
-    {"adamw", adamw_sizes, adamw_reference, adamw_run, false, true, 0},
-    {"sgd", sgd_sizes, sgd_reference, sgd_run, false, true, 0},
+    {"embedding", embedding_sizes, embedding_reference, embedding_run, true, true, 0, {1, 0}},
+    {"layernorm", layernorm_sizes, layernorm_reference, layernorm_run, true, true, 2, {2, 2}},
+    {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, false, 1, {3, 2}},
+    {"residual", residual_sizes, residual_reference, residual_run, false, true, 0, {1, 0}},
+    {"attention", attention_sizes, attention_reference, attention_run, true, true, 1, {2, 4}},
+    {"classifier", classifier_sizes, classifier_reference, classifier_run, true, false, 1, {2, 4}},
+    {"adamw", adamw_sizes, adamw_reference, adamw_run, false, true, 0, {0, 0}},
+    {"sgd", sgd_sizes, sgd_reference, sgd_run, false, true, 0, {0, 0}},
 };
 
 // --- the driver ------------------------------------------------------------------------------------------------------
@@ -362,12 +407,17 @@ static double longest_sum(const Case *c) {
 }
 // Largest error allowed, given the largest value: a sum of K terms rounds to about sqrt(K) units in the last place (2^-24 each) of its
 // size; 16 covers the worst of many elements, a few chained operations and the 1.5 units of our exponential. Scores of hundreds
-// (attention, variant 1) lose their absolute size times 2^-24 before the exponential.
-static double tolerance(const Case *c, double largest) {
+// (attention, variant 1) lose their absolute size times 2^-24 before the exponential. A rounding to bf16 changes a number by up to 2^-8 of
+// it; where a sum is over rounded terms, their errors grow as the sum does. (A classifier's counts twice: logits of up to 16 change a
+// probability, which is at most a quarter away from where it may go, by that much more.)
+static double tolerance(const Case *c, double largest, bool gradient) {
     double magnified = c->op == ATTENTION && c->variant == 1 ? 100.0 : 1.0;
-    return 16.0 * 0x1p-24 * sqrt(longest_sum(c)) * magnified * fmax(largest, 1e-3);
+    double of_sums = 16.0 * 0x1p-24 * sqrt(longest_sum(c)) * magnified,
+           of_reals = precision == DTYPE_BF16 ? 0x1p-8 * operations[c->op].roundings[gradient] : 0.0;
+    return (of_sums + of_reals * magnified) * fmax(largest, 1e-3);
 }
 
+static float number(double x) { return precision == DTYPE_FP32 ? (float)x : bf16_to_float(float_to_bf16((float)x)); } // that a Real has
 static Trial make_trial(const Case *c) {
     Trial t;
     memset(&t, 0, sizeof t);
@@ -376,10 +426,10 @@ static Trial make_trial(const Case *c) {
     for (int k = 0; k < INPUTS; k++) {
         t.in[k] = floats(t.in_size[k]), t.grad[k] = floats(t.in_size[k]), t.in_double[k] = doubles(t.in_size[k]);
         double size = c->op == ATTENTION && c->variant == 1 ? 8.0 : 1.5;
-        for (int64_t i = 0; i < t.in_size[k]; i++) { t.in_double[k][i] = (double)(t.in[k][i] = (float)(size * uniform(10 + (uint64_t)k, i))); }
+        for (int64_t i = 0; i < t.in_size[k]; i++) { t.in_double[k][i] = (double)(t.in[k][i] = number(size * uniform(10 + (uint64_t)k, i))); }
     }
     for (int64_t i = 0; i < differentiable(c) && operations[c->op].backward; i++) {
-        t.dout[i] = c->op == CLASSIFIER ? SCALE_EIGHTHS / 8.0f : (float)uniform(20, i);
+        t.dout[i] = c->op == CLASSIFIER ? SCALE_EIGHTHS / 8.0f : number(uniform(20, i));
     }
     return t;
 }
@@ -394,6 +444,7 @@ static void run_trial(const Case *c, Trial *t, int threads, bool accumulate) {
         for (int64_t i = 0; i < t->in_size[k]; i++) { t->grad[k][i] = accumulate && k >= operations[c->op].weights ? (float)(i % 5) : NAN; }
     }
     operations[c->op].run(c, &s, t->in, t->out, t->dout, t->grad, accumulate);
+    reals_done(&s);
     ops_wait(&s);
     free_stream(&s);
 }
@@ -404,8 +455,8 @@ static void check_forward(const Case *c, const Trial *t) {
     operations[c->op].reference(c, in, reference);
     for (int64_t i = 0; i < t->out_size; i++) { largest = fmax(largest, fabs(reference[i])); }
     for (int64_t i = 0; i < t->out_size; i++) {
-        if (!(fabs(reference[i] - (double)t->out[i]) <= tolerance(c, largest))) {
-            fail_msg("output %" PRId64 ": %.9g, expected %.9g within %.2g", i, (double)t->out[i], reference[i], tolerance(c, largest));
+        if (!(fabs(reference[i] - (double)t->out[i]) <= tolerance(c, largest, false))) {
+            fail_msg("output %" PRId64 ": %.9g, expected %.9g within %.2g", i, (double)t->out[i], reference[i], tolerance(c, largest, false));
         }
     }
     free(reference);
@@ -436,9 +487,9 @@ static void check_gradient(const Case *c, Trial *t, int k, bool accumulate) {
     for (int64_t i = 0; i < n; i++) { largest = fmax(largest, fabs((double)t->grad[k][i])); }
     for (int64_t j = 0; j < samples; j++) {
         double before = accumulate && k >= operations[c->op].weights ? (double)(at[j] % 5) : 0.0;
-        if (!(fabs(expected[j] + before - (double)t->grad[k][at[j]]) <= tolerance(c, fmax(largest, 1.0)))) {
+        if (!(fabs(expected[j] + before - (double)t->grad[k][at[j]]) <= tolerance(c, fmax(largest, 1.0), true))) {
             fail_msg("gradient of input %d, element %" PRId64 ", accumulate %d: %.9g, expected %.9g within %.2g", k, at[j], accumulate,
-                     (double)t->grad[k][at[j]], expected[j] + before, tolerance(c, fmax(largest, 1.0)));
+                     (double)t->grad[k][at[j]], expected[j] + before, tolerance(c, fmax(largest, 1.0), true));
         }
     }
     for (int64_t i = 0; i < n; i++) { assert_false(isnan(t->grad[k][i])); } // all was written
@@ -449,8 +500,7 @@ static void check_same(const Trial *a, const Trial *b) {
     for (int k = 0; k < INPUTS; k++) { assert_memory_equal(a->grad[k], b->grad[k], (size_t)a->in_size[k] * sizeof(float)); }
 }
 
-static void test_case(void **state) {
-    const Case *c = (const Case *)*state;
+static void run_case(const Case *c) {
     const Operation *op = &operations[c->op];
     Trial first = make_trial(c), again = make_trial(c);
     run_trial(c, &first, c->threads, false);
@@ -458,13 +508,23 @@ static void test_case(void **state) {
     for (int k = 0; k < INPUTS && op->backward; k++) { check_gradient(c, &first, k, false); }
     run_trial(c, &again, c->threads, false);
     check_same(&first, &again);
+#ifdef OPS_CPU_H // a GPU knows no threads of ours
     for (int threads = 1; threads <= 5 && op->same_bits; threads += threads == 3 ? 2 : 1) {
         run_trial(c, &again, threads, false);
         check_same(&first, &again);
     }
+#endif
     run_trial(c, &again, c->threads, true);
     for (int k = op->weights; k < INPUTS && op->backward; k++) { check_gradient(c, &again, k, true); }
     free_trial(&first), free_trial(&again);
+}
+static void test_case(void **state) {
+    precision = DTYPE_FP32;
+    run_case((const Case *)*state);
+}
+static void test_case_bf16(void **state) {
+    precision = DTYPE_BF16;
+    run_case((const Case *)*state);
 }
 
 // --- what is not a forward and a backward ----------------------------------------------------------------------------
@@ -481,10 +541,10 @@ static void test_precision(void **state) { // storage formats, exactly
     const Case c = {RESIDUAL, N, 1, 1, 0, 0, 2};
     for (int threads = 1; threads <= 3; threads++) {
         Stream s = stream_of(&c, threads);
-        ops_pack(&s, stored, in_real(x), DTYPE_BF16, N);
+        ops_pack(&s, stored, in_real(&s, x, N), DTYPE_BF16, N);
         ops_wait(&s);
         for (int64_t i = 0; i < N; i++) { assert_int_equal(stored[i], float_to_bf16(x[i])); }
-        ops_unpack(&s, out_real(back), stored, DTYPE_BF16, N);
+        ops_unpack(&s, out_real(&s, back, N), stored, DTYPE_BF16, N);
         ops_wait(&s);
         for (int64_t i = 0; i < N; i++) { // the nearest of the three candidates, so rounding itself is right
             double error = fabs((double)back[i] - (double)x[i]);
@@ -492,20 +552,52 @@ static void test_precision(void **state) { // storage formats, exactly
             assert_true(error <= fabs((double)bf16_to_float((uint16_t)(stored[i] + 1)) - (double)x[i]));
             assert_true((stored[i] & 0x7fff) == 0 || error <= fabs((double)bf16_to_float((uint16_t)(stored[i] - 1)) - (double)x[i]));
         }
-        ops_convert_float(&s, back, x, DTYPE_FP32, N);
+        ops_convert_float(&s, back, x, DTYPE_FP32, N, round_to_nearest());
         ops_wait(&s);
         assert_memory_equal(back, x, N * sizeof(float));
-        ops_reals_to_host(&s, from_device, in_real(x), N);
+        ops_reals_to_host(&s, from_device, in_real(&s, x, N), N);
         assert_memory_equal(from_device, x, N * sizeof(float));
         free_stream(&s);
     }
     x[0] = NAN;
     Stream one = stream_of(&c, 1);
-    ops_pack(&one, stored, in_real(x), DTYPE_BF16, 1);
+    ops_pack(&one, stored, in_real(&one, x, N), DTYPE_BF16, 1);
     ops_wait(&one);
     free_stream(&one);
     assert_true(isnan(bf16_to_float(stored[0])));
     ops_free(x), ops_free(back), ops_free(stored), free(from_device);
+}
+
+static void test_rounding_by_chance(void **state) { // both neighbours, the right mean, what bf16 has stays, and the same bits wherever a piece begins
+    (void)state;
+    enum { N = 20000, SIXTEENTHS = 16 };
+    const Case c = {RESIDUAL, N, 1, 1, 0, 0, 2};
+    float *x = floats(N);
+    uint16_t *stored = (uint16_t *)(void *)floats(N), *later = (uint16_t *)(void *)floats(N);
+    Stream s = stream_of(&c, 2);
+    for (int sixteenths = 0; sixteenths < SIXTEENTHS; sixteenths++) {
+        const float low = sixteenths % 2 ? -1.0f : 1.0f, unit = low * 0x1p-7f;
+        for (int64_t i = 0; i < N; i++) { x[i] = low + unit * (float)sixteenths / SIXTEENTHS; }
+        const Rounding r = {(uint64_t)sixteenths + 1, 1000}, r_later = {r.key, r.first + 3};
+        ops_convert_float(&s, stored, x, DTYPE_BF16, N, r);
+        ops_convert_float(&s, later, x + 3, DTYPE_BF16, N - 3, r_later);
+        ops_wait(&s);
+        assert_memory_equal(stored + 3, later, (N - 3) * sizeof *later);
+        int64_t up = 0;
+        for (int64_t i = 0; i < N; i++) {
+            assert_true(bf16_to_float(stored[i]) == low || (sixteenths && bf16_to_float(stored[i]) == low + unit));
+            assert_int_equal(stored[i], round_by_chance(x[i], r, i));
+            up += bf16_to_float(stored[i]) != low;
+        }
+        const double chance = (double)sixteenths / SIXTEENTHS; // 5 standard deviations
+        assert_true(fabs((double)up / N - chance) <= 5.0 * sqrt(chance * (1.0 - chance) / N));
+    }
+    x[0] = NAN, x[1] = INFINITY, x[2] = -INFINITY, x[3] = 0.0f;
+    const Rounding r = {1, 0};
+    ops_convert_float(&s, stored, x, DTYPE_BF16, 4, r);
+    ops_wait(&s);
+    assert_true(isnan(bf16_to_float(stored[0])) && stored[1] == 0x7f80 && stored[2] == 0xff80 && stored[3] == 0);
+    ops_free(x), ops_free(stored), ops_free(later), free_stream(&s);
 }
 
 static void test_norms(void **state) { // integers: sums are exact in any order; then real numbers: same bits for any thread count
@@ -620,21 +712,28 @@ const char *__asan_default_options(void); // under the address sanitizer an allo
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 int main(void) {
-    static char names[CASES][96];
-    static struct CMUnitTest tests[CASES + 6];
-    for (int i = 0; i < CASES; i++) {
-        const Case *c = &cases[i];
-        snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d", operations[c->op].name,
-                 c->rows, c->T, c->C, c->other, c->variant, c->threads);
-        struct CMUnitTest test = {names[i], test_case, NULL, NULL, (void *)(uintptr_t)c};
-        tests[i] = test;
+    static char names[2 * CASES][96];
+    static struct CMUnitTest tests[2 * CASES + 7];
+    int count = 0;
+    for (int i = 0; i < 2 * CASES; i++) {
+        const Case *c = &cases[i / 2];
+        const bool bf16 = i % 2;
+        if (bf16 && !operations[c->op].roundings[0]) { continue; }
+        snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d%s", operations[c->op].name,
+                 c->rows, c->T, c->C, c->other, c->variant, c->threads, bf16 ? " bf16" : "");
+        struct CMUnitTest test = {names[i], bf16 ? test_case_bf16 : test_case, NULL, NULL, (void *)(uintptr_t)c};
+        tests[count++] = test;
+#ifdef OPS_CPU_H
+        i++; // there is no bf16 to compute in
+#endif
     }
     const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_precision), cmocka_unit_test(test_norms),     cmocka_unit_test(test_polls), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_precision),          cmocka_unit_test(test_norms),     cmocka_unit_test(test_polls), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_rounding_by_chance),
 #ifdef OPS_CPU_H
-        cmocka_unit_test(test_functions), cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_functions),          cmocka_unit_test(test_workspace),
 #endif
     };
-    memcpy(tests + CASES, others, sizeof others);
-    return _cmocka_run_group_tests("ops", tests, CASES + sizeof others / sizeof others[0], NULL, NULL);
+    memcpy(tests + count, others, sizeof others);
+    return _cmocka_run_group_tests("ops", tests, (size_t)count + sizeof others / sizeof others[0], NULL, NULL);
 }

@@ -534,7 +534,7 @@ class Models(TestCase):
 class Resume(TestCase):
     def test_bit_equal(self):
         cases = [dict(ranks=2, shuffle=1, micro_batch=1, batch_tokens=4 * T, lr_schedule="cosine", final_lr_fraction=0, warmup=2),
-                 dict(ranks=2, dtype="bf16", reduce_dtype="bf16", shuffle=1), dict(optimizer="sgd", lr=0.05, windows="document", shuffle=1),
+                 dict(ranks=2, dtype="bf16", reduce_dtype="bf16", shuffle=1, stochastic_rounding=1), dict(optimizer="sgd", lr=0.05, windows="document", shuffle=1),
                  dict(ranks=3, recompute="block")]
         cases = [dict(case, steps=6, save_every=3, val_every=2, val_batches=2, out=os.path.join(scratch(), "out")) for case in cases]
         for case, whole in zip(cases, train_all(cases)):
