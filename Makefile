@@ -24,7 +24,7 @@ MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 HEADERS = $(wildcard *.h)
-EMU_HEADERS = $(HEADERS) ops_cuda.cuh test/emu.h
+EMU_HEADERS = $(HEADERS) ops_cuda.cuh comm_nccl.cuh test/emu.h test/emu_nccl.h
 TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
@@ -38,8 +38,8 @@ train_gpt: train_gpt.c $(HEADERS)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc and cuBLASLt
 cuda: train_gpt_cuda
-train_gpt_cuda: train_gpt.cu train_gpt.c ops_cuda.cuh $(HEADERS)
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) -lcublasLt -lgomp
+train_gpt_cuda: train_gpt.cu train_gpt.c ops_cuda.cuh comm_nccl.cuh $(HEADERS)
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) -lcublasLt -lnccl -lgomp
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
 train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS)

@@ -18,6 +18,8 @@
 //            one that waits says how long ago it last saw progress, its own or of those it waits for. So a slow rank may
 //            take as long as it likes, and what is lost, stuck or in a circle of waiting is found after timeout_s. Time in which
 //            this process did not run itself (suspended, a laptop asleep) does not count.
+// Transport  MPI reaches the processor's memory. Where collectives are over memory of another device, a CommTransport carries those
+//            that are counted (comm_nccl.cuh), under the same rules; setup, scalars and the watch stay here.
 // Invariants From start to completion a buffer belongs to its operation. Nothing is allocated after comm_allocate(). One
 //            thread calls everything here. A failure or a lost rank ends all ranks with EXIT_PEER and a message that names the
 //            lost rank, the operation, the unit and the step.
@@ -46,6 +48,9 @@ enum {
     TAG_QUESTION = 3, // between a rank that waits and those it waits for
     TAG_ANSWER = 4,
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
+    // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls, and small enough that
+    // what was received is summed from cache.
+    COMM_STAGING_BYTES = 8 << 20,
 };
 static const double COMM_STOPPED_S = 2; // a rank of this machine that is stopped for so long is lost
 
@@ -56,6 +61,7 @@ typedef struct {
     int *node, *local; // [n]
     int nodes, locals; // 1 x n: one level
     int *at;           // [nodes][locals] member
+    void *channel;     // what the transport keeps for it
 } Group;
 
 typedef int64_t CommHandle; // 0 is complete
@@ -100,7 +106,23 @@ typedef struct {
     MPI_Request sending[2];
 } CommPeer;
 
+// What carries the counted collectives where MPI does not. On the processor all functions are NULL. Its handles are negative and
+// count down from -1.
+typedef struct Comm Comm;
 typedef struct {
+    const char *name;                                                   // "mpi", "nccl", "staged"
+    void (*join)(Comm *c, Group *g);                                    // all members, before the first collective of a group
+    void (*share)(Comm *c, const Group *g, void *memory, size_t bytes); // collectives of the group will be over it: may be NULL
+    CommHandle (*start)(Comm *c, const CommOp *op);                     // once what the compute stream holds so far is done
+    void (*wait)(Comm *c, CommHandle handle);                           // what the compute stream gets from now on sees the result; the host need not wait
+    void (*poll)(Comm *c);                                              // brings `done` and `waits` up to date, looks for errors; may be NULL
+    void (*end)(Comm *c);
+    void *state;
+    int64_t done;        // collectives that are complete
+    const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody
+} CommTransport;
+
+struct Comm {
     int rank, ranks;
     int node, nodes, local_rank, local_ranks; // local: on this machine, whatever --ranks-per-node says
     int *node_of;                             // [ranks]
@@ -131,7 +153,8 @@ typedef struct {
     double answered;       // time of day it last looked for questions
     int64_t heard;         // the message that arrives next
     MPI_Request hearing;
-} Comm;
+    CommTransport transport;
+};
 static Comm *comm_running; // for comm_progress(), which takes no argument
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -139,7 +162,7 @@ static Comm *comm_running; // for comm_progress(), which takes no argument
 
 // The group of these distinct ranks in this order. Pure, but for memory: group_free() gives it back.
 static inline Group group_make(const int *ranks, int n, int my_rank, const int *node_of) {
-    Group g = {n, -1, NULL, NULL, NULL, 0, 0, NULL};
+    Group g = {n, -1, NULL, NULL, NULL, 0, 0, NULL, NULL};
     size_t bytes = (size_t)n * sizeof(int);
     g.ranks = (int *)checked_malloc(bytes, "group"), g.node = (int *)checked_malloc(bytes, "group");
     g.local = (int *)checked_malloc(bytes, "group"), g.at = (int *)checked_malloc(bytes, "group");
@@ -222,8 +245,8 @@ static inline void comm_deadline(int seconds) { // 0: none any more
 
 // What this rank waits for. Also for signal handlers.
 static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
-    const CommOp *op = &c->queue[c->first % COMM_QUEUE];
-    if (c->first == c->started) {
+    const CommOp *op = c->transport.waits ? c->transport.waits : c->first < c->started ? &c->queue[c->first % COMM_QUEUE] : NULL;
+    if (!op) {
         signal_text_add(t, "no collective");
         return;
     }
@@ -287,6 +310,7 @@ static void comm_progress(void);
 // Starts MPI, fills in who and where, and takes room for requests. All ranks.
 static inline void comm_start(Comm *c, int *argc, char ***argv) {
     memset(c, 0, sizeof *c);
+    c->transport.name = "mpi";
     int provided;
     comm_deadline(COMM_MPI_START_S);
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
@@ -340,12 +364,13 @@ static inline void comm_place(Comm *c, int ranks_per_node) {
     c->everyone = group_all(c);
 }
 
-// Gives reductions their staging buffer (the caller's, until comm_end); nothing is allocated later.
+// Gives reductions their staging buffer, the caller's until comm_end, in memory that the transport reaches; nothing is allocated later.
 static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) { c->staging = (char *)staging, c->staging_bytes = staging_bytes; }
 
 static inline void comm_barrier(Comm *c);
 static inline void comm_end(Comm *c) {
     comm_barrier(c);
+    if (c->transport.end) { c->transport.end(c); }
     comm_running = NULL, keep_alive_hook = NULL;
     comm_deadline((int)ceil(c->timeout_s));
     MPI_Cancel(&c->hearing), MPI_Request_free(&c->hearing);
@@ -708,6 +733,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
 
 // Moves what is in flight on. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
+    if (c->transport.poll) { c->transport.poll(c); }
     while (c->first < c->started) {
         CommOp *op = &c->queue[c->first % COMM_QUEUE];
         bool done = op->phase == PHASE_REDUCE && comm_op_reduces(op) ? comm_reduce_progress(c, op) : comm_slot_done(c, &c->slot[0]);
@@ -748,9 +774,11 @@ static inline void comm_listen(Comm *c, bool working) {
     }
 }
 
-// Marks the ranks whose messages the head of the queue waits for.
+// Marks the ranks whose messages the head of the queue waits for, and those that the device waits for.
 static inline void comm_mark_awaited(Comm *c) {
+    const CommOp *far = c->transport.waits;
     for (int r = 0; r < c->ranks; r++) { c->peers[r].awaited = false; }
+    for (int i = 0; far && i < far->group->n; i++) { c->peers[far->group->ranks[i]].awaited = i != far->group->me; }
     for (int i = 0; i < COMM_SLOTS; i++) {
         for (int k = 0; k < c->slot[i].requests; k++) {
             int done = 1;
@@ -804,7 +832,11 @@ static void comm_progress(void) {
     if (!c || c->ranks == 1) { return; }
     comm_advance(c);
     double now = seconds_now();
-    if (now - c->answered > 0.05) { c->answered = now, comm_listen(c, true); }
+    if (c->transport.waits) { // the device does, whatever the host does meanwhile
+        if (now - c->looked > WATCH_EVERY_S) { comm_watch(c); }
+    } else if (now - c->answered > 0.05) {
+        c->answered = now, comm_listen(c, true);
+    }
 }
 
 // One turn of waiting: polls, then yields, then sleeps: a rank may have a share of a core only, or none of its own.
@@ -815,8 +847,10 @@ static inline void comm_idle(Comm *c, int64_t turn) {
     if (look && seconds_now() - c->looked > WATCH_EVERY_S) { comm_watch(c); }
 }
 
-// Returns when the operation is complete (and with it all that were started before it).
+// Returns when the operation is complete (and with it all that were started before it). One that a transport carries is complete for
+// what is put into the compute stream from now on; the host sees it after ops_wait().
 static inline void comm_wait(Comm *c, CommHandle handle) {
+    if (handle < 0) { c->transport.wait(c, handle); }
     if (c->first >= handle) { return; }
     double start = seconds_now();
     c->looked = start, c->fresh = c->clock;
@@ -831,12 +865,13 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
 }
 static inline bool comm_test(Comm *c, CommHandle handle) {
     comm_progress();
-    return c->first >= handle;
+    return handle < 0 ? c->transport.done >= -handle : c->first >= handle;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Collectives: every member of the group starts them, in one order. They return at once.
-static inline CommHandle comm_start_op(Comm *c, CommOp op) {
+// By MPI, over memory that it reaches.
+static inline CommHandle comm_queue_op(Comm *c, CommOp op) {
     if (op.group->n == 1) { // nobody to talk to
         if (op.in && op.in != op.out) {
             memcpy(op.out + op.bounds[0] * (int64_t)op.element_bytes, op.in, (size_t)(op.bounds[1] - op.bounds[0]) * op.element_bytes);
@@ -844,11 +879,15 @@ static inline CommHandle comm_start_op(Comm *c, CommOp op) {
         return 0;
     }
     if (c->started - c->first == COMM_QUEUE) { comm_wait(c, c->first + 1); }
-    op.what = c->what, op.unit = c->unit, op.step = c->step, op.phase = PHASE_NEW;
-    assert(op.group->me >= 0);
     c->queue[c->started++ % COMM_QUEUE] = op;
     comm_advance(c);
     return c->started;
+}
+static inline CommHandle comm_start_op(Comm *c, CommOp op) {
+    op.what = c->what, op.unit = c->unit, op.step = c->step, op.phase = PHASE_NEW;
+    assert(op.group->me >= 0);
+    if (op.counted && c->transport.start) { return c->transport.start(c, &op); }
+    return comm_queue_op(c, op);
 }
 // data: slice i is valid at member i; afterwards all of it, everywhere.
 static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, const int64_t *bounds, size_t element_bytes) {
@@ -875,23 +914,26 @@ static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *se
 // ---------------------------------------------------------------------------------------------------------------------
 // Setup and scalars: small, complete on return, not counted. All ranks of the job call them.
 
-// data: elements bounds[r] .. bounds[r + 1] - 1 are valid at rank r; afterwards all of them, everywhere.
-static inline void comm_gather_now(Comm *c, const char *what, void *data, const int64_t *bounds, size_t element_bytes) {
+// data: elements bounds[i] .. bounds[i + 1] - 1 are valid at member i; afterwards all of them, everywhere.
+static inline void comm_gather_now(Comm *c, const Group *g, const char *what, void *data, const int64_t *bounds, size_t element_bytes) {
     comm_label(c, what, -1, c->step);
-    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, &c->everyone, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, false, 0};
+    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, false, 0};
     comm_wait(c, comm_start_op(c, op));
 }
-static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) { comm_gather_now(c, "numbers", data, bounds, sizeof *data); }
+static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) {
+    comm_gather_now(c, &c->everyone, "numbers", data, bounds, sizeof *data);
+}
 // all[r] = rank r's `mine`, of `bytes` each
 static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) {
     memcpy((char *)all + (size_t)c->rank * bytes, mine, bytes);
     for (int r = 0; r <= c->ranks; r++) { c->small_bounds[r] = r; }
-    comm_gather_now(c, "small values", all, c->small_bounds, bytes);
+    comm_gather_now(c, &c->everyone, "small values", all, c->small_bounds, bytes);
 }
-static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) {
-    for (int r = 0; r <= c->ranks; r++) { c->small_bounds[r] = r > root; }
-    comm_gather_now(c, "broadcast", data, c->small_bounds, bytes);
+static inline void comm_broadcast_in(Comm *c, const Group *g, void *data, size_t bytes, int root) { // among the members only
+    for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i > root; }
+    comm_gather_now(c, g, "broadcast", data, c->small_bounds, bytes);
 }
+static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) { comm_broadcast_in(c, &c->everyone, data, bytes, root); }
 static inline int comm_agree(Comm *c, int value, bool largest) {
     int *all = c->small_values;
     comm_all_gather_small(c, &value, all, sizeof value);

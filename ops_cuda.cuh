@@ -79,6 +79,12 @@ static DType gpu_real = DTYPE_FP32; // what a Real is
 static inline void cuda_check(cudaError_t error, const char *call) {
     if (error != cudaSuccess) { die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error)); }
 }
+// What a query says. "Not ready" is an answer, but CUDA keeps it as its last error, which the next launch would be blamed for.
+static inline bool cuda_done(cudaError_t answer) {
+    if (answer == cudaErrorNotReady) { return cudaGetLastError(), false; }
+    CUDA_CHECK(answer);
+    return true;
+}
 static inline void lt_check(cublasStatus_t status, const char *call) {
     if (status != CUBLAS_STATUS_SUCCESS) { die(EXIT_RESOURCES, NULL, "%s: cuBLASLt status %d", call, (int)status); }
 }
@@ -112,11 +118,9 @@ static inline cudaStream_t enter(Stream *s) {
     return ((Gpu *)s->device)->stream;
 }
 static inline void ops_wait(Stream *s) {
-    cudaError_t error;
-    while ((error = cudaStreamQuery(((Gpu *)s->device)->stream)) == cudaErrorNotReady) {
+    while (!cuda_done(cudaStreamQuery(((Gpu *)s->device)->stream))) {
         if (s->progress) { s->progress(); }
     }
-    CUDA_CHECK(error);
 }
 static inline void *scratch(Stream *s) { return (char *)s->workspace + MATMUL_WORKSPACE; }
 static inline int64_t scratch_bytes(const Stream *s) { return (int64_t)s->workspace_bytes - MATMUL_WORKSPACE; }

@@ -116,11 +116,11 @@ static inline double measure_bytes(Stream *s) {
     ops_free(a), ops_free(b);
     return best;
 }
-static inline double measure_messages(Comm *comm, const Group *group) {
+static inline double measure_messages(Stream *s, Comm *comm, const Group *group) {
     if (comm->ranks == 1) { return INFINITY; }
     int64_t n = 1 << 20, *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
     for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
-    float *data = (float *)ops_alloc_shared((size_t)n * 4);
+    float *data = (float *)ops_alloc((size_t)n * 4);
     if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
     double best = 0;
     int64_t sent[LINK_KINDS] = {0, 0};
@@ -129,6 +129,7 @@ static inline double measure_messages(Comm *comm, const Group *group) {
         comm_barrier(comm);
         double t = seconds_now();
         comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
+        ops_wait(s);
         best = fmax(best, (double)(sent[0] + sent[1]) / (seconds_now() - t));
     }
     comm_reset_counters(comm);
@@ -140,7 +141,7 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Grou
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
-    rates->message_bytes_per_s = measure_messages(comm, group);
+    rates->message_bytes_per_s = measure_messages(s, comm, group);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -416,8 +417,8 @@ static inline void print_start(const RunFacts *run) {
     printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64 " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
            " positions; %.1f M parameters, %s\n",
            o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->dtype));
-    printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks, run->comm->nodes,
-           run->threads, run->rates->flops_per_s / 1e9);
+    printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks,
+           run->comm->nodes, run->threads, run->comm->transport.name, run->rates->flops_per_s / 1e9);
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
            o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
@@ -439,7 +440,8 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
 }
 
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
-    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"flags\":", run->model->parameters, run->comm->ranks);
+    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":", run->model->parameters, run->comm->ranks,
+             run->comm->transport.name);
     json_add_flags(line, run->options);
     text_add(line, ",\"predicted\":"), json_add_predicted(run->predicted, line);
     text_add(line, "}");

@@ -158,12 +158,8 @@ static inline void store_release(Store *s, int storage) {
 
 // Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
 static inline void store_settle(Store *s) {
-    ops_wait(s->stream);
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
-}
-// What operations still compute must be there before messages carry it.
-static inline void store_ready_to_send(Store *s) {
-    if (s->group->n > 1) { ops_wait(s->stream); }
+    ops_wait(s->stream);
 }
 static inline const int64_t *store_slices(const Store *s, int storage) { return s->bounds + storage * (s->group->n + 1); }
 
@@ -179,7 +175,6 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     float *grad = s->grads + s->offset[storage];
     if (s->fresh[storage]) { ops_zero(s->stream, grad, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = true;
-    store_ready_to_send(s);
     comm_label(s->comm, "gradient", storage, step);
     s->reducing[storage] = comm_reduce_scatter(s->comm, s->group, grad, grad, store_slices(s, storage), s->wire);
 }
@@ -225,7 +220,6 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
             ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, end - begin, o);
         }
     }
-    store_ready_to_send(s);
     comm_label(s->comm, "parameters", storage, step);
     s->gathering[storage] = comm_all_gather(s->comm, s->group, store_param(s, s->offset[storage]), store_slices(s, storage), dtype_size(s->dtype));
 }

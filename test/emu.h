@@ -8,8 +8,9 @@
 //            begins as NaN. So a missing barrier, event or synchronisation shows as a wrong result.
 // Memory     Device memory can be touched only while kernels and copies run: a host dereference is a fault, and so is an access
 //            beyond the end of an allocation. Managed memory is open to both, but kernels run late: who reads too early reads
-//            what was there before.
-// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals.
+//            what was there before. Pinned memory is the host's; copies read and write it when they run, not when they are called.
+// Machine    EMU_GPUS devices (environment; 1), all alike. A process uses one.
+// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals; NCCL is in emu_nccl.h.
 // x86-64 only: the context switch is assembly.
 #ifndef EMU_H
 #define EMU_H
@@ -18,6 +19,7 @@
 #include <functional> // of closures
 #include <map>        // allocations by address
 #include <math.h>     // kernels use expf, sqrtf, ...
+#include <sched.h>    // sched_yield
 #include <signal.h>   // a host dereference is a fault
 #include <stdint.h>
 #include <stdio.h>
@@ -266,6 +268,7 @@ static inline cudaError_t emu_malloc(void **p, size_t bytes, bool managed) {
 }
 static inline cudaError_t cudaMalloc(void **p, size_t bytes) { return emu_malloc(p, bytes, false); }
 static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) { return emu_malloc(p, bytes, true); }
+static inline cudaError_t cudaMallocHost(void **p, size_t bytes) { return emu_malloc(p, bytes, true); }
 
 // --- streams and events -----------------------------------------------------------------------------------------------
 struct EmuEvent {
@@ -276,6 +279,7 @@ struct EmuWork {
     std::function<void()> run;
     const EmuEvent *awaited; // NULL, or this work does nothing but wait until the event's record number `record` happened
     int64_t record;
+    std::function<bool()> attempt; // instead of run, where other processes take part: false: not done, to be called again
 };
 struct EmuStream {
     std::deque<EmuWork> queue;
@@ -283,33 +287,51 @@ struct EmuStream {
 typedef EmuStream *cudaStream_t;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 static std::vector<EmuStream *> emu_streams;
+static cudaError_t emu_last_error; // which "not ready" is, too
+static inline cudaError_t cudaGetLastError() {
+    cudaError_t error = emu_last_error;
+    emu_last_error = cudaSuccess;
+    return error;
+}
 
-static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) { stream->queue.push_back({run, NULL, 0}); }
+static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) { stream->queue.push_back({run, NULL, 0, NULL}); }
 static inline bool emu_can_run(const EmuStream *s) {
     return !s->queue.empty() && (!s->queue.front().awaited || s->queue.front().awaited->happened >= s->queue.front().record);
 }
-// Runs the next work of some stream, whichever the seed draws.
-static inline void emu_step() {
+// Runs the next work of some stream, whichever the seed draws. False: all that is left needs other processes, which are not ready.
+static inline bool emu_step() {
     std::vector<EmuStream *> able;
     for (EmuStream *s : emu_streams) {
         if (emu_can_run(s)) { able.push_back(s); }
     }
     if (able.empty()) { emu_fail("streams wait for each other"); }
-    EmuStream *s = able[emu_draw(able.size())];
-    EmuWork work = s->queue.front();
-    s->queue.pop_front();
-    if (work.run) { work.run(); }
+    for (; !able.empty(); able.pop_back()) {
+        std::swap(able[emu_draw(able.size())], able.back());
+        EmuStream *s = able.back();
+        if (s->queue.front().attempt && !s->queue.front().attempt()) { continue; }
+        EmuWork work = s->queue.front();
+        s->queue.pop_front();
+        if (work.run) { work.run(); }
+        return true;
+    }
+    return false;
 }
-static inline void emu_run_until(const std::function<bool()> &done) {
+static inline void emu_run_until(const std::function<bool()> &done, bool patient = true) { // or, impatient, until other processes are needed
     if (done()) { return; }
     emu_protect(true);
-    while (!done()) { emu_step(); }
+    while (!done()) {
+        if (emu_step()) { continue; }
+        if (!patient) { break; }
+        sched_yield();
+    }
     emu_protect(false);
 }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
     emu_streams.push_back(*s = new EmuStream());
     return cudaSuccess;
 }
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
+static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emu_run_until([=] { return s->queue.empty(); });
     return cudaSuccess;
@@ -318,8 +340,8 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     if (s->queue.empty()) { return cudaSuccess; }
     uint64_t steps = 1 + emu_draw(8);
-    emu_run_until([&] { return s->queue.empty() || steps-- == 0; });
-    return cudaErrorNotReady;
+    emu_run_until([&] { return s->queue.empty() || steps-- == 0; }, false);
+    return emu_last_error = cudaErrorNotReady;
 }
 static inline cudaError_t cudaDeviceSynchronize() {
     for (EmuStream *s : emu_streams) { cudaStreamSynchronize(s); }
@@ -348,8 +370,11 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
-    s->queue.push_back({NULL, e, e->recorded});
+    s->queue.push_back({NULL, e, e->recorded, NULL});
     return cudaSuccess;
+}
+static inline cudaError_t cudaEventQuery(cudaEvent_t e) { // a look moves nothing on
+    return e->happened >= e->recorded ? cudaSuccess : emu_last_error = cudaErrorNotReady;
 }
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     const int64_t record = e->recorded;
@@ -366,19 +391,20 @@ static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's
     emu_memory.erase(m);
     return cudaSuccess;
 }
-// From pageable host memory the source is read before the call returns; to it, the call returns when done.
+static inline cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
+// From pageable host memory (none of CUDA's) the source is read before the call returns; to it, the call returns when done.
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
     const EmuMemory *memory_to = emu_find(to), *memory_from = emu_find(from); // managed memory is either
     bool to_fits = memory_to ? memory_to->managed || kind != cudaMemcpyDeviceToHost : kind == cudaMemcpyDeviceToHost;
     bool from_fits = memory_from ? memory_from->managed || kind != cudaMemcpyHostToDevice : kind == cudaMemcpyHostToDevice;
     if (bytes && (!to_fits || !from_fits)) { emu_fail("cudaMemcpyAsync: the kind does not tell what the pointers are"); }
-    if (kind == cudaMemcpyHostToDevice) {
+    if (kind == cudaMemcpyHostToDevice && !memory_from) {
         std::vector<char> held((const char *)from, (const char *)from + bytes);
         emu_enqueue(s, [=] { memcpy(to, held.data(), bytes); });
         return cudaSuccess;
     }
     emu_enqueue(s, [=] { memmove(to, from, bytes); });
-    return kind == cudaMemcpyDeviceToHost ? cudaStreamSynchronize(s) : cudaSuccess;
+    return kind == cudaMemcpyDeviceToHost && !memory_to ? cudaStreamSynchronize(s) : cudaSuccess;
 }
 static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
     emu_enqueue(s, [=] { memset(to, value, bytes); });
@@ -389,9 +415,18 @@ static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on 
     if (!unnamed) { emu_streams.push_back(unnamed = new EmuStream()); }
     return cudaMemsetAsync(to, value, bytes, unnamed);
 }
-static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorMemoryAllocation; }
-static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+static int emu_device;
+static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = getenv("EMU_GPUS") ? atoi(getenv("EMU_GPUS")) : 1, cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) {
+    int devices;
+    cudaGetDeviceCount(&devices);
+    return emu_device = device, device >= 0 && device < devices ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+static inline cudaError_t cudaGetDevice(int *device) { return *device = emu_device, cudaSuccess; }
+static inline cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device) {
+    snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)device);
+    return cudaSuccess;
+}
 static inline const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
 
 // --- launches ---------------------------------------------------------------------------------------------------------
@@ -402,6 +437,7 @@ template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kern
 }
 template <class... P, class... A> static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... arguments) {
     const unsigned threads = block.x * block.y * block.z;
+    if (cudaGetLastError() != cudaSuccess) { emu_fail("a launch is blamed for an earlier call's error"); }
     auto allowed = emu_shared_allowed.find((void *)kernel);
     bool fits = shared <= (allowed == emu_shared_allowed.end() ? 48 << 10 : allowed->second);
     bool shaped = threads && threads <= 1024 && threads % 32 == 0 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
