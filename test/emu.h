@@ -319,11 +319,11 @@ static inline bool emu_step() {
 static inline void emu_run_until(const std::function<bool()> &done, bool patient = true) { // or, impatient, until other processes are needed
     if (done()) { return; }
     emu_protect(true);
-    while (!done()) {
-        if (emu_step()) { continue; }
-        if (!patient) { break; }
-        sched_yield();
-    }
+    do {
+        bool ran = emu_step();
+        if (!ran && !patient) { break; }
+        if (!ran) { sched_yield(); }
+    } while (!done());
     emu_protect(false);
 }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
@@ -373,7 +373,10 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, uns
     s->queue.push_back({NULL, e, e->recorded, NULL});
     return cudaSuccess;
 }
-static inline cudaError_t cudaEventQuery(cudaEvent_t e) { // a look moves nothing on
+// Work goes on between looks, but little of it.
+static inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    uint64_t steps = emu_draw(8) == 0;
+    emu_run_until([&] { return e->happened >= e->recorded || steps-- == 0; }, false);
     return e->happened >= e->recorded ? cudaSuccess : emu_last_error = cudaErrorNotReady;
 }
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
