@@ -25,7 +25,7 @@ EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 HEADERS = $(wildcard *.h)
 EMU_HEADERS = $(HEADERS) ops_cuda.cuh comm_nccl.cuh test/emu.h test/emu_nccl.h
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
 .PHONY: all cuda emu run data test test-all lint format bench bench-ops bench-peers sanitize clean help
@@ -74,6 +74,9 @@ build/test_%: test/test_%.c test/child.h $(HEADERS)
 build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
+build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS)
+	@mkdir -p build
+	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
 build/test_emu: test/test_emu.cu test/child.h test/emu.h base.h
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
