@@ -25,7 +25,7 @@ EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 HEADERS = $(wildcard *.h)
 EMU_HEADERS = $(HEADERS) ops_cuda.cuh comm_nccl.cuh test/emu.h test/emu_nccl.h
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
 .PHONY: all cuda emu run data test test-all lint format bench bench-ops bench-peers sanitize clean help
@@ -95,6 +95,9 @@ sanitize: build/train_gpt_sanitized
 build/train_gpt_faulty: test/train_gpt_faulty.c train_gpt.c $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+build/train_gpt_faulty_emu: test/train_gpt_faulty.c train_gpt.cu train_gpt.c $(EMU_HEADERS)
+	@mkdir -p build
+	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
 build/jumping_clock.so: test/jumping_clock.c
 	@mkdir -p build
 	$(CC) -O1 -shared -fPIC $(WARN) $< -o $@
