@@ -399,6 +399,11 @@ static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
     return threads;
 }
 
+// Collectives of the group will be over this memory, until comm_end.
+static inline void comm_share(Comm *c, const Group *g, void *memory, size_t bytes) {
+    if (c->transport.share) { c->transport.share(c, g, memory, bytes); }
+}
+
 // Says what the operations started from here on are about.
 static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }
 

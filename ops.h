@@ -44,8 +44,6 @@ static void ops_wait(Stream *s); // returns when all that was started on s is do
 
 // --- memory and precision --------------------------------------------------------------------------------------------
 static void *ops_alloc(size_t bytes); // device memory, 64-byte aligned, zero-filled (so its pages exist); NULL if there is none
-// The same, of memory that the host may touch too: after ops_wait(), until an operation that uses it is started.
-static void *ops_alloc_shared(size_t bytes);
 static void ops_free(void *p);
 static Real *real_at(Real *p, int64_t elements);
 static const Real *real_at_const(const Real *p, int64_t elements);
@@ -64,16 +62,13 @@ typedef enum { MEMORY_PARAMETERS, MEMORY_GRADIENTS, MEMORY_OPTIMIZER, MEMORY_ACT
 static const char *const memory_names[MEMORY_KINDS] = {"parameters", "gradients", "optimizer", "activations", "buffers"};
 static size_t memory_taken[MEMORY_KINDS]; // measured: what was really allocated
 
-static inline void *memory_note(MemoryKind kind, void *p, size_t bytes, const char *what) {
+static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) {
+    void *p = ops_alloc(bytes ? bytes : 1);
     if (!p) {
         die(EXIT_RESOURCES, "try --recompute block, a smaller --micro-batch or --seq-len, or --dtype bf16", "cannot allocate %zu bytes for %s", bytes, what);
     }
     memory_taken[kind] += bytes;
     return p;
-}
-static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) { return memory_note(kind, ops_alloc(bytes ? bytes : 1), bytes, what); }
-static inline void *memory_take_shared(MemoryKind kind, size_t bytes, const char *what) { // which the host touches too: see ops_alloc_shared
-    return memory_note(kind, ops_alloc_shared(bytes ? bytes : 1), bytes, what);
 }
 
 // --- embedding -------------------------------------------------------------------------------------------------------

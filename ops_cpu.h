@@ -97,7 +97,6 @@ static inline void *ops_alloc(size_t bytes) {
     for (int64_t i = 0; i < pages; i++) { memset((char *)p + i * 4096, 0, (size_t)min_i64(4096, (int64_t)bytes - i * 4096)); }
     return p;
 }
-static inline void *ops_alloc_shared(size_t bytes) { return ops_alloc(bytes); }
 static inline void ops_free(void *p) { free(p); }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {

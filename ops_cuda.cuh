@@ -4,8 +4,6 @@
 //            fp32 matrices are exact fp32; with -DUSE_TF32 (make cuda TF32=1) cuBLASLt may round their operands to 10 bits.
 //            Updated bf16 parameters are rounded to nearest even: they are copies of fp32 masters, so nothing is lost that
 //            stochastic rounding would keep.
-// Memory     ops_alloc() is device memory. ops_alloc_shared() is managed memory: it lies where it was last used, so a run of one
-//            rank keeps its states on the device, and messages, checkpoints and initial values reach them from the host.
 // Order      One CUDA stream; every call returns at once. What the host reads it reads after ops_wait(), or through ops_to_host()
 //            and its like, which wait. While this rank waits, and at each call, messages move (Stream's progress).
 // Sums       have one order, fixed by the shape: no atomics. The same call gives the same bits.
@@ -171,24 +169,15 @@ static inline size_t ops_real_bytes(void) { return dtype_size(gpu_real); }
 static inline Real *real_at(Real *p, int64_t elements) { return (Real *)((char *)p + elements * (int64_t)ops_real_bytes()); }
 static inline const Real *real_at_const(const Real *p, int64_t elements) { return (const Real *)((const char *)p + elements * (int64_t)ops_real_bytes()); }
 
-static inline void *zeroed(cudaError_t error, void *p, size_t bytes) {
-    if (error != cudaSuccess) {
+static inline void *ops_alloc(size_t bytes) {
+    void *p = NULL;
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
         cudaGetLastError(); // it is told here
         return NULL;
     }
     CUDA_CHECK(cudaMemset(p, 0, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
     return p;
-}
-static inline void *ops_alloc(size_t bytes) {
-    void *p = NULL;
-    cudaError_t error = cudaMalloc(&p, bytes ? bytes : 1);
-    return zeroed(error, p, bytes);
-}
-static inline void *ops_alloc_shared(size_t bytes) {
-    void *p = NULL;
-    cudaError_t error = cudaMallocManaged(&p, bytes ? bytes : 1);
-    return zeroed(error, p, bytes);
 }
 static inline void ops_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 

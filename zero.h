@@ -13,6 +13,7 @@
 //            grads   fp32 sums over the micro-steps of a step; after the reduction valid in the own slice
 //            m, v    moments (sgd: m is the momentum buffer, there is no v); current in the own slice, as are bf16's masters
 //            unpacked  the acquired units' parameters in compute precision, where that differs from storage precision
+//            All of it is the device's: initial values and files reach it a piece at a time, by ops_from_host and ops_to_host.
 // Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added in chunk order, so
 //            they do not depend on the layout. Slices are cut at chunk borders.
 #ifndef ZERO_H
@@ -23,6 +24,13 @@
 #include "schedule.h" // lowering
 
 enum { NORM_CHUNK = 2048 };
+
+// The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
+enum { STATE_PIECE = 256 << 10, STATE_PIECE_FLOATS = STATE_PIECE / 4 };
+static union {
+    char bytes[STATE_PIECE];
+    float floats[STATE_PIECE_FLOATS];
+} state_piece;
 
 typedef struct {
     const GptModel *model;
@@ -103,11 +111,12 @@ static inline Store store_make(const GptModel *m, Comm *comm, const Group *group
     s.partials = (double *)checked_calloc((size_t)s.partial_bounds[group->n], sizeof(double), "norm partials");
     StoreBytes b = store_bytes(m, dtype, adam);
     size_t floats = (size_t)m->parameters * sizeof(float);
-    s.master = (float *)memory_take_shared(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
-    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take_shared(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
-    s.grads = (float *)memory_take_shared(MEMORY_GRADIENTS, b.gradients, "gradients");
-    s.m = (float *)memory_take_shared(MEMORY_OPTIMIZER, floats, "moments");
-    s.v = adam ? (float *)memory_take_shared(MEMORY_OPTIMIZER, floats, "moments") : NULL;
+    s.master = (float *)memory_take(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
+    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
+    s.grads = (float *)memory_take(MEMORY_GRADIENTS, b.gradients, "gradients");
+    s.m = (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments");
+    s.v = adam ? (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments") : NULL;
+    comm_share(comm, group, s.params ? (void *)s.params : (void *)s.master, b.parameters), comm_share(comm, group, s.grads, b.gradients);
     s.unpacked_bytes = b.unpacked;
     s.unpacked = b.unpacked ? (char *)memory_take(MEMORY_BUFFERS, b.unpacked, "unpacked parameters") : NULL;
     return s;
@@ -119,7 +128,7 @@ static inline void store_free(Store *s) {
     memset(s, 0, sizeof *s);
 }
 
-// States by name, for checkpoints: fp32, whole storages.
+// States by name, for checkpoints: fp32, whole storages, on the device.
 typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
@@ -128,7 +137,7 @@ static inline float *store_state(const Store *s, StateKind kind, int storage) {
 }
 // Working parameters, in storage precision, from an element of all storages on.
 static inline void *store_param(const Store *s, int64_t at) { return s->params ? (void *)(s->params + at) : (void *)(s->master + at); }
-// Call after writing masters by hand (initial values, a loaded file): makes the working parameters follow.
+// Call after writing masters from outside (initial values, a loaded file): makes the working parameters follow.
 static inline void store_masters_changed(Store *s) {
     if (s->params) { ops_convert_float(s->stream, s->params, s->master, s->dtype, s->model->parameters); }
 }
