@@ -78,10 +78,13 @@ static inline StoreBytes store_bytes(const GptModel *m, DType dtype, bool adam) 
     return b;
 }
 
-// The slices of a storage over n ranks: nearly equal, cut at chunk borders; bounds has n + 1 elements.
+// The slices of a storage over n ranks, cut at chunk borders; bounds has n + 1 elements. Equal, and the rest to the last, where that
+// makes it at most a sixteenth longer: equal slices are one call of NCCL, in place. Else nearly equal.
 static inline void store_bounds(int64_t elements, int n, int64_t *bounds) {
-    int64_t chunks = ceil_div(elements, NORM_CHUNK);
-    for (int r = 0; r <= n; r++) { bounds[r] = min_i64(part_begin(chunks, n, r) * NORM_CHUNK, elements); }
+    int64_t chunks = ceil_div(elements, NORM_CHUNK), each = elements / NORM_CHUNK / n;
+    bool equal = elements - n * each * NORM_CHUNK <= each * NORM_CHUNK / 16;
+    for (int r = 0; r < n; r++) { bounds[r] = (equal ? r * each : part_begin(chunks, n, r)) * NORM_CHUNK; }
+    bounds[n] = elements;
 }
 
 // Norm chunks in slice r.
