@@ -321,8 +321,8 @@ static inline void emu_run_until(const std::function<bool()> &done, bool patient
     emu_protect(true);
     do {
         bool ran = emu_step();
-        if (!ran && !patient) { break; }
         if (!ran) { sched_yield(); }
+        if (!ran && !patient) { break; }
     } while (!done());
     emu_protect(false);
 }

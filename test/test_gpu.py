@@ -4,8 +4,10 @@
     python3 test/test_gpu.py            TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the orders in which the emulation runs things
 
     Program     a run gives the losses of train_gpt, whatever the order of threads and streams; the same bits again; a resumed run too
+    Ranks       with a GPU each they use NCCL, with one for all MPI; what is sent is what was predicted; a lost rank is named
     Compiler    nvcc takes the same source, warnings as errors; skipped where there is none
 """
+import concurrent.futures
 import json
 import os
 import random
@@ -21,32 +23,44 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ALL = os.environ.get("TEST_ALL") == "1"
 SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
+EXIT_PEER = 4
 MODEL, TOKENS = (os.path.join(ROOT, "test/golden/gpt_tiny" + end) for end in ("_model.bin", "_tokens.bin"))
 FLAGS = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": 20, "micro-batch": 3, "batch-tokens": 60, "steps": 10, "lr": "1e-3",
          "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 10, "threads": 1}
 SAME = 1e-5        # fp32, summed in another order, 10 updates
+SAME_MESSAGES = 1e-4  # 8 bits an element of the gradient, of which a loss sees thousands, 4 updates
 SAME_BF16 = 0.02   # 8 bits a number; losses are averages
 
 
-def run(program, ranks=1, seed=SEED, **changes):
-    """Losses of the steps, then of the validation, and the log's last norm."""
+def job(program, ranks=1, code=0, environment=(), **changes):
+    """The log's events and what was said on stderr."""
     with tempfile.TemporaryDirectory() as folder:
         flags = dict(FLAGS, log=os.path.join(folder, "log"), **{name.replace("_", "-"): value for name, value in changes.items()})
         command = ["mpirun", "--oversubscribe", "-np", str(ranks), os.path.join(ROOT, program)] + [str(w) for n, v in flags.items() for w in ("--" + n, v)]
-        done = subprocess.run(command, env=dict(ENVIRONMENT, EMU_SEED=str(seed)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
-        if done.returncode:
+        done = subprocess.run(command, env=dict(ENVIRONMENT, **dict(environment)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
+        if code is not None and done.returncode != code:
             raise AssertionError(f"{shlex.join(command)}: exit {done.returncode}\n{done.stderr}")
         with open(flags["log"]) as log:
-            events = [json.loads(line) for line in log]
+            return [json.loads(line) for line in log], done.stderr
+
+
+def losses_of(events):
+    """Losses of the steps, then of the validation, and norms."""
     return [e["loss"] for e in events if e["event"] in ("step", "val")], [e["grad_norm"] for e in events if e["event"] == "step"]
 
 
-class Program(unittest.TestCase):
+def run(program, ranks=1, seed=SEED, gpus=1, **changes):
+    return losses_of(job(program, ranks, environment={"EMU_SEED": str(seed), "EMU_GPUS": str(gpus)}, **changes)[0])
+
+
+class TestCase(unittest.TestCase):
     def check_near(self, got, expected, tolerance):
         self.assertEqual(len(got), len(expected))
         for a, b in zip(got, expected):
             self.assertLessEqual(abs(a - b), tolerance * abs(b))
 
+
+class Program(TestCase):
     def test_losses(self):
         for ranks, changes in ((1, {}), (2, {"recompute": "block", "micro_batch": 2})) + (((3, {}), (2, {"optimizer": "sgd"})) if ALL else ()):
             with self.subTest(ranks=ranks, **changes):
@@ -72,6 +86,55 @@ class Program(unittest.TestCase):
             begun = run("train_gpt_emu", out=out, steps=6, save_every=6, val_every=0)[0]
             resumed = run("train_gpt_emu", out=out, resume=1, val_every=0)[0]
         self.assertEqual(begun + resumed, whole)
+
+
+class Ranks(TestCase):
+    def check_run(self, ranks, gpus, transport, tolerance, **changes):
+        events, _ = job("train_gpt_emu", ranks, environment={"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus)}, **changes)
+        self.assertEqual(events[0]["transport"], transport)
+        losses, norms = losses_of(events)
+        expected = losses_of(job("train_gpt", ranks, **changes)[0])
+        self.check_near(losses, expected[0], tolerance)
+        self.check_near(norms, expected[1], 10 * tolerance)
+        traffic = events[-1]["traffic"]
+        self.assertEqual(traffic["measured"], traffic["predicted"])
+
+    def test_gpus_of_their_own(self):
+        self.check_run(3, 4, "nccl", SAME, recompute="block", micro_batch=1)
+        if ALL:
+            self.check_run(2, 4, "nccl", SAME)
+            self.check_run(4, 4, "nccl", SAME, ranks_per_node=2)
+
+    def test_a_gpu_for_several(self):
+        self.check_run(3, 2, "staged", SAME, optimizer="sgd", steps=4)  # two ranks on one, one on the other
+        if ALL:
+            self.check_run(4, 1, "staged", SAME, ranks_per_node=2)
+
+    def test_bf16_messages(self):
+        """NCCL rounds every partial sum, the processor's messages every contribution."""
+        self.check_run(2, 2, "nccl", SAME_MESSAGES, reduce_dtype="bf16", steps=4)
+        if ALL:
+            self.check_run(2, 1, "staged", SAME, reduce_dtype="bf16")
+
+    def test_lost(self):
+        """The others' devices wait in a collective; the message names the rank, the collective, the storage and the step."""
+        faults = [("stop", 1, "REDUCE", "it is stopped, seen"), ("hang", 0, "UPDATE", "no sign of progress"), ("kill", 2, "FORWARD", "it has ended; waited"),
+                  ("stop", 0, "FORWARD", "it is stopped, seen"), ("hang", 2, "BACKWARD_INPUT", "no sign of progress"), ("kill", 1, "UPDATE", "it has ended; waited")]
+
+        def lose(how, rank, action, words):
+            code = EXIT_PEER if how != "kill" else None  # that of what mpirun sees first
+            environment = {"EMU_SEED": str(SEED), "EMU_GPUS": "4", "FAULT": f"{how} {rank} 3 {action}"}
+            events, said = job("build/train_gpt_faulty_emu", 3, code, environment, watchdog=3)
+            self.assertNotIn("end", [e["event"] for e in events])
+            if code:
+                self.assertRegex(said, rf"lost rank {rank} on \S+: {words} .* s, in (all_gather of parameters|reduce_scatter of gradient) \d, step [23]")
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:  # they mostly wait
+            list(pool.map(lose, *zip(*(faults if ALL else faults[:3]))))
+
+    def test_nccl_fails(self):
+        """An error that NCCL finds by itself, with nobody dead."""
+        _, said = job("train_gpt_emu", 2, EXIT_PEER, {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "60"})
+        self.assertRegex(said, r"NCCL: remote process exited or there was a network error: .*, in \w+ of \w+ \d, step \d")
 
 
 class Compiler(unittest.TestCase):
