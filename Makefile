@@ -36,7 +36,7 @@ all: train_gpt
 train_gpt: train_gpt.c $(HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
 
-## cuda         the GPU build, train_gpt_cuda: needs nvcc and cuBLASLt
+## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c ops_cuda.cuh comm_nccl.cuh $(HEADERS)
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) -lcublasLt -lnccl -lgomp

@@ -38,7 +38,8 @@ enum {
     STAGED_MOST = 2,
     STAGED_LEAST = 4 << 20 // bytes of a mirror: the message rate is measured with so many
 };
-static const double NCCL_LOOK_S = 0.1, NCCL_BLAME_S = 3; // between looks for errors; from an error to the end, to see which rank is lost
+// Between questions to CUDA, since operations poll all the time; between looks for errors; from an error to the end, to see who is lost
+static const double NCCL_POLL_S = 20e-6, NCCL_LOOK_S = 0.1, NCCL_BLAME_S = 3;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // NCCL
@@ -56,20 +57,27 @@ typedef struct {
     NcclShared shared[NCCL_SHARED];
     int groups, shares;
     const CommOp *calling; // a call for it is in progress
-    double looked;         // for errors
+    double polled, looked; // for what is complete, for errors
 } Nccl;
 
 static inline cudaStream_t compute_stream(const Stream *s) { return ((Gpu *)s->device)->stream; }
 static inline bool cuda_happened(cudaEvent_t event) { return cuda_done(cudaEventQuery(event)); }
 
-// NCCL has failed. Which rank is to blame shows a moment later: the watch says so, or else this does.
+// NCCL has failed. Which rank is to blame shows a moment later: the watch says so, or else this, by who does not answer.
 __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t communicator, ncclResult_t error, const CommOp *op) {
-    SignalText what = {"", 0};
+    SignalText what = {"", 0}, silent = {"", 0};
+    double before = c->clock;
     c->transport.poll = NULL, c->transport.waits = op;
     c->looked = seconds_now(), c->fresh = c->clock;
     for (double end = c->looked + NCCL_BLAME_S; seconds_now() < end; usleep(1000)) { comm_progress(); }
     comm_describe_waiting(c, &what);
-    die(EXIT_PEER, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL: %s: %s, in %s", ncclGetErrorString(error), ncclGetLastError(communicator), what.text);
+    for (int r = 0; r < c->ranks; r++) {
+        if (!c->peers[r].awaited || c->peers[r].answered > before) { continue; }
+        signal_text_add(&silent, "; no answer from rank "), signal_text_add_int(&silent, r);
+        signal_text_add(&silent, " on "), signal_text_add(&silent, c->peers[r].place.host);
+    }
+    die(EXIT_PEER, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL: %s: %s, in %s%s", ncclGetErrorString(error), ncclGetLastError(communicator), what.text,
+        silent.text);
 }
 // The end of a call that may have to meet other members, for op.
 static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t result, const CommOp *op) {
@@ -79,7 +87,7 @@ static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t re
         comm_progress();
         if (ncclCommGetAsyncError(communicator, &result) != ncclSuccess) { result = ncclRemoteError; }
     }
-    n->calling = NULL;
+    n->calling = NULL, c->transport.waits = NULL; // until it is polled again
     if (result != ncclSuccess) { nccl_failed(c, communicator, result, op); }
 }
 // Calls inside of a group are only noted: what is wrong with them is found here or at its end.
@@ -93,18 +101,20 @@ static inline void nccl_poll(Comm *c) {
     CommTransport *t = &c->transport;
     const CommOp *before = t->waits;
     int64_t done = t->done;
+    double now = seconds_now();
+    if (now - n->polled < NCCL_POLL_S) { return; }
+    n->polled = now;
     while (t->done < n->started && cuda_happened(n->carried[t->done % NCCL_MOST])) { t->done++; }
     int64_t oldest = t->done % NCCL_MOST;
     t->waits = n->calling ? n->calling : t->done < n->started && cuda_happened(n->ready[oldest]) ? &n->ops[oldest] : NULL;
     if (t->waits != before || t->done != done) { c->fresh = c->clock; }
-    double now = seconds_now();
     if (t->waits && !before) { c->looked = now; }
     if (now - n->looked < NCCL_LOOK_S) { return; }
     n->looked = now;
     for (int i = 0; i < n->groups; i++) {
         ncclResult_t error = ncclSuccess, asked = ncclCommGetAsyncError(n->communicators[i], &error);
         error = asked == ncclSuccess ? error : asked;
-        if (error != ncclSuccess && error != ncclInProgress) { nccl_failed(c, n->communicators[i], error, t->waits); }
+        if (error != ncclSuccess && error != ncclInProgress) { nccl_failed(c, n->communicators[i], error, t->done < n->started ? &n->ops[oldest] : t->waits); }
     }
 }
 
@@ -130,11 +140,10 @@ static inline void nccl_join(Comm *c, Group *g) {
 // Where NCCL does not take the memory it copies through its own: slower, and no error.
 static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     Nccl *n = (Nccl *)c->transport.state;
-    NcclShared *shared = &n->shared[n->shares];
-    shared->communicator = (ncclComm_t)g->channel;
-    if (g->channel && memory && n->shares < NCCL_SHARED) {
-        n->shares += ncclCommRegister(shared->communicator, memory, bytes, &shared->handle) == ncclSuccess && shared->handle;
-    }
+    NcclShared shared = {(ncclComm_t)g->channel, NULL};
+    if (!shared.communicator || n->shares == NCCL_SHARED) { return; }
+    bool taken = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
+    if (taken) { n->shared[n->shares++] = shared; }
 }
 
 // Elements that all slices begin with, if these follow one another at this distance: what one call can carry. 0: they do not.
@@ -257,6 +266,7 @@ static inline void nccl_end(Comm *c) {
     for (int i = 0; i < NCCL_MOST; i++) { CUDA_CHECK(cudaEventDestroy(n->ready[i])), CUDA_CHECK(cudaEventDestroy(n->carried[i])); }
     CUDA_CHECK(cudaStreamDestroy(n->carrier));
     free(n);
+    c->transport.poll = NULL;
 }
 static inline void nccl_open(Comm *c, Stream *s) {
     Nccl *n = (Nccl *)checked_calloc(1, sizeof(Nccl), "NCCL");

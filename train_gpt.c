@@ -237,17 +237,6 @@ static void setup_states(Trainer *t) {
     }
 }
 
-static void initialise_weights(Trainer *t) {
-    for (int s = 0; s < t->model.storages; s++) {
-        int64_t elements = gpt_storage_elements(&t->model, s);
-        for (int64_t at = 0, end; at < elements; at = end, keep_alive()) {
-            end = min_i64(at + STATE_PIECE_FLOATS, elements);
-            gpt_initialise(&t->model, s, (uint64_t)t->options.seed, at, end, state_piece.floats);
-            ops_from_host(&t->stream, store_state(&t->store, STATE_MASTER, s) + at, state_piece.floats, (size_t)(end - at) * sizeof(float));
-        }
-    }
-    store_masters_changed(&t->store);
-}
 // Weights: from a checkpoint, a model file, or the seed.
 static void setup_weights(Trainer *t) {
     const Options *o = &t->options;
@@ -259,7 +248,7 @@ static void setup_weights(Trainer *t) {
     } else if (t->model_file) {
         model_file_load(t->model_file, &t->store, t->model_file_dtype);
     } else {
-        initialise_weights(t);
+        store_initialise(&t->store, (uint64_t)o->seed);
     }
 }
 

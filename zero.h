@@ -26,7 +26,10 @@
 enum { NORM_CHUNK = 2048 };
 
 // The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
-enum { STATE_PIECE = 256 << 10, STATE_PIECE_FLOATS = STATE_PIECE / 4 };
+#ifndef STATE_PIECE // tests make it small
+#define STATE_PIECE (256 << 10)
+#endif
+enum { STATE_PIECE_FLOATS = STATE_PIECE / 4 };
 static union {
     char bytes[STATE_PIECE];
     float floats[STATE_PIECE_FLOATS];
@@ -143,6 +146,17 @@ static inline void *store_param(const Store *s, int64_t at) { return s->params ?
 // Call after writing masters from outside (initial values, a loaded file): makes the working parameters follow.
 static inline void store_masters_changed(Store *s) {
     if (s->params) { ops_convert_float(s->stream, s->params, s->master, s->dtype, s->model->parameters); }
+}
+
+static inline void store_initialise(Store *s, uint64_t seed) {
+    for (int i = 0; i < s->model->storages; i++) {
+        for (int64_t at = 0, end, n = gpt_storage_elements(s->model, i); at < n; at = end, keep_alive()) {
+            end = min_i64(at + STATE_PIECE_FLOATS, n);
+            gpt_initialise(s->model, i, seed, at, end, state_piece.floats);
+            ops_from_host(s->stream, store_state(s, STATE_MASTER, i) + at, state_piece.floats, (size_t)(end - at) * sizeof(float));
+        }
+    }
+    store_masters_changed(s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

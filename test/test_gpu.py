@@ -93,11 +93,14 @@ class Ranks(TestCase):
         events, _ = job("train_gpt_emu", ranks, environment={"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus)}, **changes)
         self.assertEqual(events[0]["transport"], transport)
         losses, norms = losses_of(events)
-        expected = losses_of(job("train_gpt", ranks, **changes)[0])
+        on_processor, _ = job("train_gpt", ranks, **changes)
+        self.assertEqual(on_processor[0]["transport"], "mpi")
+        expected = losses_of(on_processor)
         self.check_near(losses, expected[0], tolerance)
         self.check_near(norms, expected[1], 10 * tolerance)
         traffic = events[-1]["traffic"]
         self.assertEqual(traffic["measured"], traffic["predicted"])
+        self.assertEqual(traffic["predicted"], on_processor[-1]["traffic"]["predicted"])
 
     def test_gpus_of_their_own(self):
         self.check_run(3, 4, "nccl", SAME, recompute="block", micro_batch=1)
@@ -128,8 +131,15 @@ class Ranks(TestCase):
             self.assertNotIn("end", [e["event"] for e in events])
             if code:
                 self.assertRegex(said, rf"lost rank {rank} on \S+: {words} .* s, in (all_gather of parameters|reduce_scatter of gradient) \d, step [23]")
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:  # they mostly wait
+
+        def lose_and_fail():  # NCCL finds it before the watch does
+            environment = {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "60", "FAULT": "hang 1 1 FORWARD"}
+            said = job("build/train_gpt_faulty_emu", 2, EXIT_PEER, environment, val_every=0)[1]
+            self.assertRegex(said, r"NCCL: .*, in reduce_scatter of gradient \d, step 1; no answer from rank 1 on \S+\n")
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # they mostly wait
+            failing = pool.submit(lose_and_fail)
             list(pool.map(lose, *zip(*(faults if ALL else faults[:3]))))
+            failing.result()
 
     def test_nccl_fails(self):
         """An error that NCCL finds by itself, with nobody dead."""
