@@ -27,8 +27,8 @@ EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 HEADERS = $(wildcard *.h)
 CUDA_HEADERS = $(HEADERS) $(wildcard *.cuh)
-EMU_HEADERS = $(CUDA_HEADERS) test/emu.h
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu
+EMU_HEADERS = $(CUDA_HEADERS) test/emu.h test/emu_nccl.h
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
 .PHONY: all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
@@ -39,10 +39,10 @@ all: train_gpt
 train_gpt: train_gpt.c $(HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
 
-## cuda         the GPU build, train_gpt_cuda: needs nvcc and cuBLASLt; USE_CUDNN=1: attention by cuDNN
+## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL; USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS)
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) -lcublasLt -lgomp
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) -lcublasLt -lnccl -lgomp
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
 train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS)
@@ -88,6 +88,9 @@ build/gpu_%: test/%.cu test/test_ops.c ops_cuda.cuh $(HEADERS)
 build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS)
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@
+build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS)
+	@mkdir -p build
+	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
 build/test_emu: test/test_emu.cu test/child.h test/emu.h base.h
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
@@ -106,6 +109,9 @@ sanitize: build/train_gpt_sanitized
 build/train_gpt_faulty: test/train_gpt_faulty.c train_gpt.c $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+build/train_gpt_faulty_emu: test/train_gpt_faulty.c train_gpt.cu train_gpt.c $(EMU_HEADERS)
+	@mkdir -p build
+	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
 build/jumping_clock.so: test/jumping_clock.c
 	@mkdir -p build
 	$(CC) -O1 -shared -fPIC $(WARN) $< -o $@

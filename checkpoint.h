@@ -53,6 +53,14 @@ static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
         keep_alive();
     }
 }
+// From the device.
+static inline void writer_add_states(FileWriter *w, const Store *s, const void *states, size_t bytes) {
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = (size_t)min_i64((int64_t)(bytes - at), STATE_PIECE);
+        ops_to_host(s->stream, state_piece.bytes, (const char *)states + at, n);
+        writer_add(w, state_piece.bytes, n);
+    }
+}
 // Returns 0, or the errno of what failed; then nothing is left behind.
 static inline int writer_close(FileWriter *w) {
     if (w->file) {
@@ -122,6 +130,19 @@ static inline GptConfig model_file_config(const char *path, DType *dtype) {
     return c;
 }
 
+// Elements of a model file, as it has them, to a place in the store.
+static inline void model_file_read(const Store *s, float *to, const char *from, DType dtype, int64_t elements) {
+    for (int64_t at = 0, n; at < elements; at += n, keep_alive()) {
+        n = min_i64(elements - at, STATE_PIECE_FLOATS);
+        if (dtype == DTYPE_FP32) { memcpy(state_piece.floats, from + 4 * at, (size_t)n * 4); }
+        for (int64_t e = 0; dtype == DTYPE_BF16 && e < n; e++) {
+            uint16_t half;
+            memcpy(&half, from + 2 * (at + e), 2);
+            state_piece.floats[e] = bf16_to_float(half);
+        }
+        ops_from_host(s->stream, to + at, state_piece.floats, (size_t)n * sizeof(float));
+    }
+}
 // Fills the masters from a model file whose configuration the store's model has. Every rank calls it.
 static inline void model_file_load(const char *path, Store *s, DType dtype) {
     size_t bytes;
@@ -131,13 +152,7 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
         int n = gpt_storage_parts(s->model, storage, parts);
         for (int i = 0; i < n; i++) {
             const char *from = map + DATA_HEADER_BYTES + (size_t)model_file_offset(s->model, parts[i].tensor, parts[i].layer) * dtype_size(dtype);
-            float *to = store_state(s, STATE_MASTER, storage) + parts[i].offset;
-            if (dtype == DTYPE_FP32) { memcpy(to, from, (size_t)parts[i].elements * 4); }
-            for (int64_t e = 0; dtype == DTYPE_BF16 && e < parts[i].elements; e++) {
-                uint16_t half;
-                memcpy(&half, from + 2 * e, 2);
-                to[e] = bf16_to_float(half);
-            }
+            model_file_read(s, store_state(s, STATE_MASTER, storage) + parts[i].offset, from, dtype, parts[i].elements);
         }
     }
     munmap(map, bytes);
@@ -163,7 +178,7 @@ static inline int model_file_write(const char *path, const Store *s) {
         for (int storage = 0; storage < s->model->storages; storage++) {
             if (gpt_storage_class(s->model, storage) != storage_class) { continue; }
             int64_t at = s->offset[storage] + s->model->tensor_offset[t];
-            writer_add(&w, store_param(s, at), (size_t)s->model->tensor_elements[t] * dtype_size(s->dtype));
+            writer_add_states(&w, s, store_param(s, at), (size_t)s->model->tensor_elements[t] * dtype_size(s->dtype));
         }
     }
     return writer_close(&w);
@@ -193,7 +208,7 @@ static inline int state_file_write(const char *path, const Store *s, int member,
                 StatePiece piece = {kind, storage, bounds[0], bounds[1] - bounds[0]};
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
-                if (pass == 2) { writer_add(&w, store_state(s, (StateKind)kind, storage) + piece.begin, (size_t)piece.count * sizeof(float)); }
+                if (pass == 2) { writer_add_states(&w, s, store_state(s, (StateKind)kind, storage) + piece.begin, (size_t)piece.count * sizeof(float)); }
             }
         }
     }
@@ -224,8 +239,9 @@ static inline bool state_piece_read(FILE *f, Store *s, const StatePiece *p, Chec
     size_t bytes = (size_t)p->count * sizeof(float);
     if (!sum && !state_piece_needed(s, p)) { return !fseeko(f, (off_t)bytes, SEEK_CUR); }
     for (size_t at = 0, n; at < bytes; at += n, keep_alive()) {
-        n = (size_t)min_i64((int64_t)(bytes - at), WRITER_PIECE);
-        if (!read_checked(f, sum, (char *)to + at, n)) { return false; }
+        n = (size_t)min_i64((int64_t)(bytes - at), STATE_PIECE);
+        if (!read_checked(f, sum, state_piece.bytes, n)) { return false; }
+        ops_from_host(s->stream, (char *)to + at, state_piece.bytes, n);
     }
     return true;
 }

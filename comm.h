@@ -18,24 +18,21 @@
 //            one that waits says how long ago it last saw progress, its own or of those it waits for. So a slow rank may
 //            take as long as it likes, and what is lost, stuck or in a circle of waiting is found after timeout_s. Time in which
 //            this process did not run itself (suspended, a laptop asleep) does not count.
+// Transport  MPI reaches the processor's memory. Where collectives are over memory of another device, a CommTransport carries those
+//            that are counted (comm_nccl.cuh), under the same rules; setup, scalars and the watch stay here.
 // Invariants From start to completion a buffer belongs to its operation. Nothing is allocated after comm_allocate(). One
 //            thread calls everything here. A failure or a lost rank ends all ranks with EXIT_PEER and a message that names the
 //            lost rank, the operation, the unit and the step.
 #ifndef COMM_H
 #define COMM_H
 
-#include "base.h" // die, DType; first, because it asks for the GNU extensions
+#include "group.h" // who takes part; first, because base.h below it asks for the GNU extensions
 
 #define OMPI_SKIP_MPICXX 1 // the C interface only
 #include <mpi.h>           // point-to-point messages
 #include <sched.h>         // sched_yield, binding ranks to cores
 #include <signal.h>        // the deadline of MPI's own start and end
 #include <spawn.h>         // a shell that outlives this rank
-
-typedef enum { COMM_ALL_GATHER, COMM_REDUCE_SCATTER, COMM_ALL_REDUCE, COMM_ALL_TO_ALL, COMM_SEND, COMM_KINDS } CommKind;
-typedef enum { LINK_INTRA, LINK_INTER, LINK_KINDS } CommLink; // inside a node, between nodes
-static const char *const comm_kind_names[COMM_KINDS] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"};
-static const char *const comm_link_names[LINK_KINDS] = {"intra", "inter"};
 
 enum {
     COMM_QUEUE = 1024,         // collectives started and not completed
@@ -46,17 +43,11 @@ enum {
     TAG_QUESTION = 3, // between a rank that waits and those it waits for
     TAG_ANSWER = 4,
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
+    // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls, and small enough that
+    // what was received is summed from cache.
+    COMM_STAGING_BYTES = 8 << 20,
 };
 static const double COMM_STOPPED_S = 2; // a rank of this machine that is stopped for so long is lost
-
-// An ordered list of distinct ranks, seen from one of them (or from outside: me = -1). Member i is the local[i]-th on node[i].
-typedef struct {
-    int n, me;
-    int *ranks;        // [n]
-    int *node, *local; // [n]
-    int nodes, locals; // 1 x n: one level
-    int *at;           // [nodes][locals] member
-} Group;
 
 typedef int64_t CommHandle; // 0 is complete
 
@@ -95,12 +86,29 @@ typedef struct {
     bool awaited;    // by the operation at the head of the queue
     double fresh;    // its last known sign of progress, on the watch's clock
     double asked;    // when it was last asked
+    double answered; // when it last answered
     double stopped;  // since when it is seen stopped; negative: it is not
     int64_t sent[2]; // a question and an answer, in flight
     MPI_Request sending[2];
 } CommPeer;
 
+// What carries the counted collectives where MPI does not. On the processor all functions are NULL. Its handles are negative and
+// count down from -1.
+typedef struct Comm Comm;
 typedef struct {
+    const char *name;                                                   // "mpi", "nccl", "staged"
+    void (*join)(Comm *c, Group *g);                                    // all members, before the first collective of a group
+    void (*share)(Comm *c, const Group *g, void *memory, size_t bytes); // collectives of the group will be over it: may be NULL
+    CommHandle (*start)(Comm *c, const CommOp *op);                     // once what the compute stream holds so far is done
+    void (*wait)(Comm *c, CommHandle handle);                           // what the compute stream gets from now on sees the result; the host need not wait
+    void (*poll)(Comm *c);                                              // brings `done` and `waits` up to date, looks for errors; may be NULL
+    void (*end)(Comm *c);
+    void *state;
+    int64_t done;        // collectives that are complete
+    const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody
+} CommTransport;
+
+struct Comm {
     int rank, ranks;
     int node, nodes, local_rank, local_ranks; // local: on this machine, whatever --ranks-per-node says
     int *node_of;                             // [ranks]
@@ -131,51 +139,9 @@ typedef struct {
     double answered;       // time of day it last looked for questions
     int64_t heard;         // the message that arrives next
     MPI_Request hearing;
-} Comm;
+    CommTransport transport;
+};
 static Comm *comm_running; // for comm_progress(), which takes no argument
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Groups
-
-// The group of these distinct ranks in this order. Pure, but for memory: group_free() gives it back.
-static inline Group group_make(const int *ranks, int n, int my_rank, const int *node_of) {
-    Group g = {n, -1, NULL, NULL, NULL, 0, 0, NULL};
-    size_t bytes = (size_t)n * sizeof(int);
-    g.ranks = (int *)checked_malloc(bytes, "group"), g.node = (int *)checked_malloc(bytes, "group");
-    g.local = (int *)checked_malloc(bytes, "group"), g.at = (int *)checked_malloc(bytes, "group");
-    memcpy(g.ranks, ranks, bytes);
-    for (int i = 0; i < n; i++) { // position of the node among the group's nodes, and of the member on it
-        if (ranks[i] == my_rank) { g.me = i; }
-        g.node[i] = g.nodes, g.local[i] = 0;
-        for (int j = 0; j < i; j++) {
-            if (node_of[ranks[j]] == node_of[ranks[i]]) { g.node[i] = g.node[j], g.local[i]++; }
-        }
-        if (g.node[i] == g.nodes) { g.nodes++; }
-        g.locals = (int)max_i64(g.locals, g.local[i] + 1);
-    }
-    bool even = g.nodes > 1 && g.locals > 1 && g.nodes * g.locals == n;
-    if (!even) { g.nodes = 1, g.locals = n; }
-    for (int i = 0; i < n; i++) { g.at[even ? g.node[i] * g.locals + g.local[i] : i] = i; }
-    return g;
-}
-static inline void group_free(Group *g) {
-    free(g->ranks), free(g->node), free(g->local), free(g->at);
-    memset(g, 0, sizeof *g);
-}
-// Place of a member on the levels on which the group works.
-static inline int group_node(const Group *g, int i) { return g->nodes == 1 ? 0 : g->node[i]; }
-static inline int group_local(const Group *g, int i) { return g->nodes == 1 ? i : g->local[i]; }
-static inline int group_at(const Group *g, int node, int local) { return g->at[node * g->locals + local]; }
-static inline CommLink group_link(const Group *g, int a, int b) { return g->node[a] == g->node[b] ? LINK_INTRA : LINK_INTER; }
-
-// All ranks in their order.
-static inline Group group_all(const Comm *c) {
-    int *ranks = (int *)checked_malloc((size_t)c->ranks * sizeof(int), "group");
-    for (int r = 0; r < c->ranks; r++) { ranks[r] = r; }
-    Group g = group_make(ranks, c->ranks, c->rank, c->node_of);
-    free(ranks);
-    return g;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Ending the job
@@ -222,8 +188,8 @@ static inline void comm_deadline(int seconds) { // 0: none any more
 
 // What this rank waits for. Also for signal handlers.
 static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
-    const CommOp *op = &c->queue[c->first % COMM_QUEUE];
-    if (c->first == c->started) {
+    const CommOp *op = c->transport.waits ? c->transport.waits : c->first < c->started ? &c->queue[c->first % COMM_QUEUE] : NULL;
+    if (!op) {
         signal_text_add(t, "no collective");
         return;
     }
@@ -261,6 +227,15 @@ static inline bool process_look(int64_t pid, char *state, int64_t *began) {
     return rest != NULL;
 }
 
+// All ranks in their order.
+static inline Group group_all(const Comm *c) {
+    int *ranks = (int *)checked_malloc((size_t)c->ranks * sizeof(int), "group");
+    for (int r = 0; r < c->ranks; r++) { ranks[r] = r; }
+    Group g = group_make(ranks, c->ranks, c->rank, c->node_of);
+    free(ranks);
+    return g;
+}
+
 // Tells every rank where the others run, and begins to listen for questions.
 static inline void comm_meet(Comm *c, const int *leader_of) {
     CommPlace mine, *all = (CommPlace *)checked_calloc((size_t)c->ranks, sizeof(CommPlace), "ranks");
@@ -287,6 +262,7 @@ static void comm_progress(void);
 // Starts MPI, fills in who and where, and takes room for requests. All ranks.
 static inline void comm_start(Comm *c, int *argc, char ***argv) {
     memset(c, 0, sizeof *c);
+    c->transport.name = "mpi";
     int provided;
     comm_deadline(COMM_MPI_START_S);
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
@@ -340,12 +316,13 @@ static inline void comm_place(Comm *c, int ranks_per_node) {
     c->everyone = group_all(c);
 }
 
-// Gives reductions their staging buffer (the caller's, until comm_end); nothing is allocated later.
+// Gives reductions their staging buffer, the caller's until comm_end, in memory that the transport reaches; nothing is allocated later.
 static inline void comm_allocate(Comm *c, void *staging, size_t staging_bytes) { c->staging = (char *)staging, c->staging_bytes = staging_bytes; }
 
 static inline void comm_barrier(Comm *c);
 static inline void comm_end(Comm *c) {
     comm_barrier(c);
+    if (c->transport.end) { c->transport.end(c); }
     comm_running = NULL, keep_alive_hook = NULL;
     comm_deadline((int)ceil(c->timeout_s));
     MPI_Cancel(&c->hearing), MPI_Request_free(&c->hearing);
@@ -374,35 +351,13 @@ static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
     return threads;
 }
 
+// Collectives of the group will be over this memory, until comm_end.
+static inline void comm_share(Comm *c, const Group *g, void *memory, size_t bytes) {
+    if (c->transport.share) { c->transport.share(c, g, memory, bytes); }
+}
+
 // Says what the operations started from here on are about.
 static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }
-
-// Visits what one member sends in a phase of a collective: phase 0 of an all-gather and phase 1 of a reduction go between
-// nodes, the others inside. A slice of `elements` travels from member `me` to `to`.
-static inline void comm_count(const Group *g, int me, int to, int64_t elements, size_t element_bytes, int64_t bytes[LINK_KINDS]) {
-    if (to != me) { bytes[group_link(g, me, to)] += elements * (int64_t)element_bytes; }
-}
-
-// Predicts what a collective adds to the counters of `member`: bytes[link] += what it sends. Pure. element_bytes is
-// dtype_size(wire) for reductions; bounds are the send bounds of an all-to-all.
-static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, const int64_t *bounds, size_t element_bytes, int64_t bytes[LINK_KINDS]) {
-    int node = group_node(g, member), local = group_local(g, member);
-    bool reduces = kind == COMM_REDUCE_SCATTER || kind == COMM_ALL_REDUCE, gathers = kind == COMM_ALL_GATHER || kind == COMM_ALL_REDUCE;
-    for (int i = 0; i < g->n; i++) {
-        int64_t elements = bounds[i + 1] - bounds[i];
-        int i_node = group_node(g, i), i_local = group_local(g, i);
-        if (kind == COMM_ALL_TO_ALL) { comm_count(g, member, i, elements, element_bytes, bytes); }
-        // a contribution to slice i goes to my node's member in the owner's place, which sends the node's sum to the owner
-        if (reduces) { comm_count(g, member, group_at(g, node, i_local), elements, element_bytes, bytes); }
-        if (reduces && i_local == local && i_node != node) { comm_count(g, member, i, elements, element_bytes, bytes); }
-    }
-    int64_t mine = bounds[member + 1] - bounds[member];
-    for (int n = 0; gathers && n < g->nodes; n++) { // my slice to the other nodes, then what came from there inside mine
-        comm_count(g, member, group_at(g, n, local), mine, element_bytes, bytes);
-        int owner = group_at(g, n, local);
-        for (int l = 0; l < g->locals; l++) { comm_count(g, member, group_at(g, node, l), bounds[owner + 1] - bounds[owner], element_bytes, bytes); }
-    }
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums
@@ -708,6 +663,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
 
 // Moves what is in flight on. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
+    if (c->transport.poll) { c->transport.poll(c); }
     while (c->first < c->started) {
         CommOp *op = &c->queue[c->first % COMM_QUEUE];
         bool done = op->phase == PHASE_REDUCE && comm_op_reduces(op) ? comm_reduce_progress(c, op) : comm_slot_done(c, &c->slot[0]);
@@ -738,7 +694,7 @@ static inline void comm_listen(Comm *c, bool working) {
     for (MPI_Test(&c->hearing, &come, &status); come; MPI_Test(&c->hearing, &come, &status)) {
         CommPeer *p = &c->peers[status.MPI_SOURCE];
         if (status.MPI_TAG == TAG_ANSWER) {
-            p->fresh = fmax(p->fresh, c->clock - (double)c->heard * 1e-3);
+            p->fresh = fmax(p->fresh, c->clock - (double)c->heard * 1e-3), p->answered = c->clock;
         } else {
             double fresh = working ? c->clock : c->fresh;
             for (int r = 0; r < c->ranks && !working; r++) { fresh = c->peers[r].awaited ? fmax(fresh, c->peers[r].fresh) : fresh; }
@@ -748,9 +704,11 @@ static inline void comm_listen(Comm *c, bool working) {
     }
 }
 
-// Marks the ranks whose messages the head of the queue waits for.
+// Marks the ranks whose messages the head of the queue waits for, and those that the device waits for.
 static inline void comm_mark_awaited(Comm *c) {
+    const CommOp *far = c->transport.waits;
     for (int r = 0; r < c->ranks; r++) { c->peers[r].awaited = false; }
+    for (int i = 0; far && i < far->group->n; i++) { c->peers[far->group->ranks[i]].awaited = i != far->group->me; }
     for (int i = 0; i < COMM_SLOTS; i++) {
         for (int k = 0; k < c->slot[i].requests; k++) {
             int done = 1;
@@ -804,7 +762,11 @@ static void comm_progress(void) {
     if (!c || c->ranks == 1) { return; }
     comm_advance(c);
     double now = seconds_now();
-    if (now - c->answered > 0.05) { c->answered = now, comm_listen(c, true); }
+    if (c->transport.waits) { // the device does, whatever the host does meanwhile
+        if (now - c->looked > WATCH_EVERY_S) { comm_watch(c); }
+    } else if (now - c->answered > 0.05) {
+        c->answered = now, comm_listen(c, true);
+    }
 }
 
 // One turn of waiting: polls, then yields, then sleeps: a rank may have a share of a core only, or none of its own.
@@ -815,8 +777,10 @@ static inline void comm_idle(Comm *c, int64_t turn) {
     if (look && seconds_now() - c->looked > WATCH_EVERY_S) { comm_watch(c); }
 }
 
-// Returns when the operation is complete (and with it all that were started before it).
+// Returns when the operation is complete (and with it all that were started before it). One that a transport carries is complete for
+// what is put into the compute stream from now on; the host sees it after ops_wait().
 static inline void comm_wait(Comm *c, CommHandle handle) {
+    if (handle < 0) { c->transport.wait(c, handle); }
     if (c->first >= handle) { return; }
     double start = seconds_now();
     c->looked = start, c->fresh = c->clock;
@@ -831,12 +795,13 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
 }
 static inline bool comm_test(Comm *c, CommHandle handle) {
     comm_progress();
-    return c->first >= handle;
+    return handle < 0 ? c->transport.done >= -handle : c->first >= handle;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Collectives: every member of the group starts them, in one order. They return at once.
-static inline CommHandle comm_start_op(Comm *c, CommOp op) {
+// By MPI, over memory that it reaches.
+static inline CommHandle comm_queue_op(Comm *c, CommOp op) {
     if (op.group->n == 1) { // nobody to talk to
         if (op.in && op.in != op.out) {
             memcpy(op.out + op.bounds[0] * (int64_t)op.element_bytes, op.in, (size_t)(op.bounds[1] - op.bounds[0]) * op.element_bytes);
@@ -844,11 +809,15 @@ static inline CommHandle comm_start_op(Comm *c, CommOp op) {
         return 0;
     }
     if (c->started - c->first == COMM_QUEUE) { comm_wait(c, c->first + 1); }
-    op.what = c->what, op.unit = c->unit, op.step = c->step, op.phase = PHASE_NEW;
-    assert(op.group->me >= 0);
     c->queue[c->started++ % COMM_QUEUE] = op;
     comm_advance(c);
     return c->started;
+}
+static inline CommHandle comm_start_op(Comm *c, CommOp op) {
+    op.what = c->what, op.unit = c->unit, op.step = c->step, op.phase = PHASE_NEW;
+    assert(op.group->me >= 0);
+    if (op.counted && c->transport.start) { return c->transport.start(c, &op); }
+    return comm_queue_op(c, op);
 }
 // data: slice i is valid at member i; afterwards all of it, everywhere.
 static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, const int64_t *bounds, size_t element_bytes) {
@@ -875,23 +844,26 @@ static inline CommHandle comm_all_to_all(Comm *c, const Group *g, const void *se
 // ---------------------------------------------------------------------------------------------------------------------
 // Setup and scalars: small, complete on return, not counted. All ranks of the job call them.
 
-// data: elements bounds[r] .. bounds[r + 1] - 1 are valid at rank r; afterwards all of them, everywhere.
-static inline void comm_gather_now(Comm *c, const char *what, void *data, const int64_t *bounds, size_t element_bytes) {
+// data: elements bounds[i] .. bounds[i + 1] - 1 are valid at member i; afterwards all of them, everywhere.
+static inline void comm_gather_now(Comm *c, const Group *g, const char *what, void *data, const int64_t *bounds, size_t element_bytes) {
     comm_label(c, what, -1, c->step);
-    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, &c->everyone, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, false, 0};
+    CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, false, 0};
     comm_wait(c, comm_start_op(c, op));
 }
-static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) { comm_gather_now(c, "numbers", data, bounds, sizeof *data); }
+static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) {
+    comm_gather_now(c, &c->everyone, "numbers", data, bounds, sizeof *data);
+}
 // all[r] = rank r's `mine`, of `bytes` each
 static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) {
     memcpy((char *)all + (size_t)c->rank * bytes, mine, bytes);
     for (int r = 0; r <= c->ranks; r++) { c->small_bounds[r] = r; }
-    comm_gather_now(c, "small values", all, c->small_bounds, bytes);
+    comm_gather_now(c, &c->everyone, "small values", all, c->small_bounds, bytes);
 }
-static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) {
-    for (int r = 0; r <= c->ranks; r++) { c->small_bounds[r] = r > root; }
-    comm_gather_now(c, "broadcast", data, c->small_bounds, bytes);
+static inline void comm_broadcast_in(Comm *c, const Group *g, void *data, size_t bytes, int root) { // among the members only
+    for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i > root; }
+    comm_gather_now(c, g, "broadcast", data, c->small_bounds, bytes);
 }
+static inline void comm_broadcast(Comm *c, void *data, size_t bytes, int root) { comm_broadcast_in(c, &c->everyone, data, bytes, root); }
 static inline int comm_agree(Comm *c, int value, bool largest) {
     int *all = c->small_values;
     comm_all_gather_small(c, &value, all, sizeof value);

@@ -217,18 +217,20 @@ static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart p
     return n;
 }
 
-// Initial values of one storage: functions of (seed, tensor, element of the tensor over all layers) alone.
-static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed, float *out) {
+// Initial values of elements begin .. end - 1 of a storage: functions of (seed, tensor, element of the tensor over all layers) alone.
+static inline void gpt_initialise(const GptModel *m, int storage, uint64_t seed, int64_t begin, int64_t end, float *out) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(m, storage, parts);
     for (int i = 0; i < n; i++) {
         TensorPart part = parts[i];
         TensorInit init = tensor_specs[part.tensor].init;
-        float *values = out + part.offset;
+        int64_t low = max_i64(begin - part.offset, 0), high = min_i64(end - part.offset, part.elements); // of the part
+        if (low >= high) { continue; }
+        float *values = out + part.offset + low - begin;
         double scale = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * (double)m->config.layers) : 0.02;
         int64_t real_ones = part.tensor == WTE ? m->config.vocab * m->config.channels : part.elements; // padding rows stay zero
-        int64_t first = part.layer * part.elements, last = first + real_ones;
-        for (int64_t e = 0; init < INIT_NORMAL && e < part.elements; e++) { values[e] = init == INIT_ONE; }
+        int64_t first = part.layer * part.elements + low, last = part.layer * part.elements + min_i64(high, real_ones);
+        for (int64_t e = 0; e < high - low; e++) { values[e] = init == INIT_ONE; }
         if (init < INIT_NORMAL) { continue; }
 #pragma omp parallel for schedule(static)
         for (int64_t pair = first / 2; pair < (last + 1) / 2; pair++) {

@@ -61,8 +61,6 @@ static void ops_profiler(bool on); // a profiler that waits for a sign begins, o
 
 // --- memory and precision --------------------------------------------------------------------------------------------
 static void *ops_alloc(size_t bytes); // device memory, 64-byte aligned, zero-filled (so its pages exist); NULL if there is none
-// The same, of memory that the host may touch too: after ops_wait(), until an operation that uses it is started.
-static void *ops_alloc_shared(size_t bytes);
 static void ops_free(void *p);
 // Memory of the host that the device reaches by itself, zero-filled: copies from and to it go on while the host does other things,
 // which must leave it alone until ops_wait(). NULL if there is none.
@@ -88,16 +86,13 @@ typedef enum { MEMORY_PARAMETERS, MEMORY_GRADIENTS, MEMORY_OPTIMIZER, MEMORY_ACT
 static const char *const memory_names[MEMORY_KINDS] = {"parameters", "gradients", "optimizer", "activations", "buffers"};
 static size_t memory_taken[MEMORY_KINDS]; // measured: what was really allocated
 
-static inline void *memory_note(MemoryKind kind, void *p, size_t bytes, const char *what) {
+static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) {
+    void *p = ops_alloc(bytes ? bytes : 1);
     if (!p) {
         die(EXIT_RESOURCES, "try --recompute block, a smaller --micro-batch or --seq-len, or --dtype bf16", "cannot allocate %zu bytes for %s", bytes, what);
     }
     memory_taken[kind] += bytes;
     return p;
-}
-static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) { return memory_note(kind, ops_alloc(bytes ? bytes : 1), bytes, what); }
-static inline void *memory_take_shared(MemoryKind kind, size_t bytes, const char *what) { // which the host touches too: see ops_alloc_shared
-    return memory_note(kind, ops_alloc_shared(bytes ? bytes : 1), bytes, what);
 }
 static inline void *memory_take_host(size_t bytes, const char *what) { // no device memory: not in the ledger
     void *p = ops_alloc_host(bytes ? bytes : 1);

@@ -115,7 +115,6 @@ static inline void *ops_alloc(size_t bytes) {
     for (int64_t i = 0; i < pages; i++) { touched[i * 4096] = 0; }
     return p;
 }
-static inline void *ops_alloc_shared(size_t bytes) { return ops_alloc(bytes); }
 static inline void ops_free(void *p) {
     char *whole = NULL;
     if (p) { memcpy(&whole, (char *)p - sizeof whole, sizeof whole); }

@@ -3,8 +3,6 @@
 //
 // Precision  Real is fp32 or bf16, as ops_open() is told (--dtype): kernels are templates over it and compute in fp32. Products of
 //            fp32 matrices are exact fp32; with -DUSE_TF32 (make cuda TF32=1) cuBLASLt may round their operands to 10 bits.
-// Memory     ops_alloc() is device memory. ops_alloc_shared() is managed memory: it lies where it was last used, so a run of one
-//            rank keeps its states on the device, and messages, checkpoints and initial values reach them from the host.
 // Order      One CUDA stream; every call returns at once. What the host reads it reads after ops_wait(), or through ops_to_host()
 //            and its like, which wait. While this rank waits, and at each call, messages move (Stream's progress).
 // Sums       have one order, fixed by the shape: no atomics. The same call gives the same bits.
@@ -93,6 +91,12 @@ static DType gpu_real = DTYPE_FP32; // what a Real is
 static inline void cuda_check(cudaError_t error, const char *call) {
     if (error != cudaSuccess) { die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error)); }
 }
+// What a query says. "Not ready" is an answer, but CUDA keeps it as its last error, which the next launch would be blamed for.
+static inline bool cuda_done(cudaError_t answer) {
+    if (answer == cudaErrorNotReady) { return cudaGetLastError(), false; }
+    CUDA_CHECK(answer);
+    return true;
+}
 static inline void lt_check(cublasStatus_t status, const char *call) {
     if (status != CUBLAS_STATUS_SUCCESS) { die(EXIT_RESOURCES, NULL, "%s: cuBLASLt status %d", call, (int)status); }
 }
@@ -161,11 +165,9 @@ static inline cudaStream_t enter(Stream *s) {
     return ((Gpu *)s->device)->stream;
 }
 static inline void ops_wait(Stream *s) {
-    cudaError_t error;
-    while ((error = cudaStreamQuery(((Gpu *)s->device)->stream)) == cudaErrorNotReady) {
+    while (!cuda_done(cudaStreamQuery(((Gpu *)s->device)->stream))) {
         if (s->progress) { s->progress(); }
     }
-    CUDA_CHECK(error);
 }
 
 // The place of a key, new or not, among those near its checksum; NULL where these are taken.
@@ -273,24 +275,15 @@ static inline size_t ops_real_bytes(void) { return dtype_size(gpu_real); }
 static inline Real *real_at(Real *p, int64_t elements) { return (Real *)((char *)p + elements * (int64_t)ops_real_bytes()); }
 static inline const Real *real_at_const(const Real *p, int64_t elements) { return (const Real *)((const char *)p + elements * (int64_t)ops_real_bytes()); }
 
-static inline void *zeroed(cudaError_t error, void *p, size_t bytes) {
-    if (error != cudaSuccess) {
+static inline void *ops_alloc(size_t bytes) {
+    void *p = NULL;
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
         cudaGetLastError(); // it is told here
         return NULL;
     }
     CUDA_CHECK(cudaMemset(p, 0, bytes));
     CUDA_CHECK(cudaDeviceSynchronize());
     return p;
-}
-static inline void *ops_alloc(size_t bytes) {
-    void *p = NULL;
-    cudaError_t error = cudaMalloc(&p, bytes ? bytes : 1);
-    return zeroed(error, p, bytes);
-}
-static inline void *ops_alloc_shared(size_t bytes) {
-    void *p = NULL;
-    cudaError_t error = cudaMallocManaged(&p, bytes ? bytes : 1);
-    return zeroed(error, p, bytes);
 }
 static inline void ops_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 static inline void *ops_alloc_host(size_t bytes) {

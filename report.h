@@ -123,11 +123,11 @@ static inline double measure_bytes(Stream *s) {
     ops_free(a), ops_free(b);
     return best;
 }
-static inline double measure_messages(Comm *comm, const Group *group) {
+static inline double measure_messages(Stream *s, Comm *comm, const Group *group) {
     if (comm->ranks == 1) { return INFINITY; }
     int64_t n = 1 << 20, *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
     for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
-    float *data = (float *)ops_alloc_shared((size_t)n * 4);
+    float *data = (float *)ops_alloc((size_t)n * 4);
     if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
     double best = 0;
     int64_t sent[LINK_KINDS] = {0, 0};
@@ -136,6 +136,7 @@ static inline double measure_messages(Comm *comm, const Group *group) {
         comm_barrier(comm);
         double t = seconds_now();
         comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
+        ops_wait(s);
         best = fmax(best, (double)(sent[0] + sent[1]) / (seconds_now() - t));
     }
     comm_reset_counters(comm);
@@ -147,7 +148,7 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Grou
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
-    rates->message_bytes_per_s = measure_messages(comm, group);
+    rates->message_bytes_per_s = measure_messages(s, comm, group);
     rates->device = ops_device(&rates->peak_flops_per_s);
     if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
 }
@@ -182,7 +183,8 @@ static inline void predict_memory(const RunFacts *run, int64_t rows, bool recomp
                                      &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = states.parameters, memory[MEMORY_GRADIENTS] = states.gradients, memory[MEMORY_OPTIMIZER] = states.optimizer;
-    memory[MEMORY_BUFFERS] += states.unpacked + run->comm->staging_bytes + gpt_workspace_bytes(run->model, rows, T, run->threads);
+    // what messages take was taken first
+    memory[MEMORY_BUFFERS] += states.unpacked + memory_taken[MEMORY_BUFFERS] + gpt_workspace_bytes(run->model, rows, T, run->threads);
 }
 
 // Costs of one action for the simulator.
@@ -462,8 +464,8 @@ static inline void print_start(const RunFacts *run) {
     printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64 " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
            " positions; %.1f M parameters, %s\n",
            o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->dtype));
-    printf("placement  %d ranks on %d nodes, %d threads each; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks, run->comm->nodes,
-           run->threads, run->rates->flops_per_s / 1e9);
+    printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks,
+           run->comm->nodes, run->threads, run->comm->transport.name, run->rates->flops_per_s / 1e9);
     if (*run->rates->device) { printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
            o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
@@ -486,7 +488,8 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
 }
 
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
-    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"flags\":", run->model->parameters, run->comm->ranks);
+    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":", run->model->parameters, run->comm->ranks,
+             run->comm->transport.name);
     json_add_flags(line, run->options);
     text_add(line, ",\"device\":"), json_add_string(line, run->rates->device);
     json_add_field(line, "peak_flops", run->rates->peak_flops_per_s);

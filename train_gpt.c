@@ -9,7 +9,14 @@
 //   report.h      predictions, log, progress
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
+#include "comm.h"
 #include "ops_cpu.h"
+// Makes the program's collectives, over up to `elements` fp32 elements, possible: MPI reaches the processor's memory.
+static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements) {
+    size_t bytes = comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES);
+    (void)s;
+    comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
+}
 #endif
 #include "report.h"
 
@@ -135,13 +142,10 @@ static void setup_schedule(Trainer *t) {
     }
 }
 
-// Messages between ranks: eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls,
-// and small enough that what was received is summed from cache.
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    size_t bytes = comm_staging_bytes(&t->comm.everyone, (DType)t->options.reduce_dtype, most, (size_t)8 << 20);
-    comm_allocate(&t->comm, bytes ? memory_take_shared(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
+    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most);
 }
 
 // What predictions and reports of the run are about.
@@ -241,8 +245,7 @@ static void setup_weights(Trainer *t) {
     } else if (t->model_file) {
         model_file_load(t->model_file, &t->store, t->model_file_dtype);
     } else {
-        for (int s = 0; s < t->model.storages; s++) { gpt_initialise(&t->model, s, (uint64_t)o->seed, store_state(&t->store, STATE_MASTER, s)), keep_alive(); }
-        store_masters_changed(&t->store);
+        store_initialise(&t->store, (uint64_t)o->seed);
     }
 }
 

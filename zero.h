@@ -13,6 +13,7 @@
 //            grads   fp32 sums over the micro-steps of a step; after the reduction valid in the own slice
 //            m, v    moments (sgd: m is the momentum buffer, there is no v); current in the own slice, as are bf16's masters
 //            unpacked  the acquired units' parameters in compute precision, where that differs from storage precision
+//            All of it is the device's: initial values and files reach it a piece at a time, by ops_from_host and ops_to_host.
 // Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added in chunk order, so
 //            they do not depend on the layout. Slices are cut at chunk borders.
 #ifndef ZERO_H
@@ -23,6 +24,16 @@
 #include "schedule.h" // lowering
 
 enum { NORM_CHUNK = 2048 };
+
+// The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
+#ifndef STATE_PIECE // tests make it small
+#define STATE_PIECE (256 << 10)
+#endif
+enum { STATE_PIECE_FLOATS = STATE_PIECE / 4 };
+static union {
+    char bytes[STATE_PIECE];
+    float floats[STATE_PIECE_FLOATS];
+} state_piece;
 
 typedef struct {
     const GptModel *model;
@@ -72,10 +83,13 @@ static inline StoreBytes store_bytes(const GptModel *m, DType dtype, bool adam) 
     return b;
 }
 
-// The slices of a storage over n ranks: nearly equal, cut at chunk borders; bounds has n + 1 elements.
+// The slices of a storage over n ranks, cut at chunk borders; bounds has n + 1 elements. Equal, and the rest to the last, where that
+// makes it at most a sixteenth longer: equal slices are one call of NCCL, in place. Else nearly equal.
 static inline void store_bounds(int64_t elements, int n, int64_t *bounds) {
-    int64_t chunks = ceil_div(elements, NORM_CHUNK);
-    for (int r = 0; r <= n; r++) { bounds[r] = min_i64(part_begin(chunks, n, r) * NORM_CHUNK, elements); }
+    int64_t chunks = ceil_div(elements, NORM_CHUNK), each = elements / NORM_CHUNK / n;
+    bool equal = elements - n * each * NORM_CHUNK <= each * NORM_CHUNK / 16;
+    for (int r = 0; r < n; r++) { bounds[r] = (equal ? r * each : part_begin(chunks, n, r)) * NORM_CHUNK; }
+    bounds[n] = elements;
 }
 
 // Norm chunks in slice r.
@@ -105,11 +119,12 @@ static inline Store store_make(const GptModel *m, Comm *comm, const Group *group
     s.partials = (double *)memory_take_host((size_t)s.partial_bounds[group->n] * sizeof(double), "norm partials");
     StoreBytes b = store_bytes(m, dtype, adam);
     size_t floats = (size_t)m->parameters * sizeof(float);
-    s.master = (float *)memory_take_shared(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
-    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take_shared(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
-    s.grads = (float *)memory_take_shared(MEMORY_GRADIENTS, b.gradients, "gradients");
-    s.m = (float *)memory_take_shared(MEMORY_OPTIMIZER, floats, "moments");
-    s.v = adam ? (float *)memory_take_shared(MEMORY_OPTIMIZER, floats, "moments") : NULL;
+    s.master = (float *)memory_take(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
+    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
+    s.grads = (float *)memory_take(MEMORY_GRADIENTS, b.gradients, "gradients");
+    s.m = (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments");
+    s.v = adam ? (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments") : NULL;
+    comm_share(comm, group, s.params ? (void *)s.params : (void *)s.master, b.parameters), comm_share(comm, group, s.grads, b.gradients);
     s.unpacked_bytes = b.unpacked;
     s.unpacked = b.unpacked ? (char *)memory_take(MEMORY_BUFFERS, b.unpacked, "unpacked parameters") : NULL;
     return s;
@@ -122,7 +137,7 @@ static inline void store_free(Store *s) {
     memset(s, 0, sizeof *s);
 }
 
-// States by name, for checkpoints: fp32, whole storages.
+// States by name, for checkpoints: fp32, whole storages, on the device.
 typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
@@ -138,12 +153,23 @@ static inline Rounding store_rounding(const Store *s, int storage, int64_t eleme
     Rounding r = {s->by_chance ? random_u64(s->seed, ROUNDING_STREAM, (uint64_t)s->updates[storage]) | 1 : 0, element};
     return r;
 }
-// Call after writing masters by hand (initial values, a loaded file): makes the working parameters follow.
+// Call after writing masters from outside (initial values, a loaded file): makes the working parameters follow.
 static inline void store_masters_changed(Store *s) {
     for (int i = 0; s->params && i < s->model->storages; i++) {
         const int64_t at = s->offset[i];
         ops_convert_float(s->stream, s->params + at, s->master + at, s->dtype, s->offset[i + 1] - at, store_rounding(s, i, 0));
     }
+}
+
+static inline void store_initialise(Store *s, uint64_t seed) {
+    for (int i = 0; i < s->model->storages; i++) {
+        for (int64_t at = 0, end, n = gpt_storage_elements(s->model, i); at < n; at = end, keep_alive()) {
+            end = min_i64(at + STATE_PIECE_FLOATS, n);
+            gpt_initialise(s->model, i, seed, at, end, state_piece.floats);
+            ops_from_host(s->stream, store_state(s, STATE_MASTER, i) + at, state_piece.floats, (size_t)(end - at) * sizeof(float));
+        }
+    }
+    store_masters_changed(s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -171,12 +197,8 @@ static inline void store_release(Store *s, int storage) {
 
 // Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
 static inline void store_settle(Store *s) {
-    ops_wait(s->stream);
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
-}
-// What operations still compute must be there before messages carry it.
-static inline void store_ready_to_send(Store *s) {
-    if (s->group->n > 1) { ops_wait(s->stream); }
+    ops_wait(s->stream);
 }
 static inline const int64_t *store_slices(const Store *s, int storage) { return s->bounds + storage * (s->group->n + 1); }
 
@@ -192,7 +214,6 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     float *grad = s->grads + s->offset[storage];
     if (s->fresh[storage]) { ops_zero(s->stream, grad, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = true;
-    store_ready_to_send(s);
     comm_label(s->comm, "gradient", storage, step);
     s->reducing[storage] = comm_reduce_scatter(s->comm, s->group, grad, grad, store_slices(s, storage), s->wire);
 }
@@ -241,7 +262,6 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
             ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, end - begin, o);
         }
     }
-    store_ready_to_send(s);
     comm_label(s->comm, "parameters", storage, step);
     s->gathering[storage] = comm_all_gather(s->comm, s->group, store_param(s, s->offset[storage]), store_slices(s, storage), dtype_size(s->dtype));
 }

@@ -7,6 +7,7 @@
 #   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
 #
 # What works already is left alone, whoever installed it: when nothing is missing this writes nothing, with no network.
+# Not for the GPU build, which takes what NVIDIA's packages bring: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev).
 # Elsewhere than on Debian and Ubuntu it only says what is missing. Python packages are a convenience: without them the
 # scripts fall back, so a failure to get them is reported and is no error.
 # Exit status: 0 all there, 2 bad usage, 3 something is missing and could not be installed.

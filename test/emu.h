@@ -10,11 +10,12 @@
 // Memory     Device memory can be touched only while kernels and copies run: a host dereference is a fault, and so is an access
 //            beyond the end of an allocation. Managed and page-locked memory are open to both, but kernels and copies run late:
 //            who reads too early reads what was there before, and who writes too early changes what is copied.
+// Machine    EMU_GPUS devices (environment; 1), all alike. A process uses one.
 // Graphs     A stream that is captured keeps its work; a graph is that work, to be started any number of times. What CUDA refuses in
 //            a capture, and what is not emulated there, ends the program.
 // Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both inside ranges (nvtx) only; the ranges;
 //            the most device memory.
-// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals.
+// Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals; NCCL is in emu_nccl.h.
 // x86-64 only: the context switch is assembly.
 #ifndef EMU_H
 #define EMU_H
@@ -24,6 +25,7 @@
 #include <functional> // of closures
 #include <map>        // allocations by address
 #include <math.h>     // kernels use expf, sqrtf, ...
+#include <sched.h>    // sched_yield
 #include <signal.h>   // a host dereference is a fault
 #include <stdint.h>
 #include <stdio.h>
@@ -404,6 +406,7 @@ struct EmuWork {
     std::function<void()> run;
     const EmuEvent *awaited; // NULL, or this work does nothing but wait until the event's record number `record` happened
     int64_t record;
+    std::function<bool()> attempt; // instead of run, where other processes take part: false: not done, to be called again
 };
 struct EmuStream {
     std::deque<EmuWork> queue, captured;
@@ -412,6 +415,13 @@ struct EmuStream {
 typedef EmuStream *cudaStream_t;
 enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 static std::vector<EmuStream *> emu_streams;
+static cudaError_t emu_last_error; // which "not ready" is, too
+static inline cudaError_t cudaGetLastError() {
+    cudaError_t error = emu_last_error;
+    emu_last_error = cudaSuccess;
+    return error;
+}
+
 static inline double emu_clock_ms() {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -419,7 +429,7 @@ static inline double emu_clock_ms() {
 }
 
 static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) {
-    (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0});
+    (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0, NULL});
     emu_counts.launches += !stream->capturing && emu_counts.depth;
 }
 static inline void emu_not_captured(const EmuStream *s) {
@@ -428,22 +438,32 @@ static inline void emu_not_captured(const EmuStream *s) {
 static inline bool emu_can_run(const EmuStream *s) {
     return !s->queue.empty() && (!s->queue.front().awaited || s->queue.front().awaited->happened >= s->queue.front().record);
 }
-// Runs the next work of some stream, whichever the seed draws.
-static inline void emu_step() {
+// Runs the next work of some stream, whichever the seed draws. False: all that is left needs other processes, which are not ready.
+static inline bool emu_step() {
     std::vector<EmuStream *> able;
     for (EmuStream *s : emu_streams) {
         if (emu_can_run(s)) { able.push_back(s); }
     }
     if (able.empty()) { emu_fail("streams wait for each other"); }
-    EmuStream *s = able[emu_draw(able.size())];
-    EmuWork work = s->queue.front();
-    s->queue.pop_front();
-    if (work.run) { work.run(); }
+    for (; !able.empty(); able.pop_back()) {
+        std::swap(able[emu_draw(able.size())], able.back());
+        EmuStream *s = able.back();
+        if (s->queue.front().attempt && !s->queue.front().attempt()) { continue; }
+        EmuWork work = s->queue.front();
+        s->queue.pop_front();
+        if (work.run) { work.run(); }
+        return true;
+    }
+    return false;
 }
-static inline void emu_run_until(const std::function<bool()> &done) {
+static inline void emu_run_until(const std::function<bool()> &done, bool patient = true) { // or, impatient, until other processes are needed
     if (done()) { return; }
     emu_protect(true);
-    while (!done()) { emu_step(); }
+    do {
+        bool ran = emu_step();
+        if (!ran) { sched_yield(); }
+        if (!ran && !patient) { break; }
+    } while (!done());
     emu_protect(false);
 }
 static inline void emu_wait_until(const std::function<bool()> &done) { // the host waits
@@ -454,6 +474,8 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
     emu_streams.push_back(*s = new EmuStream());
     return cudaSuccess;
 }
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
+static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emu_not_captured(s);
     emu_wait_until([=] { return s->queue.empty(); });
@@ -464,8 +486,8 @@ static inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     emu_not_captured(s);
     if (s->queue.empty()) { return emu_counts.waits += emu_counts.depth > 0, cudaSuccess; }
     uint64_t steps = 1 + emu_draw(8);
-    emu_run_until([&] { return s->queue.empty() || steps-- == 0; });
-    return cudaErrorNotReady;
+    emu_run_until([&] { return s->queue.empty() || steps-- == 0; }, false);
+    return emu_last_error = cudaErrorNotReady;
 }
 static inline cudaError_t cudaDeviceSynchronize() {
     for (EmuStream *s : emu_streams) { cudaStreamSynchronize(s); }
@@ -496,12 +518,18 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
     emu_not_captured(s);
-    s->queue.push_back({NULL, e, e->recorded});
+    s->queue.push_back({NULL, e, e->recorded, NULL});
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     if (!from->recorded || !to->recorded || from->happened < from->recorded || to->happened < to->recorded) { return cudaErrorNotReady; }
     return *ms = (float)(to->ms - from->ms), cudaSuccess;
+}
+// Work goes on between looks, but little of it.
+static inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    uint64_t steps = emu_draw(8) == 0;
+    emu_run_until([&] { return e->happened >= e->recorded || steps-- == 0; }, false);
+    return e->happened >= e->recorded ? cudaSuccess : emu_last_error = cudaErrorNotReady;
 }
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     const int64_t record = e->recorded;
@@ -574,9 +602,18 @@ static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on 
     if (!unnamed) { emu_streams.push_back(unnamed = new EmuStream()); }
     return cudaMemsetAsync(to, value, bytes, unnamed);
 }
-static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
-static inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorMemoryAllocation; }
-static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+static int emu_device;
+static inline cudaError_t cudaGetDeviceCount(int *n) { return *n = getenv("EMU_GPUS") ? atoi(getenv("EMU_GPUS")) : 1, cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int device) {
+    int devices;
+    cudaGetDeviceCount(&devices);
+    return emu_device = device, device >= 0 && device < devices ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+static inline cudaError_t cudaGetDevice(int *device) { return *device = emu_device, cudaSuccess; }
+static inline cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device) {
+    snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)device);
+    return cudaSuccess;
+}
 struct cudaDeviceProp {
     char name[256];
 };
@@ -586,7 +623,6 @@ static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
 }
 static inline cudaError_t cudaProfilerStart() { return emu_counts.profiling = true, cudaSuccess; }
 static inline cudaError_t cudaProfilerStop() { return emu_counts.profiling = false, cudaSuccess; }
-static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 static inline const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
 
 // --- launches ---------------------------------------------------------------------------------------------------------
@@ -597,6 +633,7 @@ template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kern
 }
 template <class... P, class... A> static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... arguments) {
     const unsigned threads = block.x * block.y * block.z;
+    if (cudaGetLastError() != cudaSuccess) { emu_fail("a launch is blamed for an earlier call's error"); }
     auto allowed = emu_shared_allowed.find((void *)kernel);
     bool fits = shared <= (allowed == emu_shared_allowed.end() ? 48 << 10 : allowed->second);
     bool shaped = threads && threads <= 1024 && threads % 32 == 0 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every test program, sums what they report, and ends with the line `N passed, N failed`.
 
-Unit tests (build/test_*, cmocka) report on stderr; test_comm runs under mpirun with 1 to 4 ranks; test_*.py are Python
+Unit tests (build/test_*, cmocka) report on stderr; test_comm and test_comm_nccl run under mpirun with 1 to 4 ranks; test_*.py are Python
 unittests of the scripts and of the real binary. A program that ends without a report counts as one failure.
 `--all` asks for the exhaustive forms (TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
 """
@@ -33,9 +33,9 @@ def environment(everything):
 
 def commands():
     for program in sorted(glob.glob("build/test_*")):
-        if program.endswith("test_comm"):
+        if program.startswith("build/test_comm"):
             for ranks in range(1, 5):
-                yield f"test_comm, {ranks} ranks", ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), program]
+                yield f"{os.path.basename(program)}, {ranks} ranks", ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), program]
         else:
             yield os.path.basename(program), [program]
     for script in sorted(glob.glob("test/test_*.py")):

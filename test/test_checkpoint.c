@@ -2,6 +2,7 @@
 // changed, forged or foreign file is taken for a checkpoint, nor ends the program by a signal; that a failed save (read-only
 // folder, full disk at every page) leaves the older checkpoint as it was and nothing half-written; and that a folder is locked,
 // cleaned, pruned and set aside as promised. Random places come from TEST_SEED (printed). What ends the program runs in a child.
+#define STATE_PIECE 4100 // so that states go in many
 #include "ops_cpu.h"
 #include "checkpoint.h"
 
@@ -106,6 +107,27 @@ static void fill_store(Store *s, uint64_t number) {
         }
     }
     store_masters_changed(s);
+}
+// Whole chunks; the last may have a sixteenth more, else they differ by one chunk at most.
+static void test_slices(void **state) {
+    (void)state;
+    const int64_t sizes[] = {0, 1, 2047, 2048, 2049, 1536, 28272, 786432, 7087872, 38633472};
+    int equal = 0;
+    for (int i = 0; i < 10; i++) {
+        for (int n = 1; n <= 70; n++) {
+            int64_t b[71], shortest = INT64_MAX, longest = 0;
+            store_bounds(sizes[i], n, b);
+            assert_true(b[0] == 0 && b[n] == sizes[i]);
+            for (int r = 0; r < n; r++) {
+                assert_true(b[r] <= b[r + 1] && (b[r] % NORM_CHUNK == 0 || b[r] == sizes[i]));
+                shortest = min_i64(shortest, b[r + 1] - b[r]), longest = max_i64(longest, b[r + 1] - b[r]);
+            }
+            bool all_equal = b[n - 1] == (n - 1) * b[1] && 16 * (longest - b[1]) <= b[1];
+            assert_true(all_equal || longest - shortest < 2 * NORM_CHUNK);
+            equal += all_equal && n == 8;
+        }
+    }
+    assert_int_equal(equal, 4); // among them the storages of GPT-2 124M on 8 ranks
 }
 static bool same_states(const Store *a, const Store *b) {
     size_t bytes = (size_t)model.parameters * sizeof(float);
@@ -837,6 +859,7 @@ static int remove_base(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_slices),
         cmocka_unit_test_setup(test_round_trip, fresh),
         cmocka_unit_test_setup(test_resume, fresh),
         cmocka_unit_test_setup(test_resume_skips_what_is_torn, fresh),

@@ -195,6 +195,13 @@ static void test_queries(void **) { // work goes on between looks, and an event 
     assert_int_equal(x[0], 20);
     while (cudaStreamQuery(s) == cudaErrorNotReady) { looks++; }
     assert_true(looks > 1 && x[0] == 40);
+    assert_int_equal(cudaGetLastError(), cudaErrorNotReady);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    LAUNCH(add_kernel, N / THREADS, THREADS, 0, s, x, 1, (int)N);
+    cudaEventRecord(halfway, s);
+    for (looks = 0; cudaEventQuery(halfway) == cudaErrorNotReady; looks++) {}
+    assert_true(looks > 0 && x[0] == 41); // the device goes on by itself
+    cudaGetLastError();
     cudaEventDestroy(halfway), cudaStreamDestroy(s), cudaFree(x);
 }
 
@@ -225,6 +232,13 @@ static void do_deadlock(const void *) {
     cudaStreamWaitEvent(s, e), cudaStreamWaitEvent(other, e);
     cudaStreamSynchronize(s);
 }
+static void do_forget_not_ready(const void *) {
+    cudaStream_t s = stream();
+    int *x = shared_ints(32);
+    LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32), LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32);
+    cudaStreamQuery(s);
+    LAUNCH(add_kernel, 1, 32, 0, s, x, 1, 32);
+}
 static void do_too_much_shared(const void *) { LAUNCH(reverse_kernel<true>, 1, THREADS, 49 << 10, stream(), shared_ints(THREADS)); }
 static void do_wrong_kind(const void *) {
     void *p = NULL;
@@ -242,6 +256,7 @@ static void test_memory(void **) {
     check_ends(do_overrun, "beyond the end of its memory");
     check_ends(do_divergence, "divergent barrier");
     check_ends(do_deadlock, "wait for each other");
+    check_ends(do_forget_not_ready, "blamed for an earlier call");
     check_ends(do_too_much_shared, "CUDA refuses");
     check_ends(do_wrong_kind, "does not tell what the pointers are");
     void *p = NULL;

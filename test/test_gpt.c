@@ -379,7 +379,10 @@ static float *initial_values(const GptModel *m, uint64_t seed, int threads) { //
         TensorPart parts[TENSORS];
         int n = gpt_storage_parts(m, storage, parts);
         memset(one, 0, (size_t)m->parameters * sizeof(float));
-        gpt_initialise(m, storage, seed, one);
+        for (int64_t at = 0, end, n_all = gpt_storage_elements(m, storage); at < n_all; at = end) { // in pieces, others for each number of threads
+            end = min_i64(at + 5000 * threads - 1, n_all);
+            gpt_initialise(m, storage, seed, at, end, one + at);
+        }
         for (int i = 0; i < n; i++) {
             memcpy(all + model_file_offset(m, parts[i].tensor, parts[i].layer), one + parts[i].offset, (size_t)parts[i].elements * sizeof(float));
         }

@@ -9,4 +9,12 @@
 extern "C" { // which its header forgets in places
 #include <cmocka.h>
 }
+static void *managed(size_t bytes) {
+    void *p = NULL;
+    CUDA_CHECK(cudaMallocManaged(&p, bytes));
+    CUDA_CHECK(cudaMemset(p, 0, bytes));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    return p;
+}
+#define OPS_SHARED managed
 #include "test_ops.c"

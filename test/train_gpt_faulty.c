@@ -1,4 +1,4 @@
-// train_gpt_faulty.c: the program with a fault in it, for test_faults.py. FAULT="HOW RANK STEP ACTION" (ACTION as
+// train_gpt_faulty.c: the program with a fault in it, for test_faults.py, and for test_gpu.py as C++. FAULT="HOW RANK STEP ACTION" (ACTION as
 // --show-schedule prints it, STEP as the log counts) makes that rank, about to run that action in that step,
 //   kill    die as by kill -9
 //   stop    be stopped, as by kill -STOP
@@ -9,7 +9,11 @@
 
 static void fault_here(const Action *a, int64_t step);
 #define EXECUTOR_HOOK(action, step) fault_here(action, step)
+#ifdef __cplusplus
+#include "train_gpt.cu" // the GPU build, emulated
+#else
 #include "train_gpt.c"
+#endif
 
 static void fault_here(const Action *a, int64_t step) {
     static bool done;

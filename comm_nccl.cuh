@@ -1,0 +1,394 @@
+// comm_nccl.cuh: collectives over the memory of GPUs. NCCL where each rank has a GPU of its own; where several share one, which NCCL
+// refuses, staged: through pinned host memory and the messages of comm.h.
+//
+// NCCL
+//   Groups     One communicator each, made once. Its members meet by an id that the first of them makes and MPI brings to the others,
+//              so a group needs nothing of the ranks outside, whatever groups these are in.
+//   Order      All collectives of a rank run on one stream of high priority, in the order of their start, which is the same on all
+//              members, as comm.h demands: two communicators never wait for each other in a circle. An event makes each wait for what
+//              the compute stream held when it was started; another lets the compute stream wait for its result. The host waits
+//              for neither.
+//   Slices     Equal ones go in one call. What the last has more (zero.h cuts so), or unequal ones, go member by member in the same group
+//              of calls. All in place: nothing is padded.
+//   Sums       are NCCL's: in an order that its algorithm has for this number of ranks, size and network, in fp32, or with wire bf16 in
+//              bf16: contributions are packed on the device, and every partial sum is rounded. So they differ in the last bits from
+//              those of comm.h, and may between clusters, but two runs on one are equal.
+//   Lost ranks Communicators do not block: a call that has to meet others says "in progress" and is asked again, while the watch of
+//              comm.h looks after the members. So does every wait for the device whose oldest collective has begun here and is not
+//              complete. A rank whose device still computes what a collective needs answers that it works. NCCL shows no progress
+//              inside a collective: --watchdog must be longer than the longest takes. The end is that of all errors: the process ends,
+//              MPI ends the others, an alarm ends what hangs meanwhile; no NCCL call is asked to end anything.
+// Staged     start() waits for the compute stream and copies to the host what MPI then sends; wait() waits for MPI and copies the result
+//            back. STAGED_MOST collectives are under way at a time, each in its own piece of pinned memory.
+#ifndef COMM_NCCL_CUH
+#define COMM_NCCL_CUH
+
+#include "comm.h"       // groups, the watch, MPI
+#include "ops_cuda.cuh" // the compute stream
+#ifdef __CUDACC__
+#include <nccl.h> // collectives between GPUs
+#else
+#include "test/emu_nccl.h"
+#endif
+
+enum {
+    NCCL_MOST = 256,    // collectives under way
+    NCCL_GROUPS = 256,  // with a communicator
+    NCCL_SHARED = 1024, // registered pieces of memory
+    STAGED_MOST = 2,
+    STAGED_LEAST = 4 << 20 // bytes of a mirror: the message rate is measured with so many
+};
+// Between questions to CUDA, since operations poll all the time; between looks for errors; from an error to the end, to see who is lost
+static const double NCCL_POLL_S = 20e-6, NCCL_LOOK_S = 0.1, NCCL_BLAME_S = 3;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// NCCL
+typedef struct {
+    ncclComm_t communicator;
+    void *handle;
+} NcclShared;
+typedef struct {
+    Stream *stream; // that computes
+    cudaStream_t carrier;
+    CommOp ops[NCCL_MOST]; // ring: done .. started - 1 are under way
+    cudaEvent_t ready[NCCL_MOST], carried[NCCL_MOST];
+    int64_t started;
+    ncclComm_t communicators[NCCL_GROUPS];
+    NcclShared shared[NCCL_SHARED];
+    int groups, shares;
+    const CommOp *calling; // a call for it is in progress
+    double polled, looked; // for what is complete, for errors
+} Nccl;
+
+static inline cudaStream_t compute_stream(const Stream *s) { return ((Gpu *)s->device)->stream; }
+static inline bool cuda_happened(cudaEvent_t event) { return cuda_done(cudaEventQuery(event)); }
+
+// NCCL has failed. Which rank is to blame shows a moment later: the watch says so, or else this, by who does not answer.
+__attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t communicator, ncclResult_t error, const CommOp *op) {
+    SignalText what = {"", 0}, silent = {"", 0};
+    double before = c->clock;
+    c->transport.poll = NULL, c->transport.waits = op;
+    c->looked = seconds_now(), c->fresh = c->clock;
+    for (double end = c->looked + NCCL_BLAME_S; seconds_now() < end; usleep(1000)) { comm_progress(); }
+    comm_describe_waiting(c, &what);
+    for (int r = 0; r < c->ranks; r++) {
+        if (!c->peers[r].awaited || c->peers[r].answered > before) { continue; }
+        signal_text_add(&silent, "; no answer from rank "), signal_text_add_int(&silent, r);
+        signal_text_add(&silent, " on "), signal_text_add(&silent, c->peers[r].place.host);
+    }
+    die(EXIT_PEER, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL: %s: %s, in %s%s", ncclGetErrorString(error), ncclGetLastError(communicator), what.text,
+        silent.text);
+}
+// The end of a call that may have to meet other members, for op.
+static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t result, const CommOp *op) {
+    Nccl *n = (Nccl *)c->transport.state;
+    while (result == ncclInProgress) {
+        n->calling = op;
+        comm_progress();
+        if (ncclCommGetAsyncError(communicator, &result) != ncclSuccess) { result = ncclRemoteError; }
+    }
+    n->calling = NULL, c->transport.waits = NULL; // until it is polled again
+    if (result != ncclSuccess) { nccl_failed(c, communicator, result, op); }
+}
+// Calls inside of a group are only noted: what is wrong with them is found here or at its end.
+static inline void nccl_call(Comm *c, const CommOp *op, ncclResult_t result) {
+    if (result != ncclSuccess && result != ncclInProgress) { nccl_failed(c, (ncclComm_t)op->group->channel, result, op); }
+}
+
+// Brings up to date what is complete and what this rank's device waits for: the oldest collective, if it has begun.
+static inline void nccl_poll(Comm *c) {
+    Nccl *n = (Nccl *)c->transport.state;
+    CommTransport *t = &c->transport;
+    const CommOp *before = t->waits;
+    int64_t done = t->done;
+    double now = seconds_now();
+    if (now - n->polled < NCCL_POLL_S) { return; }
+    n->polled = now;
+    while (t->done < n->started && cuda_happened(n->carried[t->done % NCCL_MOST])) { t->done++; }
+    int64_t oldest = t->done % NCCL_MOST;
+    t->waits = n->calling ? n->calling : t->done < n->started && cuda_happened(n->ready[oldest]) ? &n->ops[oldest] : NULL;
+    if (t->waits != before || t->done != done) { c->fresh = c->clock; }
+    if (t->waits && !before) { c->looked = now; }
+    if (now - n->looked < NCCL_LOOK_S) { return; }
+    n->looked = now;
+    for (int i = 0; i < n->groups; i++) {
+        ncclResult_t error = ncclSuccess, asked = ncclCommGetAsyncError(n->communicators[i], &error);
+        error = asked == ncclSuccess ? error : asked;
+        if (error != ncclSuccess && error != ncclInProgress) { nccl_failed(c, n->communicators[i], error, t->done < n->started ? &n->ops[oldest] : t->waits); }
+    }
+}
+
+// A group of one has no communicator.
+static inline void nccl_join(Comm *c, Group *g) {
+    Nccl *n = (Nccl *)c->transport.state;
+    if (g->me < 0 || g->n == 1) { return; }
+    if (n->groups == NCCL_GROUPS) { die(EXIT_RESOURCES, NULL, "more than %d groups of ranks", (int)NCCL_GROUPS); }
+    ncclUniqueId id;
+    ncclResult_t made = g->me == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
+    if (made != ncclSuccess) { die(EXIT_RESOURCES, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL does not start: %s", ncclGetErrorString(made)); }
+    comm_broadcast_in(c, g, &id, sizeof id, 0);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    CommOp op;
+    memset(&op, 0, sizeof op);
+    op.what = "start of NCCL", op.group = g, op.step = c->step;
+    ncclComm_t communicator;
+    ncclResult_t result = ncclCommInitRankConfig(&communicator, g->n, id, g->me, &config);
+    nccl_finish(c, communicator, result, &op);
+    g->channel = n->communicators[n->groups++] = communicator;
+}
+// Where NCCL does not take the memory it copies through its own: slower, and no error.
+static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t bytes) {
+    Nccl *n = (Nccl *)c->transport.state;
+    NcclShared shared = {(ncclComm_t)g->channel, NULL};
+    if (!shared.communicator || n->shares == NCCL_SHARED) { return; }
+    bool taken = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
+    if (taken) { n->shared[n->shares++] = shared; }
+}
+
+// Elements that all slices begin with, if these follow one another at this distance: what one call can carry. 0: they do not.
+static inline int64_t nccl_equal_part(const CommOp *op) {
+    const int64_t *b = op->bounds, part = b[1] - b[0];
+    bool equal = b[0] == 0;
+    for (int i = 0; i < op->group->n; i++) { equal = equal && b[i] == i * part && b[i + 1] - b[i] >= part; }
+    return equal ? part : 0;
+}
+// data: elements of `size` bytes; slice i comes from member i.
+static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t size) {
+    cudaStream_t carrier = ((Nccl *)c->transport.state)->carrier;
+    ncclComm_t communicator = (ncclComm_t)op->group->channel;
+    int64_t part = nccl_equal_part(op);
+    if (part) { nccl_call(c, op, ncclAllGather(data + op->group->me * part * size, data, (size_t)(part * size), ncclUint8, communicator, carrier)); }
+    for (int i = 0; i < op->group->n; i++) {
+        char *rest = data + (op->bounds[i] + part) * size;
+        int64_t bytes = (op->bounds[i + 1] - op->bounds[i] - part) * size;
+        if (bytes) { nccl_call(c, op, ncclBroadcast(rest, rest, (size_t)bytes, ncclUint8, i, communicator, carrier)); }
+    }
+}
+// out, at my slice's place, = the sum of in.
+static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *out, ncclDataType_t type) {
+    cudaStream_t carrier = ((Nccl *)c->transport.state)->carrier;
+    ncclComm_t communicator = (ncclComm_t)op->group->channel;
+    int64_t part = nccl_equal_part(op), size = type == ncclBfloat16 ? 2 : 4;
+    if (part) { nccl_call(c, op, ncclReduceScatter(in, out + op->group->me * part * size, (size_t)part, type, ncclSum, communicator, carrier)); }
+    for (int i = 0; i < op->group->n; i++) {
+        int64_t rest = (op->bounds[i] + part) * size, count = op->bounds[i + 1] - op->bounds[i] - part;
+        if (count) { nccl_call(c, op, ncclReduce(in + rest, out + rest, (size_t)count, type, ncclSum, i, communicator, carrier)); }
+    }
+}
+static inline void nccl_exchange(Comm *c, const CommOp *op) {
+    cudaStream_t carrier = ((Nccl *)c->transport.state)->carrier;
+    ncclComm_t communicator = (ncclComm_t)op->group->channel;
+    int64_t size = (int64_t)op->element_bytes;
+    for (int i = 0; i < op->group->n; i++) {
+        const char *sent = op->in + op->bounds[i] * size;
+        char *received = op->out + op->recv_bounds[i] * size;
+        size_t out_bytes = (size_t)((op->bounds[i + 1] - op->bounds[i]) * size), in_bytes = (size_t)((op->recv_bounds[i + 1] - op->recv_bounds[i]) * size);
+        if (i == op->group->me) {
+            CUDA_CHECK(cudaMemcpyAsync(received, sent, out_bytes, cudaMemcpyDeviceToDevice, carrier));
+            continue;
+        }
+        if (out_bytes) { nccl_call(c, op, ncclSend(sent, out_bytes, ncclUint8, i, communicator, carrier)); }
+        if (in_bytes) { nccl_call(c, op, ncclRecv(received, in_bytes, ncclUint8, i, communicator, carrier)); }
+    }
+}
+
+// Puts the collective into the carrier stream.
+static inline void nccl_carry(Comm *c, const CommOp *op) {
+    Nccl *n = (Nccl *)c->transport.state;
+    const int64_t *b = op->bounds, all = b[op->group->n], mine = b[op->group->me], my_end = b[op->group->me + 1];
+    bool packed = comm_op_reduces(op) && op->wire == DTYPE_BF16;
+    ncclDataType_t type = packed ? ncclBfloat16 : ncclFloat32;
+    const char *in = packed ? c->staging : op->in;
+    char *out = packed ? c->staging : op->out;
+    if (packed) {
+        if ((size_t)all * 2 > c->staging_bytes) { die(EXIT_RESOURCES, NULL, "no room to pack %" PRId64 " elements", all); }
+        LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(all, THREADS), THREADS, 0, n->carrier, (__nv_bfloat16 *)(void *)c->staging,
+               (const float *)(const void *)op->in, all);
+    }
+    nccl_call(c, op, ncclGroupStart());
+    switch (op->kind) {
+    case COMM_ALL_GATHER: nccl_gather(c, op, op->out, (int64_t)op->element_bytes); break;
+    case COMM_REDUCE_SCATTER: nccl_reduce(c, op, in, out, type); break;
+    case COMM_ALL_REDUCE: nccl_call(c, op, ncclAllReduce(in, out, (size_t)all, type, ncclSum, (ncclComm_t)op->group->channel, n->carrier)); break;
+    default: nccl_exchange(c, op);
+    }
+    nccl_finish(c, (ncclComm_t)op->group->channel, ncclGroupEnd(), op);
+    int64_t first = op->kind == COMM_ALL_REDUCE ? 0 : mine, count = op->kind == COMM_ALL_REDUCE ? all : my_end - mine;
+    if (packed && count) {
+        LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0, n->carrier, (float *)(void *)op->out + first,
+               (const __nv_bfloat16 *)(const void *)c->staging + first, count);
+    }
+}
+
+// Of a group of one: there is nobody to talk to.
+static inline CommHandle copy_to_myself(Stream *s, const CommOp *op) {
+    int64_t size = (int64_t)op->element_bytes, to = op->recv_bounds ? op->recv_bounds[0] : op->bounds[0];
+    if (op->in && op->in != op->out) { ops_copy(s, op->out + to * size, op->in + op->bounds[0] * size, (size_t)((op->bounds[1] - op->bounds[0]) * size)); }
+    return 0;
+}
+static inline CommHandle nccl_start(Comm *c, const CommOp *op) {
+    Nccl *n = (Nccl *)c->transport.state;
+    if (op->group->n == 1) { return copy_to_myself(n->stream, op); }
+    comm_bytes_sent(op->kind, op->group, op->group->me, op->bounds, comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes, c->bytes[op->kind]);
+    if (op->bounds[op->group->n] == 0 && op->kind != COMM_ALL_TO_ALL) { return 0; }
+    while (n->started - c->transport.done == NCCL_MOST) { // more than a step has: by any means, wait
+        (void)cuda_done(cudaStreamQuery(n->carrier));
+        comm_progress();
+    }
+    int64_t i = n->started % NCCL_MOST;
+    n->ops[i] = *op;
+    CUDA_CHECK(cudaEventRecord(n->ready[i], compute_stream(n->stream)));
+    CUDA_CHECK(cudaStreamWaitEvent(n->carrier, n->ready[i], 0));
+    nccl_carry(c, &n->ops[i]);
+    CUDA_CHECK(cudaEventRecord(n->carried[i], n->carrier));
+    return -++n->started;
+}
+static inline void nccl_wait(Comm *c, CommHandle handle) {
+    Nccl *n = (Nccl *)c->transport.state;
+    if (c->transport.done >= -handle) { return; }
+    CUDA_CHECK(cudaStreamWaitEvent(compute_stream(n->stream), n->carried[(-handle - 1) % NCCL_MOST], 0));
+}
+
+static inline void nccl_end(Comm *c) {
+    Nccl *n = (Nccl *)c->transport.state;
+    CommOp op;
+    memset(&op, 0, sizeof op);
+    op.what = "end of NCCL", op.group = &c->everyone, op.step = c->step;
+    CUDA_CHECK(cudaStreamSynchronize(n->carrier));
+    for (int i = 0; i < n->shares; i++) { ncclCommDeregister(n->shared[i].communicator, n->shared[i].handle); }
+    while (n->groups) {
+        ncclComm_t communicator = n->communicators[n->groups - 1];
+        nccl_finish(c, communicator, ncclCommFinalize(communicator), &op);
+        n->groups--; // polled no more
+        ncclCommDestroy(communicator);
+    }
+    for (int i = 0; i < NCCL_MOST; i++) { CUDA_CHECK(cudaEventDestroy(n->ready[i])), CUDA_CHECK(cudaEventDestroy(n->carried[i])); }
+    CUDA_CHECK(cudaStreamDestroy(n->carrier));
+    free(n);
+    c->transport.poll = NULL;
+}
+static inline void nccl_open(Comm *c, Stream *s) {
+    Nccl *n = (Nccl *)checked_calloc(1, sizeof(Nccl), "NCCL");
+    int least, greatest;
+    n->stream = s;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&n->carrier, cudaStreamNonBlocking, greatest));
+    for (int i = 0; i < NCCL_MOST; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&n->ready[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&n->carried[i], cudaEventDisableTiming));
+    }
+    CommTransport t = {"nccl", nccl_join, nccl_share, nccl_start, nccl_wait, nccl_poll, nccl_end, n, 0, NULL};
+    c->transport = t;
+    nccl_join(c, &c->everyone);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Staged
+typedef struct {
+    CommOp op;         // over the device's memory
+    CommHandle handle; // of the same over the mirror
+    char *mirror;      // the array, element for element; behind it what an all-to-all receives
+} StagedOp;
+typedef struct {
+    Stream *stream;
+    StagedOp ops[STAGED_MOST]; // ring, as above
+    size_t mirror_bytes;
+    int64_t started;
+    char *pinned; // staging of comm.h, mirrors
+} Staged;
+
+static inline char *staged_received(const StagedOp *o) { // the mirror of op.out
+    return o->mirror + (o->op.recv_bounds ? o->op.bounds[o->op.group->n] * (int64_t)o->op.element_bytes : 0);
+}
+// Elements first .. end - 1 of the result, back to the device.
+static inline void staged_return(Staged *s, const StagedOp *o, int64_t first, int64_t end) {
+    int64_t size = (int64_t)o->op.element_bytes;
+    ops_from_host(s->stream, o->op.out + first * size, staged_received(o) + first * size, (size_t)((end - first) * size));
+}
+static inline void staged_wait(Comm *c, CommHandle handle) {
+    Staged *s = (Staged *)c->transport.state;
+    while (c->transport.done < -handle) {
+        const StagedOp *o = &s->ops[c->transport.done++ % STAGED_MOST];
+        const int64_t *b = o->op.bounds, me = o->op.group->me, n = o->op.group->n;
+        comm_wait(c, o->handle);
+        switch (o->op.kind) {
+        case COMM_ALL_GATHER: staged_return(s, o, 0, b[me]), staged_return(s, o, b[me + 1], b[n]); break;
+        case COMM_REDUCE_SCATTER: staged_return(s, o, b[me], b[me + 1]); break;
+        case COMM_ALL_REDUCE: staged_return(s, o, 0, b[n]); break;
+        default: staged_return(s, o, o->op.recv_bounds[0], o->op.recv_bounds[n]);
+        }
+    }
+}
+static inline CommHandle staged_start(Comm *c, const CommOp *op) {
+    Staged *s = (Staged *)c->transport.state;
+    const Group *g = op->group;
+    int64_t size = (int64_t)op->element_bytes, all = op->bounds[g->n] + (op->recv_bounds ? op->recv_bounds[g->n] : 0);
+    bool gathers = op->kind == COMM_ALL_GATHER; // sends its own slice only
+    int64_t first = op->bounds[gathers ? g->me : 0], end = op->bounds[gathers ? g->me + 1 : g->n];
+    if (g->n == 1) { return copy_to_myself(s->stream, op); }
+    if ((size_t)(all * size) > s->mirror_bytes) { die(EXIT_RESOURCES, NULL, "no room to stage %" PRId64 " elements", all); }
+    if (s->started - c->transport.done == STAGED_MOST) { staged_wait(c, -(c->transport.done + 1)); }
+    StagedOp *o = &s->ops[s->started % STAGED_MOST];
+    o->op = *op;
+    ops_to_host(s->stream, o->mirror + first * size, (gathers ? op->out : op->in) + first * size, (size_t)((end - first) * size)); // behind an earlier return
+    CommOp over_host = *op;
+    over_host.in = op->in ? o->mirror : NULL, over_host.out = staged_received(o);
+    o->handle = comm_queue_op(c, over_host);
+    return -++s->started;
+}
+static inline void staged_join(Comm *c, Group *g) { (void)c, (void)g; }
+static inline void staged_end(Comm *c) {
+    Staged *s = (Staged *)c->transport.state;
+    ops_wait(s->stream);
+    CUDA_CHECK(cudaFreeHost(s->pinned));
+    free(s);
+}
+// For arrays of up to `bytes`; `staging` bytes are for comm.h's reductions.
+static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t staging) {
+    Staged *s = (Staged *)checked_calloc(1, sizeof(Staged), "staged messages");
+    s->stream = stream, s->mirror_bytes = (size_t)round_up(max_i64((int64_t)bytes, STAGED_LEAST), 4096), staging = (size_t)round_up((int64_t)staging, 4096);
+    size_t pinned = staging + STAGED_MOST * s->mirror_bytes;
+    if (cudaMallocHost((void **)&s->pinned, pinned) != cudaSuccess) {
+        die(EXIT_RESOURCES, "one rank for each GPU needs none", "cannot pin %zu bytes of host memory for messages", pinned);
+    }
+    memset(s->pinned, 0, pinned);
+    for (int i = 0; i < STAGED_MOST; i++) { s->ops[i].mirror = s->pinned + staging + (size_t)i * s->mirror_bytes; }
+    comm_allocate(c, s->pinned, staging);
+    CommTransport t = {"staged", staged_join, NULL, staged_start, staged_wait, NULL, staged_end, s, 0, NULL};
+    c->transport = t;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The choice
+
+// Has each rank a GPU of its own? All ranks ask, and get the same answer.
+static inline bool gpus_apart(Comm *c) {
+    typedef struct {
+        char bus[32];
+    } Place;
+    Place mine, *all = (Place *)checked_calloc((size_t)c->ranks, sizeof(Place), "GPUs");
+    int device;
+    bool apart = true;
+    memset(&mine, 0, sizeof mine);
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(mine.bus, (int)sizeof mine.bus, device));
+    comm_all_gather_small(c, &mine, all, sizeof mine);
+    for (int a = 0; a < c->ranks; a++) {
+        for (int b = 0; b < a; b++) { apart = apart && (strcmp(c->peers[a].place.host, c->peers[b].place.host) || strcmp(all[a].bus, all[b].bus)); }
+    }
+    free(all);
+    return apart;
+}
+// Makes counted collectives of up to `elements` fp32 elements carry over this rank's GPU. All ranks.
+static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements) {
+    if (gpus_apart(c)) {
+        size_t packed = wire == DTYPE_BF16 && c->ranks > 1 ? (size_t)elements * 2 : 0;
+        comm_allocate(c, packed ? memory_take(MEMORY_BUFFERS, packed, "messages") : NULL, packed);
+        nccl_open(c, s);
+    } else {
+        staged_open(c, s, (size_t)elements * 4, comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES));
+    }
+}
+
+#endif

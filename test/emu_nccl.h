@@ -1,0 +1,277 @@
+// emu_nccl.h: NCCL between processes that emulate their GPUs (emu.h), over MPI's messages on MPI_COMM_WORLD, which the program itself
+// does not use for messages.
+//
+// Order      A collective is work of its stream. When it gets to the front, its input is read and sent; it is done when all that it
+//            needs has come from the other members, and only then is its output written. Members may get there in any order; a
+//            collective whose turn has not come on some member lets the others wait, as on a GPU.
+// Sums       as a ring takes them: from the member behind the owner around to the owner, rounded to the type at each addition.
+// Adversary  Calls answer "in progress" and put their work into the stream only when asked again, some time later: who records an
+//            event before, records too early. What the members say about a collective (kind, count, type, place in the order) is
+//            compared. EMU_NCCL_ERROR=N (environment) makes the N-th look for asynchronous errors find one.
+#ifndef EMU_NCCL_H
+#define EMU_NCCL_H
+
+#include "emu.h"
+
+#define OMPI_SKIP_MPICXX 1
+#include <memory> // work is copied, what it has under way is not
+#include <mpi.h>
+
+typedef enum { ncclSuccess, ncclInvalidArgument = 4, ncclRemoteError = 6, ncclInProgress = 7 } ncclResult_t;
+typedef enum { ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
+typedef enum { ncclSum } ncclRedOp_t;
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
+typedef struct {
+    int blocking;
+} ncclConfig_t;
+#define NCCL_CONFIG_INITIALIZER                                                                                                                                \
+    { 1 }
+
+enum EmuNcclKind { EMU_ALL_GATHER, EMU_BROADCAST, EMU_REDUCE_SCATTER, EMU_REDUCE, EMU_ALL_REDUCE, EMU_SEND, EMU_RECV };
+struct EmuNcclOp {
+    EmuNcclKind kind;
+    const void *in;
+    void *out;
+    size_t count;
+    ncclDataType_t type;
+    int peer; // or root
+};
+struct EmuNcclComm {
+    int me, n, tag;
+    std::vector<int> ranks; // of the world
+    uint64_t order;         // of the next group of calls
+    bool in_progress;
+    std::vector<EmuNcclOp> called; // and not yet in the stream
+    cudaStream_t stream;
+    int registered;
+};
+typedef EmuNcclComm *ncclComm_t;
+
+// What precedes the data of every message.
+struct EmuNcclHeader {
+    uint64_t order, kind, count, type;
+};
+struct EmuNcclMessage {
+    std::vector<char> data; // with its header
+    MPI_Request request;
+    int op, from; // of what is received: index of the call in its group, member
+};
+// A group of calls under way.
+struct EmuNcclRun {
+    EmuNcclComm *comm;
+    uint64_t order;
+    std::vector<EmuNcclOp> ops;
+    std::vector<std::vector<char>> own; // input of each call, as it was when the group got to the front
+    std::deque<EmuNcclMessage> sent, received;
+    bool begun;
+};
+
+static inline size_t emu_nccl_size(ncclDataType_t type) { return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1; }
+
+// --- messages ---------------------------------------------------------------------------------------------------------
+static inline bool emu_nccl_receives(const EmuNcclOp &op, int me) {
+    return op.kind == EMU_BROADCAST ? me != op.peer : op.kind == EMU_REDUCE ? me == op.peer : op.kind != EMU_SEND;
+}
+static inline bool emu_nccl_sends(const EmuNcclOp &op, int me) {
+    return op.kind == EMU_BROADCAST ? me == op.peer : op.kind == EMU_REDUCE ? me != op.peer : op.kind != EMU_RECV;
+}
+static inline bool emu_nccl_with(const EmuNcclOp &op, int me, int other, bool sending) { // does this call exchange with that member?
+    const bool one = op.kind == EMU_SEND || op.kind == EMU_RECV || (op.kind == EMU_REDUCE && sending) || (op.kind == EMU_BROADCAST && !sending);
+    return other != me && (!one || other == op.peer) && (sending ? emu_nccl_sends(op, me) : emu_nccl_receives(op, me));
+}
+static inline EmuNcclHeader emu_nccl_header(const EmuNcclRun &run, const EmuNcclOp &op) {
+    EmuNcclHeader h = {run.order, (uint64_t)(op.kind == EMU_RECV ? EMU_SEND : op.kind), op.count, (uint64_t)op.type};
+    return h;
+}
+static inline void emu_nccl_begin(EmuNcclRun &run) {
+    const EmuNcclComm *c = run.comm;
+    run.begun = true;
+    for (size_t i = 0; i < run.ops.size(); i++) {
+        const EmuNcclOp &op = run.ops[i];
+        const size_t bytes = op.count * emu_nccl_size(op.type), whole = bytes * (op.kind == EMU_REDUCE_SCATTER ? (size_t)c->n : 1);
+        run.own.push_back({});
+        if (op.kind != EMU_RECV && (op.kind != EMU_BROADCAST || c->me == op.peer)) { run.own.back().assign((const char *)op.in, (const char *)op.in + whole); }
+        const EmuNcclHeader header = emu_nccl_header(run, op);
+        for (int m = 0; m < c->n; m++) {
+            if (emu_nccl_with(op, c->me, m, true)) {
+                const char *from = run.own[i].data() + (op.kind == EMU_REDUCE_SCATTER ? (size_t)m * bytes : 0);
+                run.sent.push_back({std::vector<char>((const char *)&header, (const char *)(&header + 1)), MPI_REQUEST_NULL, (int)i, m});
+                EmuNcclMessage &message = run.sent.back();
+                message.data.insert(message.data.end(), from, from + bytes);
+                MPI_Isend(message.data.data(), (int)message.data.size(), MPI_BYTE, c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
+            }
+            if (emu_nccl_with(op, c->me, m, false)) {
+                run.received.push_back({std::vector<char>(sizeof header + bytes), MPI_REQUEST_NULL, (int)i, m});
+                EmuNcclMessage &message = run.received.back();
+                MPI_Irecv(message.data.data(), (int)message.data.size(), MPI_BYTE, c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
+            }
+        }
+    }
+}
+static inline bool emu_nccl_all_come(std::deque<EmuNcclMessage> &messages) {
+    for (EmuNcclMessage &m : messages) {
+        int done = 0;
+        MPI_Test(&m.request, &done, MPI_STATUS_IGNORE);
+        if (!done) { return false; }
+    }
+    return true;
+}
+
+// --- results ----------------------------------------------------------------------------------------------------------
+// out(count) = the sum of what all members gave, inputs[member]; element e of an all-reduce belongs to member e * n / count.
+static inline void emu_nccl_sum(const EmuNcclOp &op, const std::vector<const char *> &inputs, int owner) {
+    const int n = (int)inputs.size();
+    for (size_t e = 0; e < op.count; e++) {
+        const int last = owner < 0 ? (int)(e * (size_t)n / op.count) : owner;
+        float sum = 0;
+        for (int i = 1; i <= n; i++) {
+            const char *x = inputs[(size_t)((last + i) % n)];
+            float value;
+            if (op.type == ncclBfloat16) {
+                value = __bfloat162float(((const __nv_bfloat16 *)(const void *)x)[e]);
+                sum = __bfloat162float(__float2bfloat16(i == 1 ? value : sum + value));
+            } else {
+                memcpy(&value, x + 4 * e, 4);
+                sum = i == 1 ? value : sum + value;
+            }
+        }
+        if (op.type == ncclBfloat16) {
+            ((__nv_bfloat16 *)op.out)[e] = __float2bfloat16(sum);
+        } else {
+            ((float *)op.out)[e] = sum;
+        }
+    }
+}
+static inline void emu_nccl_end(EmuNcclRun &run) {
+    const EmuNcclComm *c = run.comm;
+    for (size_t i = 0; i < run.ops.size(); i++) {
+        const EmuNcclOp &op = run.ops[i];
+        const size_t bytes = op.count * emu_nccl_size(op.type);
+        const bool sums = op.kind == EMU_REDUCE_SCATTER || op.kind == EMU_REDUCE || op.kind == EMU_ALL_REDUCE;
+        const EmuNcclHeader header = emu_nccl_header(run, op);
+        std::vector<const char *> inputs((size_t)c->n, run.own[i].data());
+        if (op.kind == EMU_REDUCE_SCATTER) { inputs[(size_t)c->me] += (size_t)c->me * bytes; }
+        for (EmuNcclMessage &m : run.received) {
+            if (m.op != (int)i) { continue; }
+            if (memcmp(m.data.data(), &header, sizeof header)) { emu_fail("NCCL: the members disagree about a collective"); }
+            inputs[(size_t)m.from] = m.data.data() + sizeof header;
+        }
+        if (sums && (op.kind != EMU_REDUCE || c->me == op.peer)) { emu_nccl_sum(op, inputs, op.kind == EMU_ALL_REDUCE ? -1 : c->me); }
+        if (op.kind == EMU_ALL_GATHER) {
+            for (size_t m = 0; m < (size_t)c->n; m++) { memcpy((char *)op.out + m * bytes, inputs[m], bytes); }
+        }
+        if (op.kind == EMU_BROADCAST || op.kind == EMU_RECV) { memcpy(op.out, inputs[(size_t)op.peer], bytes); }
+    }
+}
+static inline bool emu_nccl_attempt(EmuNcclRun &run) {
+    if (!run.begun) { emu_nccl_begin(run); }
+    if (!emu_nccl_all_come(run.received) || !emu_nccl_all_come(run.sent)) { return false; }
+    emu_nccl_end(run);
+    return true;
+}
+
+// --- the calls --------------------------------------------------------------------------------------------------------
+static int emu_nccl_depth; // of ncclGroupStart
+static std::vector<ncclComm_t> emu_nccl_touched;
+
+static inline const char *ncclGetErrorString(ncclResult_t r) { return r == ncclRemoteError ? "remote process exited or there was a network error" : "error"; }
+static inline const char *ncclGetLastError(ncclComm_t) { return "emulated"; }
+static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    static int made;
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    const int numbers[2] = {rank, 100 + 64 * made++ + rank};
+    memset(id, 0, sizeof *id);
+    memcpy(id->internal, numbers, sizeof numbers);
+    return ncclSuccess;
+}
+// The members meet at the rank that made the id; it tells them who they are.
+static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int me, ncclConfig_t *config) {
+    int numbers[2], world, mine[2];
+    memcpy(numbers, id.internal, sizeof numbers);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world);
+    EmuNcclComm *c = *comm = new EmuNcclComm{me, n, numbers[1], std::vector<int>((size_t)n), 0, true, {}, NULL, 0};
+    c->ranks[(size_t)me] = world;
+    mine[0] = me, mine[1] = world;
+    if (world != numbers[0]) {
+        MPI_Send(mine, 2, MPI_INT, numbers[0], c->tag, MPI_COMM_WORLD);
+        MPI_Recv(c->ranks.data(), n, MPI_INT, numbers[0], c->tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+    for (int i = 1; world == numbers[0] && i < n; i++) {
+        MPI_Recv(mine, 2, MPI_INT, MPI_ANY_SOURCE, c->tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        c->ranks[(size_t)mine[0]] = mine[1];
+    }
+    for (int i = 0; world == numbers[0] && i < n; i++) {
+        if (i != me) { MPI_Send(c->ranks.data(), n, MPI_INT, c->ranks[(size_t)i], c->tag, MPI_COMM_WORLD); }
+    }
+    return config->blocking ? ncclInvalidArgument : ncclInProgress; // only what is used is emulated
+}
+static inline void emu_nccl_enter(ncclComm_t c) {
+    if (c->in_progress) { emu_fail("NCCL: a call while another is in progress"); }
+}
+static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
+    static const long bad = getenv("EMU_NCCL_ERROR") ? atol(getenv("EMU_NCCL_ERROR")) : 0;
+    static long looks;
+    *state = ++looks >= bad && bad ? ncclRemoteError : c->in_progress && emu_draw(2) ? ncclInProgress : ncclSuccess;
+    if (*state == ncclSuccess) { c->in_progress = false; }
+    if (*state == ncclSuccess && !c->called.empty()) {
+        auto run = std::make_shared<EmuNcclRun>();
+        run->comm = c, run->order = c->order++, run->ops.swap(c->called), run->begun = false;
+        c->stream->queue.push_back({NULL, NULL, 0, [=] { return emu_nccl_attempt(*run); }});
+    }
+    return ncclSuccess;
+}
+static inline ncclResult_t ncclGroupStart() { return emu_nccl_depth++, ncclSuccess; }
+static inline ncclResult_t ncclGroupEnd() {
+    if (--emu_nccl_depth) { return ncclSuccess; }
+    for (ncclComm_t c : emu_nccl_touched) { c->in_progress = true; }
+    emu_nccl_touched.clear();
+    return ncclInProgress;
+}
+static inline ncclResult_t emu_nccl_call(ncclComm_t c, cudaStream_t stream, EmuNcclOp op) {
+    emu_nccl_enter(c);
+    ncclGroupStart();
+    c->called.push_back(op), c->stream = stream;
+    emu_nccl_touched.push_back(c);
+    return ncclGroupEnd();
+}
+static inline ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
+    return emu_nccl_call(c, s, {EMU_ALL_GATHER, in, out, count, type, 0});
+}
+static inline ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t s) {
+    return emu_nccl_call(c, s, {EMU_BROADCAST, in, out, count, type, root});
+}
+static inline ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t c, cudaStream_t s) {
+    return emu_nccl_call(c, s, {EMU_REDUCE_SCATTER, in, out, count, type, 0});
+}
+static inline ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, int root, ncclComm_t c, cudaStream_t s) {
+    return emu_nccl_call(c, s, {EMU_REDUCE, in, out, count, type, root});
+}
+static inline ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t c, cudaStream_t s) {
+    return emu_nccl_call(c, s, {EMU_ALL_REDUCE, in, out, count, type, 0});
+}
+static inline ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
+    return emu_nccl_call(c, s, {EMU_SEND, in, NULL, count, type, peer});
+}
+static inline ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
+    return emu_nccl_call(c, s, {EMU_RECV, NULL, out, count, type, peer});
+}
+static inline ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t bytes, void **handle) {
+    const EmuMemory *m = emu_find(p);
+    if (!m || m->place != EMU_DEVICE || (char *)p + bytes > m->mapped + m->pages) { return ncclInvalidArgument; }
+    return c->registered++, *handle = p, ncclSuccess;
+}
+static inline ncclResult_t ncclCommDeregister(ncclComm_t c, void *) { return c->registered--, ncclSuccess; }
+static inline ncclResult_t ncclCommFinalize(ncclComm_t c) {
+    emu_nccl_enter(c);
+    return c->in_progress = true, ncclInProgress;
+}
+static inline ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    emu_nccl_enter(c);
+    if (c->registered) { emu_fail("NCCL: memory is still registered"); }
+    return delete c, ncclSuccess;
+}
+
+#endif
