@@ -8,7 +8,6 @@
 // copied away and overwritten as soon as they are waited for, all on the compute stream without the host: the emulation runs streams
 // in any order that events allow, so a missing event shows as a wrong bit.
 #define OPS_IMPLEMENTATION
-#include "ops_cuda.cuh"
 #include "attention_cuda.cuh" // all of ops.h
 #include "comm_nccl.cuh"
 
