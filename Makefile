@@ -22,7 +22,7 @@ NEWEST = $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1 | tr -dc 0-9)
 GPUS   = $(foreach a,80 90 $(NEWEST),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST)
 NVCCFLAGS = -std=c++17 -O3 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-Werror,-Wno-format-truncation,-Wno-parentheses,-fopenmp -I. $(if $(TF32),-DUSE_TF32)
 MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
-CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc -lcuda
+CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 
 HEADERS = $(wildcard *.h)

