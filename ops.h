@@ -96,7 +96,7 @@ static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what)
 }
 static inline void *memory_take_host(size_t bytes, const char *what) { // no device memory: not in the ledger
     void *p = ops_alloc_host(bytes ? bytes : 1);
-    if (!p) { die(EXIT_RESOURCES, "use a smaller --batch-tokens", "cannot allocate %zu bytes of the host for %s", bytes, what); }
+    if (!p) { die(EXIT_RESOURCES, "use a smaller --batch-tokens or --model", "cannot allocate %zu bytes of the host for %s", bytes, what); }
     return p;
 }
 

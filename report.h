@@ -342,7 +342,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     predict_memory(run, rows, recompute, memory);
     return (double)(memory_device(memory) - memory_device(memory_taken)) * run->comm->local_ranks;
 }
-// Which flags would make the run fit into `there` bytes, as text.
+// Which flags would make the run fit into `there` bytes, as text: the micro-batch halved until it does, without and with recomputation.
 static inline void memory_advice(const RunFacts *run, double there, char *text, size_t bytes) {
     bool given = run->options->recompute == RECOMPUTE_BLOCK;
     size_t n = 0;
