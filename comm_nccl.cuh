@@ -71,7 +71,7 @@ __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t com
     c->looked = seconds_now(), c->fresh = c->clock;
     for (double end = c->looked + NCCL_BLAME_S; seconds_now() < end; usleep(1000)) { comm_progress(); }
     comm_describe_waiting(c, &what);
-    for (int r = 0; r < c->ranks; r++) {
+    for (int r = 0; op && r < c->ranks; r++) { // those that were asked
         if (!c->peers[r].awaited || c->peers[r].answered > before) { continue; }
         signal_text_add(&silent, "; no answer from rank "), signal_text_add_int(&silent, r);
         signal_text_add(&silent, " on "), signal_text_add(&silent, c->peers[r].place.host);

@@ -27,7 +27,7 @@ enum { NORM_CHUNK = 2048 };
 
 // The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
 #ifndef STATE_PIECE // tests make it small
-#define STATE_PIECE (256 << 10)
+#define STATE_PIECE (1 << 20)
 #endif
 enum { STATE_PIECE_FLOATS = STATE_PIECE / 4 };
 static union {
