@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(MMA_THREADS) attention_mma_kernel(Bf16 *out, f
             start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D, stride);
             start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D, stride);
         }
-        if (k0 >= first + 16 * M) { continue; } // behind all queries of this warp
+        if (k0 >= first + 16 * M || first >= T) { continue; } // behind all queries of this warp, or it has none
         float scores[M][KEYS / 8][4];
         multiply_transposed<HEAD, M, KEYS>(scores, q + of_warp * (HEAD + SPARE), k + now);
         if (next > first) { hide_scores<false, M, KEYS>(scores, k0 - first); }
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
         copy_async_wait();
         __syncthreads();
         if (q0 + QUERIES < T) { start_queries(q0 + QUERIES, 1 - stage); }
-        if (q0 + QUERIES <= first) { continue; } // before all keys of this warp
+        if (q0 + QUERIES <= first || first >= T) { continue; } // before all keys of this warp, or it has none
         float p[M][QUERIES / 8][4], dp[M][QUERIES / 8][4];
         multiply_transposed<HEAD, M, QUERIES>(p, k + of_warp * (HEAD + SPARE), q + stage * STAGE);
         multiply_transposed<HEAD, M, QUERIES>(dp, v + of_warp * (HEAD + SPARE), dy + stage * STAGE);
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
             start_tile<HEAD, KEYS>(k + STAGE - now, from + next * stride + a.C, T - next, D, stride);
             start_tile<HEAD, KEYS>(v + STAGE - now, from + next * stride + 2 * a.C, T - next, D, stride);
         }
-        if (k0 >= first + 16 * M) { continue; }
+        if (k0 >= first + 16 * M || first >= T) { continue; }
         float p[M][KEYS / 8][4], dp[M][KEYS / 8][4];
         multiply_transposed<HEAD, M, KEYS>(p, q + of_warp * (HEAD + SPARE), k + now);
         multiply_transposed<HEAD, M, KEYS>(dp, dy + of_warp * (HEAD + SPARE), v + now);

@@ -14,6 +14,7 @@
 #endif
 #define CUDNN_FRONTEND_SKIP_JSON_LIB // graphs are not written to files
 #include "ops_cuda.cuh"              // scratch, enter
+#include <cstring>                   // strlen, which the next forgets
 #include <cudnn_frontend.h>          // graphs of operations
 #include <memory>                    // which are shared pointers
 #include <unordered_map>             // and take their tensors by number
