@@ -19,7 +19,7 @@
 #include <mkl_cblas.h> // the same, from MKL
 #endif
 #include <omp.h>      // the team
-#include <sys/mman.h> // madvise: huge pages
+#include <sys/mman.h> // mmap, and madvise: huge pages
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Real is a float here, and only here.
@@ -99,26 +99,36 @@ static inline void ops_range_end(void) {}
 static inline void ops_profiler(bool on) { (void)on; }
 
 // --- memory and precision --------------------------------------------------------------------------------------------
-// From calloc, since fresh pages are zero anyway. The team touches them, so that they exist, and on machines with several memories
-// lie near a thread that uses them. Huge pages are asked for whole 2 MiB only, so the resident size is the size asked for.
-// In front of what is returned lies what calloc returned.
+// Large ones are mappings of their own, whose pages come as zeros. The team touches them, so that they exist, and on machines with
+// several memories lie near a thread that uses them. Huge pages are asked for whole 2 MiB only, so the resident size is the size asked
+// for. Small ones are from calloc, where sanitizers see their ends.
+enum { HUGE_PAGE = 2 << 20 };
+typedef struct { // lies in front of what is returned
+    char *whole;
+    size_t mapped; // bytes; 0: from calloc
+} Allocation;
 static inline void *ops_alloc(size_t bytes) {
-    const size_t huge = (size_t)2 << 20, align = bytes >= huge ? huge : 64;
-    char *whole = bytes < SIZE_MAX - 2 * huge ? (char *)calloc(1, bytes + 64 + align) : NULL;
-    if (!whole) { return NULL; }
+    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64, room = bytes + 64 + align;
+    if (room < bytes) { return NULL; }
+    char *whole = align == 64 ? (char *)calloc(1, room) : (char *)mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!whole || whole == MAP_FAILED) { return NULL; }
     char *p = whole + 64 + (align - ((uintptr_t)whole + 64) % align) % align;
-    memcpy(p - sizeof whole, &whole, sizeof whole);
-    if (bytes >= huge) { madvise(p, bytes / huge * huge, MADV_HUGEPAGE); }
-    volatile char *touched = p; // or the compiler would leave out writing zeros
-    const int64_t pages = ceil_div((int64_t)bytes, 4096);
+    Allocation a = {whole, align == 64 ? 0 : room};
+    memcpy(p - sizeof a, &a, sizeof a);
+    if (a.mapped) { madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); }
+    const int64_t pages = a.mapped ? ceil_div((int64_t)bytes, 4096) : 0;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < pages; i++) { touched[i * 4096] = 0; }
+    for (int64_t i = 0; i < pages; i++) { p[i * 4096] = 0; }
     return p;
 }
 static inline void ops_free(void *p) {
-    char *whole = NULL;
-    if (p) { memcpy(&whole, (char *)p - sizeof whole, sizeof whole); }
-    free(whole);
+    Allocation a = {NULL, 0};
+    if (p) { memcpy(&a, (char *)p - sizeof a, sizeof a); }
+    if (a.mapped) {
+        munmap(a.whole, a.mapped);
+    } else {
+        free(a.whole);
+    }
 }
 static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
 static inline void ops_free_host(void *p) { free(p); }

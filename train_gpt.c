@@ -6,7 +6,7 @@
 //   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
 //   executor.h    runs a schedule                           comm.h        messages between ranks
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
-//   report.h      predictions, log, progress
+//   report.h      predictions, log, progress                profile.h     where the time of some steps goes
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -18,6 +18,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements) {
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "profile.h"
 #include "report.h"
 
 #include <signal.h> // graceful stop

@@ -894,7 +894,8 @@ class Failures(TestCase):
              ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"), ("nothing to resume", dict(resume=1, out="empty"), "no valid checkpoint in empty")]
     PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("hellaswag", "val-every"), dict(hellaswag="file")), (("json", "dry-run"), dict(json=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
-             (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11"))]
+             (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
+             (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
