@@ -51,6 +51,7 @@ static const Case cases[] = {
     {MATMUL, 3, 5, 600, 40, 0, 2},
     {MATMUL, 40, 17, 9, 20, 0, 2},
     {MATMUL, 1, 33, 20, 700, 2, 1},
+    {MATMUL, 3, 7, 24, 40, 2, 2},
     // n
     {RESIDUAL, 1, 1, 1, 0, 0, 1},
     {RESIDUAL, 1001, 1, 1, 0, 0, 2},
