@@ -132,6 +132,7 @@ static inline void ops_free(void *p) {
 }
 static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
 static inline void ops_free_host(void *p) { free(p); }
+static inline bool ops_memory_apart(void) { return false; }
 static inline double ops_memory_available(int ranks) { return (void)ranks, (double)INFINITY; }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {

@@ -297,6 +297,7 @@ static inline void *ops_alloc_host(size_t bytes) {
 static inline void ops_free_host(void *p) {
     if (p) { CUDA_CHECK(cudaFreeHost(p)); }
 }
+static inline bool ops_memory_apart(void) { return true; }
 static inline double ops_memory_available(int ranks) { // ranks take devices in turn (ops_open)
     size_t there, total;
     int devices;

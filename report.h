@@ -298,6 +298,11 @@ static inline double kernel_number(const char *path, const char *field) {
     return number;
 }
 static inline double kernel_bytes(const char *path, const char *field) { return 1024 * kernel_number(path, field); } // of one in kB
+// Bytes of this process (VmRSS: now, VmHWM: at its peak) besides what it took as device memory.
+static inline size_t host_bytes(const char *field) {
+    size_t all = (size_t)kernel_bytes("/proc/self/status", field), device = ops_memory_apart() ? 0 : memory_device(memory_taken);
+    return all > device ? all - device : 0;
+}
 static inline double file_number(const char *path) { // its first number; NAN where there is none
     double value = NAN;
     FILE *f = fopen(path, "r");
@@ -510,7 +515,7 @@ static inline void report_end(const RunFacts *run, int64_t steps, Spent spent, d
         for (int l = 0; l < LINK_KINDS; l++) { per_step[k][l] = run->comm->bytes[k][l] / max_i64(steps, 1); }
     }
     traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
-    size_t device = memory_device(memory_taken), peak = (size_t)kernel_bytes("/proc/self/status", "VmHWM:"), host = peak > device ? peak - device : 0;
+    size_t host = host_bytes("VmHWM:");
     double step_ms = 1000 * spent.steps_s / (double)max_i64(steps, 1), idle = steps ? spent.waiting_s / spent.steps_s : 0;
     if (run->comm->rank) { return; }
     progress_break(bar);

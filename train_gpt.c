@@ -162,7 +162,7 @@ static void predict(Trainer *t) {
     Prediction *p = &t->predicted;
     RunFacts facts = run_facts(t);
     predict_memory(&facts, t->rows, o->recompute == RECOMPUTE_BLOCK, p->memory);
-    p->host = (size_t)kernel_bytes("/proc/self/status", "VmRSS:") - memory_device(memory_taken);
+    p->host = host_bytes("VmRSS:");
     predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->comm.everyone, t->dtype, (DType)o->reduce_dtype, p->traffic);
     Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, o->optimizer == OPTIMIZER_ADAMW, t->dtype, (DType)o->reduce_dtype};
     double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
