@@ -82,9 +82,12 @@ build/test_%: test/test_%.c test/child.h $(HEADERS)
 build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
-build/gpu_%: test/%.cu test/test_ops.c ops_cuda.cuh $(HEADERS)
+build/gpu_%: test/%.cu test/test_ops.c $(CUDA_HEADERS)
 	@mkdir -p build
 	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lgomp -lcmocka
+build/cudnn_%: test/%.cu $(CUDA_HEADERS)
+	@mkdir -p build
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) -lcublasLt -lgomp
 build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS)
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@
@@ -131,9 +134,11 @@ bench-ops: build/bench_ops
 ## bench-peers  the same shapes against current PyTorch, in a virtual environment that it makes
 bench-peers: train_gpt
 	@scripts/bench_peers.sh
-## bench-gpu    on a machine with a GPU: GPT-2 124M and 1558M in bf16, tokens/s, MFU, memory; against PyTorch where it is installed
+## bench-gpu    on a machine with a GPU: GPT-2 124M and 1558M in bf16, tokens/s, MFU, memory; against PyTorch where it is installed;
+##              own attention against cuDNN's after scripts/setup.sh cudnn
+ATTENTIONS = $(if $(wildcard .venv/lib/python3*/site-packages/include/cudnn_frontend.h),build/cudnn_bench_attention) build/gpu_bench_attention
 bench-gpu:
-	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda build/gpu_bench_attention && $(PYTHON) scripts/bench_gpu.py; \
+	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda $(ATTENTIONS) && $(PYTHON) scripts/bench_gpu.py $(ATTENTIONS:%=--attention %); \
 	else echo "bench-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
 
 ## clean        removes what was built
