@@ -188,19 +188,21 @@ static int64_t count_target_bytes(const Trainer *t) {
     return bytes;
 }
 
-// --tokenizer, or NAME_tokenizer.bin beside shards named NAME_train..., or NULL.
-static const char *tokenizer_path(const Options *o, char *path, size_t bytes) {
+// --tokenizer, or NAME_tokenizer.bin beside the shards NAME_train... or else NAME_val... that this run is about, or NULL.
+static const char *tokenizer_path(const Trainer *t, char *path, size_t bytes) {
+    const Options *o = &t->options;
     if (*o->tokenizer) { return o->tokenizer; }
-    const char *end = strstr(o->train, "_train");
+    bool trains = o->steps || t->given.at[OPTION_INDEX_train];
+    const char *shards = trains ? o->train : o->val_every ? o->val : "", *end = strstr(shards, trains ? "_train" : "_val");
     if (!end) { return NULL; }
-    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - o->train), o->train);
+    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
     return access(path, R_OK) ? NULL : path;
 }
 
 static void setup_data(Trainer *t) {
     const Options *o = &t->options;
     char path[1100];
-    const char *file = tokenizer_path(o, path, sizeof path);
+    const char *file = tokenizer_path(t, path, sizeof path);
     t->tokenizer = tokenizer_open(file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
     DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed};

@@ -497,6 +497,23 @@ class Models(TestCase):
             if changes == dict(val_batches=1):
                 self.assert_close([event["loss"]], golden_run()[0][:1], SAME, "PyTorch's")
 
+    def test_tokenizer_beside_the_shards(self):
+        """That of the shards that a run reads, never that of the default ones which it does not."""
+        folder, texts = scratch(), [b"x" * (1 + (7 * i) % 5) for i in range(VOCAB)]
+        given = tokenizer(texts, 9)
+        for source, name in ((TOKENS, "mine_train_0.bin"), (TOKENS, "mine_val_0.bin"), (given, "mine_tokenizer.bin")):
+            shutil.copy(source, os.path.join(folder, name))
+        mine = {kind: os.path.join(folder, f"mine_{kind}_*.bin") for kind in ("train", "val")}
+        same, too_large = dict(steps=0, val_every=1), tokenizer([b"x"] * 300, 299)
+        default = os.path.join(TEMPORARY, "data")
+        os.makedirs(default)
+        self.addCleanup(shutil.rmtree, default)
+        shutil.copy(too_large, os.path.join(default, "text_gpt2_tokenizer.bin"))
+        expected, *others, unknown = [job.of("val")[0]["bits_per_byte"] for job in train_all([
+            dict(same, tokenizer=given), dict(same, train=mine["train"]), dict(same, train=None, val=mine["val"]), dict(same, train=None)])]
+        self.assertEqual(others, [expected, expected])
+        self.assertNotEqual(unknown, expected)
+
     def test_bits_per_byte_are_null_where_the_text_is_not_known(self):
         job = train(model="layers=1,heads=1,channels=16,vocab=300", steps=0, val_every=1)
         self.assertIsNone(job.of("val")[0]["bits_per_byte"])
