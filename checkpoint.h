@@ -444,13 +444,14 @@ static inline int64_t *checkpoint_list(const char *out, int *count) {
 static inline int folder_make(const char *out) {
     char path[1100];
     snprintf(path, sizeof path, "%s", out);
-    for (char *slash = path + 1; *path && (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
+    for (char *end = path; *end;) { // one parent after another, then the folder itself
+        end += 1 + strcspn(end + 1, "/");
+        char next = *end;
+        *end = 0;
         if (mkdir(path, 0777) && errno != EEXIST) { return errno; }
-        *slash = '/';
+        *end = next;
     }
     struct stat info;
-    if (mkdir(path, 0777) && errno != EEXIST) { return errno; }
     return stat(path, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
 }
 

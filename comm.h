@@ -793,10 +793,6 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
     }
     c->waited_s += seconds_now() - start;
 }
-static inline bool comm_test(Comm *c, CommHandle handle) {
-    comm_progress();
-    return handle < 0 ? c->transport.done >= -handle : c->first >= handle;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Collectives: every member of the group starts them, in one order. They return at once.
