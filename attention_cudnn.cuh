@@ -2,8 +2,9 @@
 // which scripts/setup.sh cudnn installs.
 //
 // Layout     ops.h's, told to cuDNN as strides: q, k and v are (rows, NH, T, D) inside qkv, nothing is moved. Its statistics are ops.h's lse.
-// Plans      one per shape and direction, made when first asked for, the newest kept. Where cuDNN refuses a shape, or wants more scratch than
-//            the workspace has, the plan remembers that, and attention_cuda.cuh's own kernels do the work.
+// Plans      one per shape and direction, for sequences as long as those that are trained on; made when first asked for, and kept, since
+//            recorded work holds on to their kernels. Where cuDNN refuses a shape, or wants more scratch than a few numbers a channel (a
+//            deterministic backward pass may want scores of T x T), attention_cuda.cuh's own kernels do the work.
 // Sums       backward asks for the deterministic algorithm. The same call gives the same bits.
 // Not emulated: the tests compile this file only.
 #ifndef ATTENTION_CUDNN_CUH
@@ -19,7 +20,10 @@
 #include <memory>                    // which are shared pointers
 #include <unordered_map>             // and take their tensors by number
 
-enum { CUDNN_PLANS = 16 };
+enum {
+    CUDNN_PLANS = 64,
+    CUDNN_SCRATCH = 64 // bytes for each channel of each token, at most
+};
 enum { TENSOR_Q = 1, TENSOR_K, TENSOR_V, TENSOR_OUT, TENSOR_LSE, TENSOR_DOUT, TENSOR_DQ, TENSOR_DK, TENSOR_DV }; // numbers in a graph
 
 typedef struct {
@@ -31,9 +35,9 @@ typedef struct {
     std::shared_ptr<CudnnGraph> graph; // none: refused
     int64_t scratch;                   // bytes it needs
 } CudnnPlan;
-static CudnnPlan cudnn_plans[CUDNN_PLANS];
-static int64_t cudnn_plans_made;
-static cudnnHandle_t cudnn_handle; // made with the first plan, of this process's one device
+static CudnnPlan cudnn_plans[CUDNN_PLANS], cudnn_refused;
+static int64_t cudnn_plans_made, cudnn_T; // cudnn_T: of training
+static cudnnHandle_t cudnn_handle;        // made with the first plan, of this process's one device
 
 typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
 // As tensors of a graph: (rows, NH, T, D) of which a token's are `stride` elements after the one's before; and a number for each (rows, NH, T).
@@ -81,14 +85,18 @@ static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
         if (!memcmp(&cudnn_plans[i].key, &key, sizeof key)) { return &cudnn_plans[i]; }
     }
     if (!cudnn_handle && cudnnCreate(&cudnn_handle) != CUDNN_STATUS_SUCCESS) { die(EXIT_RESOURCES, "build without USE_CUDNN=1", "cuDNN does not start"); }
-    CudnnPlan *p = &cudnn_plans[cudnn_plans_made++ % CUDNN_PLANS]; // the oldest makes room
+    if (cudnn_plans_made == CUDNN_PLANS || key.T != cudnn_T) { return &cudnn_refused; }
+    CudnnPlan *p = &cudnn_plans[cudnn_plans_made++];
     p->key = key, p->graph = NULL, p->scratch = 0;
     if (gpu_real == DTYPE_BF16 && key.C / key.NH % 8 == 0) { p->graph = make_cudnn_graph(&key); } // else the tensors are not aligned as it wants
-    if (p->graph && !p->graph->get_workspace_size(p->scratch).is_good()) { p->graph = NULL; }
+    if (p->graph && (!p->graph->get_workspace_size(p->scratch).is_good() || p->scratch > CUDNN_SCRATCH * key.rows * key.T * key.C)) {
+        p->graph = NULL, p->scratch = 0;
+    }
     return p;
 }
 static inline int64_t cudnn_scratch_bytes(OpsShape s) {
     const CudnnKey forward = {s.rows, s.T, s.C, s.NH, 0}, backward = {s.rows, s.T, s.C, s.NH, 1};
+    cudnn_T = s.T;
     const int64_t of_forward = find_cudnn_plan(forward)->scratch, of_backward = find_cudnn_plan(backward)->scratch;
     return max_i64(of_forward, of_backward);
 }

@@ -20,7 +20,7 @@
 //            this process did not run itself (suspended, a laptop asleep) does not count.
 // Transport  MPI reaches the processor's memory. Where collectives are over memory of another device, a CommTransport carries those
 //            that are counted (comm_nccl.cuh), under the same rules; setup, scalars and the watch stay here.
-// Invariants From start to completion a buffer belongs to its operation. Nothing is allocated after comm_allocate(). One
+// Invariants From start to completion a buffer belongs to its operation. Nothing is allocated here after comm_allocate(). One
 //            thread calls everything here. A failure or a lost rank ends all ranks with EXIT_PEER and a message that names the
 //            lost rank, the operation, the unit and the step.
 #ifndef COMM_H
@@ -106,6 +106,7 @@ typedef struct {
     void *state;
     int64_t done;        // collectives that are complete
     const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody
+    int sharing;         // ranks on this rank's device
 } CommTransport;
 
 struct Comm {
@@ -799,9 +800,8 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
 // By MPI, over memory that it reaches.
 static inline CommHandle comm_queue_op(Comm *c, CommOp op) {
     if (op.group->n == 1) { // nobody to talk to
-        if (op.in && op.in != op.out) {
-            memcpy(op.out + op.bounds[0] * (int64_t)op.element_bytes, op.in, (size_t)(op.bounds[1] - op.bounds[0]) * op.element_bytes);
-        }
+        int64_t size = (int64_t)op.element_bytes, to = op.recv_bounds ? op.recv_bounds[0] : op.bounds[0];
+        if (op.in && op.in != op.out) { memcpy(op.out + to * size, op.in + op.bounds[0] * size, (size_t)((op.bounds[1] - op.bounds[0]) * size)); }
         return 0;
     }
     if (c->started - c->first == COMM_QUEUE) { comm_wait(c, c->first + 1); }

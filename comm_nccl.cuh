@@ -76,8 +76,9 @@ __attribute__((noreturn)) static inline void nccl_failed(Comm *c, ncclComm_t com
         signal_text_add(&silent, "; no answer from rank "), signal_text_add_int(&silent, r);
         signal_text_add(&silent, " on "), signal_text_add(&silent, c->peers[r].place.host);
     }
-    die(EXIT_PEER, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL: %s: %s, in %s%s", ncclGetErrorString(error), ncclGetLastError(communicator), what.text,
-        silent.text);
+    bool of_others = error == ncclRemoteError || error == ncclSystemError || error == ncclInternalError;
+    die(of_others ? EXIT_PEER : EXIT_RESOURCES, "NCCL_DEBUG=WARN makes NCCL say more", "NCCL: %s: %s, in %s%s", ncclGetErrorString(error),
+        ncclGetLastError(communicator), what.text, silent.text);
 }
 // The end of a call that may have to meet other members, for op.
 static inline void nccl_finish(Comm *c, ncclComm_t communicator, ncclResult_t result, const CommOp *op) {
@@ -278,7 +279,7 @@ static inline void nccl_open(Comm *c, Stream *s) {
         CUDA_CHECK(cudaEventCreateWithFlags(&n->ready[i], cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreateWithFlags(&n->carried[i], cudaEventDisableTiming));
     }
-    CommTransport t = {"nccl", nccl_join, nccl_share, nccl_start, nccl_wait, nccl_poll, nccl_end, n, 0, NULL};
+    CommTransport t = {"nccl", nccl_join, nccl_share, nccl_start, nccl_wait, nccl_poll, nccl_end, n, 0, NULL, 0};
     c->transport = t;
     nccl_join(c, &c->everyone);
 }
@@ -355,15 +356,15 @@ static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t sta
     memset(s->pinned, 0, pinned);
     for (int i = 0; i < STAGED_MOST; i++) { s->ops[i].mirror = s->pinned + staging + (size_t)i * s->mirror_bytes; }
     comm_allocate(c, s->pinned, staging);
-    CommTransport t = {"staged", staged_join, NULL, staged_start, staged_wait, NULL, staged_end, s, 0, NULL};
+    CommTransport t = {"staged", staged_join, NULL, staged_start, staged_wait, NULL, staged_end, s, 0, NULL, 0};
     c->transport = t;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The choice
 
-// Has each rank a GPU of its own? All ranks ask, and get the same answer.
-static inline bool gpus_apart(Comm *c) {
+// Has each rank a GPU of its own? All ranks ask, and get the same answer. *sharing: how many are on this rank's.
+static inline bool gpus_apart(Comm *c, int *sharing) {
     typedef struct {
         char bus[32];
     } Place;
@@ -374,21 +375,27 @@ static inline bool gpus_apart(Comm *c) {
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetPCIBusId(mine.bus, (int)sizeof mine.bus, device));
     comm_all_gather_small(c, &mine, all, sizeof mine);
+    *sharing = 0;
     for (int a = 0; a < c->ranks; a++) {
-        for (int b = 0; b < a; b++) { apart = apart && (strcmp(c->peers[a].place.host, c->peers[b].place.host) || strcmp(all[a].bus, all[b].bus)); }
+        for (int b = 0; b < c->ranks; b++) {
+            bool same = !strcmp(c->peers[a].place.host, c->peers[b].place.host) && !strcmp(all[a].bus, all[b].bus);
+            apart = apart && (a == b || !same), *sharing += a == c->rank && same;
+        }
     }
     free(all);
     return apart;
 }
 // Makes counted collectives of up to `elements` fp32 elements carry over this rank's GPU. All ranks.
 static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements) {
-    if (gpus_apart(c)) {
+    int sharing;
+    if (gpus_apart(c, &sharing)) {
         size_t packed = wire == DTYPE_BF16 && c->ranks > 1 ? (size_t)elements * 2 : 0;
         comm_allocate(c, packed ? memory_take(MEMORY_BUFFERS, packed, "messages") : NULL, packed);
         nccl_open(c, s);
     } else {
         staged_open(c, s, (size_t)elements * 4, comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES));
     }
+    c->transport.sharing = sharing;
 }
 
 #endif

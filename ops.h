@@ -66,8 +66,8 @@ static void ops_free(void *p);
 // which must leave it alone until ops_wait(). NULL if there is none.
 static void *ops_alloc_host(size_t bytes);
 static void ops_free_host(void *p);
-// Device memory that `ranks` ranks of this machine can still take together; INFINITY where it is the machine's own.
-static double ops_memory_available(int ranks);
+// Memory that this rank's device has left, for all ranks on it; INFINITY where it is the machine's own.
+static double ops_memory_available(void);
 static bool ops_memory_apart(void); // the device's memory is not the process's own
 static Real *real_at(Real *p, int64_t elements);
 static const Real *real_at_const(const Real *p, int64_t elements);

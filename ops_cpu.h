@@ -101,19 +101,24 @@ static inline void ops_profiler(bool on) { (void)on; }
 // --- memory and precision --------------------------------------------------------------------------------------------
 // Large ones are mappings of their own, whose pages come as zeros. The team touches them, so that they exist, and on machines with
 // several memories lie near a thread that uses them. Huge pages are asked for whole 2 MiB only, so the resident size is the size asked
-// for. Small ones are from calloc, where sanitizers see their ends.
+// for. Small ones end where sanitizers see it.
 enum { HUGE_PAGE = 2 << 20 };
 typedef struct { // lies in front of what is returned
-    char *whole;
-    size_t mapped; // bytes; 0: from calloc
+    void *whole;
+    size_t mapped; // bytes; 0: from posix_memalign
 } Allocation;
 static inline void *ops_alloc(size_t bytes) {
     const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64, room = bytes + 64 + align;
     if (room < bytes) { return NULL; }
-    char *whole = align == 64 ? (char *)calloc(1, room) : (char *)mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!whole || whole == MAP_FAILED) { return NULL; }
-    char *p = whole + 64 + (align - ((uintptr_t)whole + 64) % align) % align;
-    Allocation a = {whole, align == 64 ? 0 : room};
+    void *whole = MAP_FAILED;
+    if (align == HUGE_PAGE) {
+        whole = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    } else if (!posix_memalign(&whole, 64, bytes + 64)) {
+        memset(whole, 0, bytes + 64);
+    }
+    if (whole == MAP_FAILED || !whole) { return NULL; }
+    char *p = (char *)whole + 64 + (align - ((uintptr_t)whole + 64) % align) % align;
+    Allocation a = {whole, align == HUGE_PAGE ? room : 0};
     memcpy(p - sizeof a, &a, sizeof a);
     if (a.mapped) { madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); }
     const int64_t pages = a.mapped ? ceil_div((int64_t)bytes, 4096) : 0;
@@ -133,7 +138,7 @@ static inline void ops_free(void *p) {
 static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
 static inline void ops_free_host(void *p) { free(p); }
 static inline bool ops_memory_apart(void) { return false; }
-static inline double ops_memory_available(int ranks) { return (void)ranks, (double)INFINITY; }
+static inline double ops_memory_available(void) { return (double)INFINITY; }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {
     const int64_t block = BLOCK * 4, blocks = ceil_div((int64_t)bytes, block);

@@ -13,6 +13,7 @@
 
 #include "ops.h"   // the contract
 #include <ctype.h> // names of devices
+#include <sched.h> // sched_yield
 
 #ifdef __CUDACC__
 #include <cublasLt.h>          // matrix products
@@ -49,6 +50,7 @@ enum {
     RECORDINGS = 4096,      // repeated work that is remembered
     RECORDING_KEY = 192,    // bytes, at most
     COLUMN_PARTS = 64,      // of a sum over rows, at most
+    PACE = 128,             // operations
     SCRATCH_LEAST = 1 << 16 // bytes, for what is moved in pieces
 };
 #define ALL_LANES 0xffffffffu
@@ -82,6 +84,8 @@ typedef struct {
     int64_t plans_made; // the newest MATMUL_PLANS of them are kept
     Recording recordings[RECORDINGS];
     Recording *recording; // that the stream is captured for; NULL: it is not
+    int64_t operations;   // begun
+    cudaEvent_t paces[2]; // recorded in turns, after PACE operations each
 } Gpu;
 
 static DType gpu_real = DTYPE_FP32; // what a Real is
@@ -103,10 +107,12 @@ static inline void lt_check(cublasStatus_t status, const char *call) {
 
 static inline void ops_open(Stream *s, int place, DType real) {
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) { die(EXIT_RESOURCES, "./train_gpt runs on the processor", "no GPU is at hand"); }
+    cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || !devices) { die(EXIT_RESOURCES, "./train_gpt runs on the processor", "no GPU is at hand: %s", cudaGetErrorString(error)); }
     CUDA_CHECK(cudaSetDevice(place % devices));
     Gpu *gpu = (Gpu *)checked_calloc(1, sizeof(Gpu), "the device's handles");
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming)); }
     LT_CHECK(cublasLtCreate(&gpu->lt));
     gpu_real = real;
     s->device = gpu;
@@ -117,6 +123,7 @@ static inline void free_matmul_plan(MatmulPlan *p) {
 }
 static inline void ops_close(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
+    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(gpu->paces[i])); }
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
     for (int i = 0; i < min_i64(gpu->plans_made, MATMUL_PLANS); i++) { free_matmul_plan(&gpu->plans[i]); }
     for (int i = 0; i < RECORDINGS; i++) {
@@ -159,14 +166,27 @@ static inline const char *ops_device(double *bf16_flops) {
     return device.name;
 }
 
+// The host runs ahead of the device by two paces at most. Beyond some thousand launches the driver would make it wait, and nobody would
+// look after lost ranks meanwhile.
+static inline void keep_pace(Stream *s) {
+    Gpu *gpu = (Gpu *)s->device;
+    if (gpu->recording || ++gpu->operations % PACE) { return; } // work that is recorded is not under way
+    cudaEvent_t pace = gpu->paces[gpu->operations / PACE % 2];
+    while (!cuda_done(cudaEventQuery(pace))) {
+        if (s->progress) { s->progress(); }
+    }
+    CUDA_CHECK(cudaEventRecord(pace, gpu->stream));
+}
 // What every operation begins with: messages move a little, then its work goes into the stream.
 static inline cudaStream_t enter(Stream *s) {
     if (s->progress) { s->progress(); }
+    keep_pace(s);
     return ((Gpu *)s->device)->stream;
 }
 static inline void ops_wait(Stream *s) {
-    while (!cuda_done(cudaStreamQuery(((Gpu *)s->device)->stream))) {
+    for (int turn = 0; !cuda_done(cudaStreamQuery(((Gpu *)s->device)->stream)); turn++) {
         if (s->progress) { s->progress(); }
+        if (turn > 200) { sched_yield(); } // ranks that share cores wait for each other
     }
 }
 
@@ -298,12 +318,10 @@ static inline void ops_free_host(void *p) {
     if (p) { CUDA_CHECK(cudaFreeHost(p)); }
 }
 static inline bool ops_memory_apart(void) { return true; }
-static inline double ops_memory_available(int ranks) { // ranks take devices in turn (ops_open)
+static inline double ops_memory_available(void) { // less what graphs, libraries and NCCL take in the first steps
     size_t there, total;
-    int devices;
-    CUDA_CHECK(cudaGetDeviceCount(&devices));
     CUDA_CHECK(cudaMemGetInfo(&there, &total));
-    return (double)there * ranks / (double)ceil_div(ranks, devices);
+    return (double)there - (double)total / 64;
 }
 
 static inline void ops_copy(Stream *s, void *to, const void *from, size_t bytes) {

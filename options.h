@@ -284,7 +284,9 @@ static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) 
 }
 static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
 
-static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) { return (void)g, o->stochastic_rounding && o->dtype == DTYPE_FP32; }
+static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_dtype] && o->stochastic_rounding && o->dtype == DTYPE_FP32;
+}
 
 static const OptionPair option_pairs[] = {
     {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},

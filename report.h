@@ -348,10 +348,11 @@ static inline double memory_available(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Does it fit?
-static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) { // by all ranks of this machine
+static inline int memory_sharers(const RunFacts *run) { return ops_memory_apart() ? run->comm->transport.sharing : run->comm->local_ranks; }
+static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) { // by all ranks on this memory
     size_t memory[MEMORY_KINDS];
     predict_memory(run, rows, recompute, memory);
-    return (double)(memory_device(memory) - memory_device(memory_taken)) * run->comm->local_ranks;
+    return (double)(memory_device(memory) - memory_device(memory_taken)) * memory_sharers(run);
 }
 // Which flags would make the run fit into `there` bytes, as text: the micro-batch halved until it does, without and with recomputation.
 static inline void memory_advice(const RunFacts *run, double there, char *text, size_t bytes) {
@@ -370,13 +371,14 @@ static inline void memory_advice(const RunFacts *run, double there, char *text, 
 }
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
-    int ranks = run->comm->local_ranks;
-    double needed = (double)(memory_device(run->predicted->memory) - memory_device(memory_taken)) * ranks, there = ops_memory_available(ranks);
-    if (isinf(there)) { there = memory_available(); }
+    int ranks = memory_sharers(run);
+    double needed = (double)(memory_device(run->predicted->memory) - memory_device(memory_taken)) * ranks, there = ops_memory_available();
+    if (!ops_memory_apart()) { there = memory_available(); }
     if (needed <= there) { return; }
     char advice[400];
     memory_advice(run, there, advice, sizeof advice);
-    die(EXIT_RESOURCES, advice, "%d ranks on this machine need %.2f GiB more, %.2f GiB are available", ranks, needed / 0x1p30, there / 0x1p30);
+    die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", ranks, ops_memory_apart() ? "GPU" : "machine",
+        needed / 0x1p30, there / 0x1p30);
 }
 
 // Energy of the processor packages since the meter was made, from the counters of Linux's powercap; they wrap.

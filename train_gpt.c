@@ -4,7 +4,7 @@
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
 //   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
-//   executor.h    runs a schedule                           comm.h        messages between ranks
+//   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
@@ -102,6 +102,9 @@ static void setup_model(Trainer *t) {
         t->model_file = o->model;
         config = model_file_config(o->model, &t->model_file_dtype);
         if (!t->given.at[OPTION_INDEX_dtype]) { t->dtype = t->model_file_dtype; }
+    }
+    if (o->stochastic_rounding && t->dtype == DTYPE_FP32) {
+        die(EXIT_INPUT, "give --dtype bf16", "--stochastic-rounding rounds bf16 parameters, and these are fp32");
     }
     if (o->seq_len > config.max_seq_len) {
         die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
@@ -336,8 +339,11 @@ static void train_step(Trainer *t) {
                                    0,         {0, 0}};
         executor_run(&t->executor, schedule, &at, &pass, &optimizer, t->progress.step, &norm);
         t->progress.updates++;
-    } else if (t->comm.rank == 0) {
-        fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, loss, norm);
+    } else {
+        t->executor.action = NULL; // the updates do not run
+        if (t->comm.rank == 0) {
+            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, loss, norm);
+        }
     }
     profile_end(&t->profile, &t->executor, schedule, at);
     ops_range_end();

@@ -19,7 +19,7 @@
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "comm.h"     // all_reduce
+#include "comm.h"     // collectives
 #include "gpt.h"      // storages
 #include "schedule.h" // lowering
 
@@ -58,7 +58,7 @@ typedef struct {
     uint64_t seed;                    // ... this. The owner sets both before it fills the masters
 } Store;
 
-// Bytes of each kind of state on one rank: what is printed before anything is allocated, and what store_allocate takes.
+// Bytes of each kind of state on one rank: what is printed before anything is allocated, and what store_make takes.
 typedef struct {
     size_t parameters, gradients, optimizer, unpacked;
 } StoreBytes;

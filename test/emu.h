@@ -14,7 +14,7 @@
 // Graphs     A stream that is captured keeps its work; a graph is that work, to be started any number of times. What CUDA refuses in
 //            a capture, and what is not emulated there, ends the program.
 // Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both inside ranges (nvtx) only; the ranges;
-//            the most device memory.
+//            the most device memory, and work in a stream.
 // Libraries  The calls of cuBLASLt that are used, with their column-major meaning and their refusals; NCCL is in emu_nccl.h.
 // x86-64 only: the context switch is assembly.
 #ifndef EMU_H
@@ -71,11 +71,12 @@ static struct EmuCounts {
     int64_t ranges, depth, profiled; // begun; that the host is in; begun while the profiler was on
     bool profiling;
     size_t device_bytes, peak_bytes; // of device memory: now, and at most
+    size_t queued;                   // work in a stream, at most
     ~EmuCounts() {
         FILE *f = getenv("EMU_COUNTS") ? fopen(getenv("EMU_COUNTS"), "w") : NULL;
         if (!f) { return; }
-        fprintf(f, "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_bytes\":%zu}\n", (long long)waits, (long long)launches,
-                (long long)ranges, (long long)profiled, peak_bytes);
+        fprintf(f, "{\"waits\":%lld,\"launches\":%lld,\"ranges\":%lld,\"profiled\":%lld,\"device_bytes\":%zu,\"queued\":%zu}\n", (long long)waits,
+                (long long)launches, (long long)ranges, (long long)profiled, peak_bytes, queued);
         fclose(f);
     }
 } emu_counts;
@@ -430,6 +431,7 @@ static inline double emu_clock_ms() {
 
 static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) {
     (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0, NULL});
+    if (stream->queue.size() > emu_counts.queued) { emu_counts.queued = stream->queue.size(); }
     emu_counts.launches += !stream->capturing && emu_counts.depth;
 }
 static inline void emu_not_captured(const EmuStream *s) {

@@ -17,7 +17,7 @@
 #include <memory> // work is copied, what it has under way is not
 #include <mpi.h>
 
-typedef enum { ncclSuccess, ncclInvalidArgument = 4, ncclRemoteError = 6, ncclInProgress = 7 } ncclResult_t;
+typedef enum { ncclSuccess, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4, ncclRemoteError = 6, ncclInProgress = 7 } ncclResult_t;
 typedef enum { ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 typedef enum { ncclSum } ncclRedOp_t;
 typedef struct {

@@ -180,7 +180,8 @@ int main(int argc, char **argv) {
     comm_allocate(&comm, checked_malloc(STAGING, "staging"), STAGING);
     Carrier processor = carrier();
     bool good = true;
-    if (gpus_apart(&comm)) {
+    int sharing;
+    if (gpus_apart(&comm, &sharing)) {
         comm_allocate(&comm, on_device(), BYTES);
         nccl_open(&comm, &stream);
         good = test_groups(processor);

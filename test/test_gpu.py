@@ -135,6 +135,12 @@ class Step(TestCase):
             self.assertEqual(self.counted(batch_tokens=100, micro_batch=2)[0], self.counted(batch_tokens=100, micro_batch=2, profile_steps="1:6")[0])
             self.assertEqual(self.counted(recompute="block", dtype="bf16")[0], self.counted(recompute="block", dtype="bf16", profile_steps="1:6")[0])
 
+    def test_the_host_keeps_near(self):
+        """A driver takes some thousand launches before it makes the host wait; one step of 30 micro-batches has four times as many."""
+        counts = self.counted(steps=1, batch_tokens=600, profile_steps="1:1")[1]
+        self.assertGreater(counts["launches"], 4000)
+        self.assertLess(counts["queued"], 1000)
+
     def test_profile(self):
         with tempfile.TemporaryDirectory() as folder:
             for program in ("train_gpt", "train_gpt_emu"):

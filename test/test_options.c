@@ -383,7 +383,6 @@ static const char *const clashes[][3] = {
     {"--eps 1e-8 --optimizer=sgd", "beta1", "optimizer"},
     {"--warmup 6 --steps 5", "warmup", "steps"},
     {"--profile-steps 5:6 --steps 5", "profile-steps", "steps"},
-    {"--stochastic-rounding", "stochastic-rounding", "dtype"},
     {"--dtype fp32 --stochastic-rounding 1", "stochastic-rounding", "dtype"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };

@@ -900,7 +900,7 @@ class Failures(TestCase):
              ("no value", ["--beta1"], "--beta1 needs a value"), ("given twice", ["--steps=3"], "--steps is given twice"),
              ("bad number", dict(steps="ten"), "--steps"), ("trailing letters", dict(lr="1e-3x"), "--lr"), ("fraction", dict(micro_batch=1.5), "--micro-batch"),
              ("not a number", dict(lr="nan"), "--lr"), ("overflow", dict(lr="1e999"), "--lr"), ("too small", dict(seq_len=0), "--seq-len"),
-             ("too large", dict(beta2=1), "--beta2"),
+             ("too large", dict(beta2=1), "--beta2"), ("nothing to round", dict(stochastic_rounding=1), "--stochastic-rounding"),
              ("no such choice", dict(dtype="fp16"), "--dtype takes one of fp32|bf16"), ("no such model", dict(model="gpt5"), "gpt5"),
              ("impossible model", dict(model="layers=2,heads=5,channels=48,vocab=101"), "heads=5"),
              ("unknown part of a model", dict(model="layer=2"), "layer=2"),
@@ -912,7 +912,7 @@ class Failures(TestCase):
     PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("hellaswag", "val-every"), dict(hellaswag="file")), (("json", "dry-run"), dict(json=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
-             (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1))]
+             (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
