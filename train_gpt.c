@@ -318,8 +318,16 @@ static const char *reason_to_skip(Trainer *t, double loss, double norm) {
     return NULL;
 }
 
-static void train_step(Trainer *t) {
+// The rest of a step's schedule: clips, and lets the optimizer update the parameters.
+static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pass *pass, double lr, double norm) {
     const Options *o = &t->options;
+    double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
+    OptimizerStep optimizer = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, {0, 0}};
+    executor_run(&t->executor, schedule, at, pass, &optimizer, t->progress.step, &norm);
+    t->progress.updates++;
+}
+
+static void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = learning_rate(t, t->progress.step);
     int64_t targets = count_targets(&t->train, t->progress.position, t->samples);
     Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
@@ -334,11 +342,7 @@ static void train_step(Trainer *t) {
     double loss = sum_losses(t, t->samples, &t->stopping) / (double)max_i64(targets, 1);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
-        double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
-        OptimizerStep optimizer = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale,
-                                   0,         {0, 0}};
-        executor_run(&t->executor, schedule, &at, &pass, &optimizer, t->progress.step, &norm);
-        t->progress.updates++;
+        run_updates(t, schedule, &at, &pass, lr, norm);
     } else {
         t->executor.action = NULL; // the updates do not run
         if (t->comm.rank == 0) {
