@@ -25,6 +25,10 @@ typedef struct {
     int64_t rows, T, C, NH, D;
     float scale;
 } AttentionShape;
+template <class Kernel> static inline void allow_shared(Kernel kernel, int bytes) {
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) { return; }
+    die(EXIT_INPUT, "choose more heads", "heads of this size need %d bytes of shared memory in a block, more than this GPU has", bytes);
+}
 static inline dim3 attention_grid(const AttentionShape *a, int64_t tile) { return dim3(blocks_for(a->T, tile), (unsigned)a->NH, (unsigned)a->rows); }
 
 // delta(rows, NH, T) = dout . out of a head: the sum of p dp over a row of scores. A warp takes one.
@@ -324,15 +328,15 @@ static inline bool on_tensor_cores(const AttentionShape *a) { return gpu_real ==
 static inline int mma_bytes(int head, int rows, int own, int other_rows, int other) { return (own * rows + 2 * other * other_rows) * (head + SPARE) * 2; }
 template <int HEAD, int M, int KEYS> static inline void attention_mma_forward(cudaStream_t stream, AttentionShape a, Bf16 *out, float *lse, const Bf16 *qkv) {
     const int queries = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, queries, 1, KEYS, 2);
-    CUDA_CHECK(cudaFuncSetAttribute(attention_mma_kernel<HEAD, M, KEYS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allow_shared((attention_mma_kernel<HEAD, M, KEYS>), bytes);
     LAUNCH((attention_mma_kernel<HEAD, M, KEYS>), attention_grid(&a, queries), MMA_THREADS, bytes, stream, out, lse, qkv, a);
 }
 template <int HEAD, int M, int OTHER>
 static inline void attention_mma_backward(cudaStream_t stream, AttentionShape a, Bf16 *dqkv, const Bf16 *dout, const Bf16 *qkv, const float *lse,
                                           const float *delta) {
     const int rows = 16 * M * MMA_WARPS, bytes = mma_bytes(HEAD, rows, 2, OTHER, 2), with_statistics = bytes + 4 * OTHER * (int)sizeof(float);
-    CUDA_CHECK(cudaFuncSetAttribute(attention_mma_keys_kernel<HEAD, M, OTHER>, cudaFuncAttributeMaxDynamicSharedMemorySize, with_statistics));
-    CUDA_CHECK(cudaFuncSetAttribute(attention_mma_queries_kernel<HEAD, M, OTHER>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allow_shared((attention_mma_keys_kernel<HEAD, M, OTHER>), with_statistics);
+    allow_shared((attention_mma_queries_kernel<HEAD, M, OTHER>), bytes);
     LAUNCH((attention_mma_keys_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS, with_statistics, stream, dqkv, dout, qkv, lse, delta, a);
     LAUNCH((attention_mma_queries_kernel<HEAD, M, OTHER>), attention_grid(&a, rows), MMA_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a);
 }
@@ -536,14 +540,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS)
 
 template <class R, int HEAD> static inline void attention_forward(cudaStream_t stream, AttentionShape a, R *out, float *lse, const R *qkv) {
     const int bytes = (int)sizeof(float) * (2 * TILE * ((int)a.D + 1) + TILE * (TILE + 1));
-    CUDA_CHECK(cudaFuncSetAttribute(attention_kernel<R, HEAD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allow_shared((attention_kernel<R, HEAD>), bytes);
     LAUNCH((attention_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream, out, lse, qkv, a.T, a.C, (int)a.D, a.scale);
 }
 template <class R, int HEAD>
 static inline void attention_backward(cudaStream_t stream, AttentionShape a, R *dqkv, const R *dout, const R *qkv, const float *lse, const float *delta) {
     const int bytes = (int)sizeof(float) * (4 * TILE * ((int)a.D + 1) + 2 * TILE * (TILE + 1));
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_keys_kernel<R, HEAD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_queries_kernel<R, HEAD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allow_shared((attention_backward_keys_kernel<R, HEAD>), bytes);
+    allow_shared((attention_backward_queries_kernel<R, HEAD>), bytes);
     LAUNCH((attention_backward_keys_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C,
            (int)a.D, a.scale);
     LAUNCH((attention_backward_queries_kernel<R, HEAD>), attention_grid(&a, TILE), ATTENTION_THREADS, bytes, stream, dqkv, dout, qkv, lse, delta, a.T, a.C,
