@@ -10,7 +10,7 @@
 // Memory     Device memory can be touched only while kernels and copies run: a host dereference is a fault, and so is an access
 //            beyond the end of an allocation. Managed and page-locked memory are open to both, but kernels and copies run late:
 //            who reads too early reads what was there before, and who writes too early changes what is copied.
-// Machine    EMU_GPUS devices (environment; 1), all alike. A process uses one.
+// Machine    EMU_GPUS devices (environment; 1), all alike, with EMU_SHARED bytes of shared memory for a block. A process uses one.
 // Graphs     A stream that is captured keeps its work; a graph is that work, to be started any number of times. What CUDA refuses in
 //            a capture, and what is not emulated there, ends the program.
 // Counts     EMU_COUNTS=FILE: at the end, as JSON: how often the host waited, and launches, both inside ranges (nvtx) only; the ranges;
@@ -630,8 +630,9 @@ static inline const char *cudaGetErrorString(cudaError_t e) { return e == cudaSu
 // --- launches ---------------------------------------------------------------------------------------------------------
 static std::map<void *, size_t> emu_shared_allowed; // by kernel; what is not here may have 48 KiB
 template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), int, int bytes) {
+    static const int most = getenv("EMU_SHARED") ? atoi(getenv("EMU_SHARED")) : EMU_SHARED_MOST;
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
-    return bytes <= EMU_SHARED_MOST ? cudaSuccess : cudaErrorMemoryAllocation;
+    return bytes <= most ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 template <class... P, class... A> static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... arguments) {
     const unsigned threads = block.x * block.y * block.z;

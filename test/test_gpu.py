@@ -195,6 +195,13 @@ class Memory(TestCase):
         for word in words:
             self.assertIn(word, done.stderr)
 
+    def test_shared_memory(self):
+        """Large heads on a GPU whose blocks have 99 KiB of shared memory."""
+        for code, environment in ((2, {"EMU_SHARED": 99 << 10}), (0, {})):
+            environment = {name: str(value) for name, value in environment.items()}
+            said = job("train_gpt_emu", code=code, environment=environment, model="layers=1,heads=1,channels=224,vocab=101", steps=1, val_every=0)[1]
+            self.assertEqual("heads of this size need" in said, code == 2, said)
+
     def test_refused(self):
         whole, half, recomputed = (self.predicted(seq_len=512, micro_batch=b, recompute=r)["device"] for b, r in ((8, "none"), (4, "none"), (8, "block")))
         self.assertLess(half, recomputed)
