@@ -283,15 +283,10 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
 #endif
 
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
-    char name[64];
     EXECUTOR_HOOK(a, step);
     e->action = a, e->step = step;
-    snprintf(name, sizeof name,
-             a->unit >= 0      ? "%s unit %d"
-             : a->storage >= 0 ? "%s storage %d"
-                               : "%s",
-             action_names[a->kind], (int)max_i64(a->unit, a->storage));
-    ops_range_begin(name);
+    bool of_unit = a->unit >= 0;
+    ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage", of_unit ? a->unit : a->storage);
     if (e->marks) { ops_mark(e->stream, e->marks[index]); }
 }
 // What this rank is doing. For signal handlers.

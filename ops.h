@@ -55,7 +55,8 @@ static OpsMark *ops_mark_make(void);
 static void ops_mark_free(OpsMark *m);
 static void ops_mark(Stream *s, OpsMark *m);                           // when all that was started before is done
 static double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to); // after ops_wait()
-static void ops_range_begin(const char *name);
+// What a profiler of the device shows until the range ends: "what of number", or "what" alone where number is negative.
+static void ops_range_begin(const char *what, const char *of, int number);
 static void ops_range_end(void);
 static void ops_profiler(bool on); // a profiler that waits for a sign begins, or ends
 

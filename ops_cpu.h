@@ -94,7 +94,7 @@ static inline OpsMark *ops_mark_make(void) { return (OpsMark *)checked_calloc(1,
 static inline void ops_mark_free(OpsMark *m) { free(m); }
 static inline void ops_mark(Stream *s, OpsMark *m) { (void)s, m->at = seconds_now(); }
 static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) { return (void)s, to->at - from->at; }
-static inline void ops_range_begin(const char *name) { (void)name; } // profilers of processors look at functions
+static inline void ops_range_begin(const char *what, const char *of, int number) { (void)what, (void)of, (void)number; }
 static inline void ops_range_end(void) {}
 static inline void ops_profiler(bool on) { (void)on; }
 

@@ -242,7 +242,11 @@ static inline double ops_mark_seconds(Stream *s, OpsMark *from, OpsMark *to) {
     CUDA_CHECK(cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to));
     return (double)ms / 1000;
 }
-static inline void ops_range_begin(const char *name) { nvtxRangePushA(name); }
+static inline void ops_range_begin(const char *what, const char *of, int number) {
+    char name[64];
+    snprintf(name, sizeof name, number < 0 ? "%s" : "%s %s %d", what, of, number);
+    nvtxRangePushA(name);
+}
 static inline void ops_range_end(void) { nvtxRangePop(); }
 static inline void ops_profiler(bool on) { CUDA_CHECK(on ? cudaProfilerStart() : cudaProfilerStop()); }
 

@@ -371,13 +371,12 @@ static inline void memory_advice(const RunFacts *run, double there, char *text, 
 }
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
-    int ranks = memory_sharers(run);
-    double needed = (double)(memory_device(run->predicted->memory) - memory_device(memory_taken)) * ranks, there = ops_memory_available();
-    if (!ops_memory_apart()) { there = memory_available(); }
+    double needed = memory_still_needed(run, run->rows, run->options->recompute == RECOMPUTE_BLOCK);
+    double there = ops_memory_apart() ? ops_memory_available() : memory_available();
     if (needed <= there) { return; }
     char advice[400];
     memory_advice(run, there, advice, sizeof advice);
-    die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", ranks, ops_memory_apart() ? "GPU" : "machine",
+    die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", memory_sharers(run), ops_memory_apart() ? "GPU" : "machine",
         needed / 0x1p30, there / 0x1p30);
 }
 

@@ -333,7 +333,7 @@ static void train_step(Trainer *t) {
     Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
-    ops_range_begin("step");
+    ops_range_begin("step", "", -1);
     profile_begin(&t->profile, &t->executor, t->progress.step + 1);
     executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
     double look = seconds_now();

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import unittest
 
-from test_gpu import ALL, ENVIRONMENT, ROOT, SAME, SAME_BF16, run
+from test_gpu import ALL, ENVIRONMENT, ROOT, SAME, SAME_BF16, TestCase, run
 from test_train import SAME_NORM, golden_run
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -33,12 +33,7 @@ HERE, PROGRAM, OPERATIONS = (True, "train_gpt_cuda", "build/gpu_test_ops") if fi
 
 
 @unittest.skipUnless(HERE, "no GPU is at hand")
-class Device(unittest.TestCase):
-    def check_near(self, found, expected, tolerance):
-        self.assertEqual(len(found), len(expected))
-        for a, b in zip(found, expected):
-            self.assertLessEqual(abs(a - b), tolerance * abs(b))
-
+class Device(TestCase):
     def test_operations(self):
         done = subprocess.run([os.path.join(ROOT, OPERATIONS)], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
