@@ -351,7 +351,7 @@ class Nodes(TestCase):
         cluster("2x1", "--memory", "200M", *take)
         cluster("2x1", "--memory", "100M", *take, status=128 + signal.SIGKILL)
         tokens = os.path.join(ROOT, "test/golden/gpt_tiny_tokens.bin")
-        train = ["--", BINARY, "--model", "layers=12,heads=8,channels=512,vocab=50257", "--train", tokens, "--seq-len", 64, "--steps", 1]
+        train = ["--", BINARY, "--model", "layers=12,heads=8,channels=512,vocab=50257", "--train", tokens, "--val", tokens, "--seq-len", 64, "--steps", 1]
         refused = cluster("2x1", "--memory", "300M", *train, status=3)  # before it takes what the kernel would kill it for
         self.assertIn("1 ranks on this machine need", refused.stdout + refused.stderr)
 
