@@ -96,6 +96,12 @@ static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what)
     memory_taken[kind] += bytes;
     return p;
 }
+// One allocation for states and for the rooms beside them, which are buffers.
+static inline void *memory_take_with_rooms(MemoryKind kind, size_t bytes, size_t rooms, const char *what) {
+    void *p = memory_take(kind, bytes + rooms, what);
+    memory_taken[kind] -= rooms, memory_taken[MEMORY_BUFFERS] += rooms;
+    return p;
+}
 static inline void *memory_take_host(size_t bytes, const char *what) { // no device memory: not in the ledger
     void *p = ops_alloc_host(bytes ? bytes : 1);
     if (!p) { die(EXIT_RESOURCES, "use a smaller --batch-tokens or --model", "cannot allocate %zu bytes of the host for %s", bytes, what); }
