@@ -481,7 +481,8 @@ static inline void print_start(const RunFacts *run) {
     Prediction *p = run->predicted;
     printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64 " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
            " positions; %.1f M parameters, %s\n",
-           o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->store->dtype));
+           o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6,
+           dtype_name(run->store->dtype));
     printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks,
            run->comm->nodes, run->threads, run->comm->transport.name, run->rates->flops_per_s / 1e9);
     if (*run->rates->device) { printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }

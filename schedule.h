@@ -235,20 +235,20 @@ enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_G
 
 typedef struct {
     const Program *program;
-    unsigned char *done;                       // [rank][unit][micro] flags above
-    int spans;                                 // in which gradients are reduced: micro-batches, or 1
-    int *contributions;                        // [rank][span][storage] still to come
-    signed char *reduced;                      // [rank][span][storage]
-    signed char *acquired, *updated;           // [rank][storage]
-    signed char *flying, *gathered;            // [rank][storage] a gather is under way or its parameters are there; there was one
-    int *param_user, *grad_user;               // [rank][room] storage that is in it now, or -1
-    int64_t *rows;                             // [rank][unit][micro][2] first row and rows, as the forward had them
-    unsigned char *covered;                    // [unit][sample] some forward computes it
-    int *live;                                 // [rank] micro-batches with activations
-    int *pending;                              // [rank] backward inputs whose weight part has not run
-    bool *member;                              // [rank][storage] the rank contributes to its gradient
-    bool *normed;                              // [rank]
-    char *error;                               // first violation, empty while valid
+    unsigned char *done;             // [rank][unit][micro] flags above
+    int spans;                       // in which gradients are reduced: micro-batches, or 1
+    int *contributions;              // [rank][span][storage] still to come
+    signed char *reduced;            // [rank][span][storage]
+    signed char *acquired, *updated; // [rank][storage]
+    signed char *flying, *gathered;  // [rank][storage] a gather is under way or its parameters are there; there was one
+    int *param_user, *grad_user;     // [rank][room] storage that is in it now, or -1
+    int64_t *rows;                   // [rank][unit][micro][2] first row and rows, as the forward had them
+    unsigned char *covered;          // [unit][sample] some forward computes it
+    int *live;                       // [rank] micro-batches with activations
+    int *pending;                    // [rank] backward inputs whose weight part has not run
+    bool *member;                    // [rank][storage] the rank contributes to its gradient
+    bool *normed;                    // [rank]
+    char *error;                     // first violation, empty while valid
     size_t error_bytes;
 } Validator;
 
@@ -412,8 +412,8 @@ static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     bool per_unit = action_computes(a->kind) || action_sends(a->kind) || action_receives(a->kind);
     bool per_micro = per_unit || (a->kind == ACT_REDUCE && p->map.reduces_often);
-    bool good = !per_unit || (a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 && a->first_row >= 0 && a->rows <= p->samples &&
-                              a->first_row <= p->samples - a->rows);
+    bool good = !per_unit ||
+                (a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 && a->first_row >= 0 && a->rows <= p->samples && a->first_row <= p->samples - a->rows);
     good = good && (!per_micro || (a->micro >= 0 && a->micro < p->micro_batches));
     good = good && (per_unit || a->kind == ACT_NORM || (a->storage >= 0 && a->storage < p->map.storages));
     if (!good) { validator_fail(v, rank, a, "a field is out of range"); }

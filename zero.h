@@ -33,8 +33,8 @@
 
 enum {
     NORM_CHUNK = 2048,
-    ROOMS = 2,   // that blocks share: one is in use while the other's block travels
-    PARCELS = 2, // quantized reductions under way: one in each of its two exchanges
+    ROOMS = 2,         // that blocks share: one is in use while the other's block travels
+    PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
     ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
 };
 static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
@@ -51,11 +51,11 @@ static union {
 
 // What --zero and its companions ask for.
 typedef struct {
-    int stage;                                              // 0 .. 3
-    int partition;                                          // hpZ: ranks that together keep a copy of the parameters; 1: off
-    bool quantized_weights, quantized_gradients, feedback;  // qwZ, qgZ; errors of qgZ are fed back
+    int stage;                                             // 0 .. 3
+    int partition;                                         // hpZ: ranks that together keep a copy of the parameters; 1: off
+    bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
-    bool accumulates;                                       // a step has several micro-steps
+    bool accumulates; // a step has several micro-steps
 } ZeroPolicy;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,9 @@ static inline Shelf shelf_plan(const GptModel *m, ShelfLayout layout, const Slic
     for (int i = 0; layout == SHELF_ROOMS && i < m->storages; i++) {
         int shared = shelf_room(m, slices->n, apart, i);
         if (shared >= 0) { shelf.whole[i] = room[shared]; }
-        if (shelf.whole[i] < 0) { shelf.whole[i] = round_up(at, 64), at = shelf.whole[i] + slices->of_class[gpt_storage_class(m, i)][slices->n] * (int64_t)size; }
+        if (shelf.whole[i] < 0) {
+            shelf.whole[i] = round_up(at, 64), at = shelf.whole[i] + slices->of_class[gpt_storage_class(m, i)][slices->n] * (int64_t)size;
+        }
     }
     shelf.rooms = (size_t)at - shelf.held;
     return shelf;
@@ -182,20 +184,20 @@ typedef struct {
     double *partials;             // [all chunks] of the norm: rank by rank, storage by storage
     int64_t *partial_bounds;      // [ranks + 1]
     // where it stands, [storages] each
-    bool *fresh;                      // the gradient has no contribution since its last reduction
-    bool *summed;                     // the slice has sums of earlier micro-steps
-    bool *folds;                      // the reduction under way left its sum in the room: it is to be added to the slice
-    bool *near_valid;                 // the secondary slice is of this version
-    int *arriving;                    // what ACQUIRE does with what a gather brought: a GatherKind
+    bool *fresh;      // the gradient has no contribution since its last reduction
+    bool *summed;     // the slice has sums of earlier micro-steps
+    bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
+    bool *near_valid; // the secondary slice is of this version
+    int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
-    int64_t *updates;                 // updates so far: the version that exists, and the step counter of the moments
-    int occupant[ROOMS];              // storage whose gradient came last into a shared room
+    int64_t *updates;    // updates so far: the version that exists, and the step counter of the moments
+    int occupant[ROOMS]; // storage whose gradient came last into a shared room
     Parcel parcel[PARCELS];
-    int64_t parcels;                  // sent off
+    int64_t parcels; // sent off
     size_t unpacked_used;
-    int held;                         // storages acquired now
-    bool by_chance;                   // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;                    // ... this. The owner sets both before it fills the masters
+    int held;       // storages acquired now
+    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
 
@@ -204,7 +206,7 @@ static inline bool store_gathers_for_use(const Store *s) { return s->policy.stag
 static inline bool store_has_secondary(const Store *s) { return s->policy.partition > 1; }
 static inline const int64_t *slices_of(const Store *s, const Slices *slices, int storage) { return slices->of_class[gpt_storage_class(s->model, storage)]; }
 static inline const int64_t *store_slices(const Store *s, int storage) { return slices_of(s, &s->slices, storage); } // [ranks + 1]
-static inline int64_t store_own(const Store *s, int storage, int64_t *begin) { // elements of my slice
+static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                       // elements of my slice
     const int64_t *bounds = store_slices(s, storage);
     *begin = bounds[s->groups.all->me];
     return slice_length(bounds, s->groups.all->me);
@@ -300,7 +302,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->codes.held + s->codes.rooms + s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
+    memory[MEMORY_BUFFERS] +=
+        s->params.rooms + s->grads.rooms + s->codes.held + s->codes.rooms + s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
 // Takes the memory of a planned store. comm and stream must outlive it. All members call it, in one order with what else they start.
@@ -691,7 +694,8 @@ typedef struct {
 static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in, bool training) {
     Schedule out = {NULL, 0, 0};
     int room[ROOMS] = {0};
-    Gathering g = {(int *)checked_calloc((size_t)map->storages, sizeof(int), "lowering"), room, (bool *)checked_calloc((size_t)map->storages, 1, "lowering"), 0};
+    Gathering g = {(int *)checked_calloc((size_t)map->storages, sizeof(int), "lowering"), room, (bool *)checked_calloc((size_t)map->storages, 1, "lowering"),
+                   0};
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && g.ahead < 2 * ROOMS; next++) { // a unit has at most two storages
             Action a = in->actions[next];
