@@ -11,11 +11,12 @@
 
 enum { OPTION_TEXT_MAX = 900 }; // paths built from an option fit the buffers of 1100 bytes and more that hold them
 
-// Kinds: INT int64_t | NUM double | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1
-#define OPTION_KIND_LIST OPTION_INT, OPTION_NUM, OPTION_TEXT, OPTION_PICK, OPTION_FLAG
+// Kinds: INT int64_t | NUM double | POWER int64_t, a power of two | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1
+#define OPTION_KIND_LIST OPTION_INT, OPTION_NUM, OPTION_POWER, OPTION_TEXT, OPTION_PICK, OPTION_FLAG
 typedef enum { OPTION_KIND_LIST } OptionKind;
 typedef int64_t OptionINT;
 typedef double OptionNUM;
+typedef int64_t OptionPOWER;
 typedef const char *OptionTEXT;
 typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
@@ -77,7 +78,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(FLAG, "ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0", 0, 1, "", "qwZ: gathers carry INT8 (stage 3)")                    \
     X(INT, "ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks", "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward pass (stage 3); 1: off") \
     X(FLAG, "ZeRO", zero_quantized_gradients, "zero-quantized-gradients", "", "0", 0, 1, "", "qgZ: gradients are reduced by two exchanges of INT4 or INT8") \
-    X(INT, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", 16, 1 << 30, "elements", "that share a scale, a power of two")                 \
+    X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", 16, 1 << 30, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one")  \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
@@ -229,6 +230,9 @@ static inline void option_set(Options *options, const OptionSpec *spec, const ch
     if (value < spec->low || value > spec->high) {
         die(EXIT_INPUT, spec->help, "--%s must be from %.15g to %.15g, found %.80s", spec->name, spec->low, spec->high, text);
     }
+    if (spec->kind == OPTION_POWER && ((int64_t)value & ((int64_t)value - 1))) {
+        die(EXIT_INPUT, spec->help, "--%s takes a power of two, found %.80s", spec->name, text);
+    }
     if (whole) {
         *(int64_t *)slot = (int64_t)value;
     } else {
@@ -337,9 +341,6 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     int64_t steps[2];
     if (!options_profile_steps(options, &steps[0], &steps[1])) {
         die(EXIT_INPUT, "such as 3:5, both in it", "--profile-steps takes two steps A:B, the first at least 1, found \"%.80s\"", options->profile_steps);
-    }
-    if (options->zero_quant_block & (options->zero_quant_block - 1)) {
-        die(EXIT_INPUT, "such as 256", "--zero-quant-block takes a power of two, found %" PRId64, options->zero_quant_block);
     }
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
