@@ -531,10 +531,11 @@ static inline void print_start(const RunFacts *run) {
            o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6,
            dtype_name(run->store->dtype));
     if (run->cluster->nodes) {
-        printf("placement  %d ranks on %d nodes of --cluster\n", run->ranks->n, run->cluster->nodes);
+        printf("placement  %d ranks on %d nodes of --cluster; %.1f GFLOP/s matrix-multiply peak a rank\n", run->ranks->n, run->cluster->nodes,
+               run->rates->flops_per_s / 1e9);
     } else {
-        printf("placement  %d ranks on %d nodes, %d threads each, messages by %s\n", run->comm->ranks, run->comm->nodes, run->threads,
-               run->comm->transport.name);
+        printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks,
+               run->comm->nodes, run->threads, run->comm->transport.name, run->rates->flops_per_s / 1e9);
     }
     if (*run->rates->device) { printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
     const ZeroPolicy *z = &run->store->policy;
@@ -547,11 +548,6 @@ static inline void print_start(const RunFacts *run) {
     printf("\n");
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
            o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->ranks->me].count);
-    printf("rates      matrix products %.1f GFLOP/s a rank, memory %.4g GB/s", run->rates->flops_per_s / 1e9, run->rates->bytes_per_s / 1e9);
-    for (int l = 0; l < LINK_KINDS && run->ranks->n > 1; l++) {
-        printf(", messages %s node%s %.4g GB/s", l ? "between" : "inside a", l ? "s" : "", run->rates->message_bytes_per_s[l] / 1e9);
-    }
-    printf("\n");
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
     print_memory(p->memory, p->host, NULL, 0);
     if (run->ranks->n > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }

@@ -137,6 +137,13 @@ class Time(unittest.TestCase):
         half, _ = self.seconds(tflops=1, half=1024)
         self.assertAlmostEqual(half / seconds, 2, delta=0.01)
 
+    def test_bound_by_memory(self):
+        """Records are written and read: INT8 ones of two gathers (but one of wpe and lnf) become bf16; of gradients INT4 ones are made twice and added twice."""
+        seconds = {name: self.seconds(words, memory=1)[0] for name, words in (("plain", []), ("weights", QWZ), ("gradients", QGZ), ("kept", ["--zero-hpz-partition-size", 8]))}
+        once, P = 1024 * 1024 + 2 * 1024, 8 * (12 * 1024**2 + 13 * 1024) + 50304 * 1024 + 1024 * 1024 + 2 * 1024
+        for name, taken in (("weights", (2 * P - once) * (1 + 4 / 256 + 2)), ("gradients", P * (4 + 3 * (0.5 + 4 / 256))), ("kept", P * 2 * 2 / 8)):
+            self.assertAlmostEqual((seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name)
+
     def test_overlap(self):
         """Messages hide behind products but for what the key keeps of them."""
         alone, _ = self.seconds(tflops=1)
