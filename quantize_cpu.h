@@ -118,13 +118,14 @@ typedef struct {
 } QuantSource;
 static inline const float *source_tile(const QuantSource *from, float *room, int64_t begin, int64_t end, QuantFormat f) {
     const float *x = (const float *)from->in + begin;
-    const uint16_t *x16 = (const uint16_t *)from->in + begin, *error = from->error + begin;
     if (from->count) {
         sum_tile(room, false, from->in, from->stride, from->count, begin, end, f);
     } else if (from->error) {
+        const uint16_t *error = from->error + begin;
 #pragma omp simd
         for (int64_t i = 0; i < end - begin; i++) { room[i] = x[i] + bf16_to_float(error[i]); }
     } else if (from->dtype == DTYPE_BF16) {
+        const uint16_t *x16 = (const uint16_t *)from->in + begin;
 #pragma omp simd
         for (int64_t i = 0; i < end - begin; i++) { room[i] = bf16_to_float(x16[i]); }
     } else {
