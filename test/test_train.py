@@ -55,7 +55,7 @@ SAME = 1e-5
 SAME_NORM = 1e-4  # norms are sums over gradients that are themselves differences
 PARAMETERS, LAYERS, CHANNELS, VOCAB, PADDED, POSITIONS = 92208, 3, 48, 101, 128, 24  # of the golden model
 T, WINDOWS = 20, 28  # the tests' sequence length; whole windows of it in the 571 golden tokens
-NORM_CHUNK = 2048    # slices of the gradient are cut at multiples of this (zero.h)
+NORM_CHUNK = 256  # slices of the gradient are cut at multiples of this (zero.h)
 
 TRAIN = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 3, "batch-tokens": 60, "steps": 10, "lr": "1e-3",
          "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 0}
@@ -735,9 +735,9 @@ COLLECTIVES = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 
 
 def slices(elements, ranks):
-    """Sizes of a storage's slices: whole chunks, equally many with at most a sixteenth more in the last, or else nearly equally many."""
+    """Sizes of a storage's slices: whole chunks, equally many with at most a 32nd more in the last, or else nearly equally many."""
     chunks, each = -(-elements // NORM_CHUNK), elements // NORM_CHUNK // ranks * NORM_CHUNK
-    if elements - ranks * each <= each / 16:
+    if elements - ranks * each <= each / 32:
         return [each] * (ranks - 1) + [elements - (ranks - 1) * each]
     bounds = [min(chunks * r // ranks * NORM_CHUNK, elements) for r in range(ranks + 1)]
     return [b - a for a, b in zip(bounds, bounds[1:])]
