@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OPENBLAS_NUM_THREADS="1")
-NORM_CHUNK = 2048  # slices are cut at multiples of it
+NORM_CHUNK = 256  # slices are cut at multiples of it
 EXIT_INPUT = 2
 MANY = "24x16,intra=150,inter=50,tflops=125,memory=900"
 BF16 = ["--dtype", "bf16", "--reduce-dtype", "bf16"]
