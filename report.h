@@ -87,7 +87,7 @@ typedef struct {
     double message_bytes_per_s[LINK_KINDS]; // that a rank sends inside its node, and to other nodes, while all others do the same
     double peak_flops_per_s;                // what MFU refers to: the same, or what the device's maker states
     const char *device;                     // its name; "": the processor
-    double message_s;                       // latency of a message
+    double message_s[LINK_KINDS];           // latency
     double half_tokens;                     // in a micro-step, at which products reach half of their rate
     double lost;                            // share of a message's time that its rank cannot compute in
 } Rates;
@@ -127,26 +127,36 @@ static inline double measure_bytes(Stream *s) {
     ops_free(a), ops_free(b);
     return best;
 }
-static inline double measure_messages(Stream *s, Comm *comm, const Group *group, int64_t n) { // by sums of n elements
-    if (group->n == 1) { return INFINITY; }
+// Seconds of a sum of n elements over the group, the best of a few, while other groups do the same: ranks share links.
+static inline double measure_sum(Stream *s, Comm *comm, const Group *group, float *data, int64_t n, int64_t sent[LINK_KINDS]) {
     int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
+    double best = INFINITY;
     for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
-    float *data = (float *)ops_alloc((size_t)n * 4);
-    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
-    double best = 0;
-    int64_t sent[LINK_KINDS] = {0, 0};
     comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, 4, sent);
     for (int i = 0; i < 3; i++) {
         comm_barrier(comm);
         double t = seconds_now();
         comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
         ops_wait(s);
-        comm_barrier(comm); // ranks share links: a rate is what all of them had at once
-        best = fmax(best, (double)(sent[0] + sent[1]) / (seconds_now() - t));
+        comm_barrier(comm);
+        best = fmin(best, seconds_now() - t);
     }
-    comm_reset_counters(comm);
-    ops_free(data), free(bounds);
+    free(bounds);
     return best;
+}
+// Messages of a link, by sums over a group that goes over it: short ones show the latency of their two phases, longer ones the rate.
+static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm *comm, const Group *group, int64_t n) {
+    const int64_t few = 1 << 10;
+    int64_t sent[LINK_KINDS] = {0, 0}, ignored[LINK_KINDS] = {0, 0};
+    rates->message_bytes_per_s[link] = INFINITY, rates->message_s[link] = 0;
+    if (group->n == 1) { return; }
+    float *data = (float *)ops_alloc((size_t)n * 4);
+    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
+    double shorter = measure_sum(s, comm, group, data, few, ignored), longer = measure_sum(s, comm, group, data, n, sent);
+    rates->message_s[link] = fmin(shorter, longer / 2) / 2;
+    rates->message_bytes_per_s[link] = (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
+    comm_reset_counters(comm);
+    ops_free(data);
 }
 
 // The kernel's record of this process's memory begins anew: buffers of measurements do not belong to the run. Failing is harmless.
@@ -158,8 +168,9 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Zero
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
-    rates->message_bytes_per_s[LINK_INTRA] = rates->message_bytes_per_s[LINK_INTER] = measure_messages(s, comm, &groups->node, 1 << 20);
-    if (groups->across.n > 1) { rates->message_bytes_per_s[LINK_INTER] = measure_messages(s, comm, &groups->across, 1 << 18); } // may be a slow link
+    bool levels = groups->across.n > 1;
+    measure_messages(rates, LINK_INTRA, s, comm, &groups->node, 1 << 20);
+    measure_messages(rates, LINK_INTER, s, comm, levels ? &groups->across : &groups->node, 1 << 18); // may be a slow link
     rates->device = ops_device(&rates->peak_flops_per_s);
     if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
     forget_peak_memory();
@@ -168,7 +179,7 @@ static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
     rates->flops_per_s = rates->peak_flops_per_s = c->tflops > 0 ? c->tflops * 1e12 : measure_flops(s);
     rates->bytes_per_s = c->memory > 0 ? c->memory * 1e9 : measure_bytes(s);
     rates->message_bytes_per_s[LINK_INTRA] = c->intra * 1e9, rates->message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
-    rates->message_s = c->latency * 1e-6, rates->half_tokens = c->half, rates->lost = 1 - c->overlap;
+    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6, rates->half_tokens = c->half, rates->lost = 1 - c->overlap;
     rates->device = "";
 }
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const ZeroGroups *groups, DType dtype) {
@@ -244,10 +255,12 @@ static inline ActionCost message_cost(const Costs *c, const Action *a) {
     ZeroMessage m[2];
     ActionCost cost = {store_coding_bytes(c->store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
     for (int k = action_messages(c->store, a, m) - 1; k >= 0; k--) {
+        const Group *g = m[k].group;
         int64_t sent[LINK_KINDS] = {0, 0};
-        comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, sent);
+        comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
         for (int l = 0; l < LINK_KINDS; l++) { cost.message_s += (double)sent[l] / c->rates.message_bytes_per_s[l]; }
-        cost.message_s += c->rates.message_s * ((m[k].group->nodes > 1) + (m[k].group->locals > 1));
+        bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, inside = g->n > 1 && (g->nodes > 1 || !spans);
+        cost.message_s += (spans ? c->rates.message_s[LINK_INTER] : 0) + (inside ? c->rates.message_s[LINK_INTRA] : 0);
     }
     cost.compute_s += c->rates.lost * cost.message_s;
     return cost;
@@ -575,6 +588,7 @@ static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, ",\"rates\":{\"flops\":"), json_add_number(line, run->rates->flops_per_s);
     json_add_field(line, "memory", run->rates->bytes_per_s);
     for (int l = 0; l < LINK_KINDS; l++) { json_add_field(line, comm_link_names[l], run->rates->message_bytes_per_s[l]); }
+    json_add_field(line, "latency", run->rates->message_s[LINK_INTER]);
     text_add(line, "},\"predicted\":"), json_add_predicted(run->predicted, line);
     text_add(line, "}");
 }
