@@ -669,20 +669,21 @@ class Resume(TestCase):
 # ---------------------------------------------------------------------------------------------------------------------
 class Kills(TestCase):
     EVERY = 2  # steps between checkpoints
+    RUN = dict(ranks=2, shuffle=1, micro_batch=1)
+    KILLS = 1000 if ALL else 20
 
     def test_chain(self):
-        kills = 1000 if ALL else 20
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            list(pool.map(self.chain, (SEED, SEED + 1), (kills // 2, kills - kills // 2)))
+            list(pool.map(self.chain, (SEED, SEED + 1), (self.KILLS // 2, self.KILLS - self.KILLS // 2)))
 
     def chain(self, seed, kills):
         """Run, kill at a random moment, resume; the final part runs to a step that nobody knew before."""
         draw, folder = random.Random(seed), scratch()
         out, log = os.path.join(folder, "out"), os.path.join(folder, "log")
-        same = dict(ranks=2, shuffle=1, micro_batch=1, seed=seed)
+        same = dict(self.RUN, seed=seed)
         for _ in range(kills):
             job = Job(**same, steps=10**9, out=out, log=log, save_every=self.EVERY, keep=3, resume=int(bool(checkpoints(out))))
-            job.wait_until(lambda: len(job.pids()) == 2, "two ranks")
+            job.wait_until(lambda: len(job.pids()) == self.RUN["ranks"], "all ranks")
             starting = draw.random() > 0.7
             if not starting:
                 seen = job.logged()
