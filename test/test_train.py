@@ -735,12 +735,12 @@ KINDS = {"parameters", "gradients", "optimizer", "activations", "buffers", "devi
 COLLECTIVES = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"}
 
 
-def slices(elements, ranks):
-    """Sizes of a storage's slices: whole chunks, equally many with at most a sixteenth more in the last, or else nearly equally many."""
-    chunks, each = -(-elements // NORM_CHUNK), elements // NORM_CHUNK // ranks * NORM_CHUNK
-    if elements - ranks * each <= each / 16:
+def slices(elements, ranks, grain=NORM_CHUNK):
+    """Sizes of a storage's slices: whole grains, equally many with at most a 32nd more in the last, or else nearly equally many."""
+    grains, each = -(-elements // grain), elements // grain // ranks * grain
+    if elements - ranks * each <= each / 32:
         return [each] * (ranks - 1) + [elements - (ranks - 1) * each]
-    bounds = [min(chunks * r // ranks * NORM_CHUNK, elements) for r in range(ranks + 1)]
+    bounds = [min(grains * r // ranks * grain, elements) for r in range(ranks + 1)]
     return [b - a for a, b in zip(bounds, bounds[1:])]
 
 
