@@ -34,6 +34,7 @@ from test_train import (ALL, CHANNELS, LAYERS, MODEL, NORM_CHUNK, PADDED, POSITI
 EMULATED = os.path.join(ROOT, "train_gpt_emu")
 QWZ, QGZ = dict(zero=3, zero_quantized_weights=1), dict(zero_quantized_gradients=1)
 LR = 1 << 19  # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is too small to matter
+SAME_FLIPPED = 1e-4  # where a rounding error now and then flips a code of INT8
 GRADIENT = dict(optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, micro_batch=1, threads=1)
 
 
@@ -144,11 +145,12 @@ def expected_traffic(run, me=0):
 
 class Check(test_train.TestCase):
     def numbers(self, changes, job):
-        """Rank 0's memory and traffic; an update that is skipped or no step at all changes the traffic."""
+        """Rank 0's memory and traffic; after an update that was skipped nothing new is sent."""
         run, end = Layout(changes), job.end()
         self.assertEqual({kind: end["memory"]["measured"][kind] for kind in ("parameters", "gradients", "optimizer")}, expected_memory(run), changes)
         found = {kind: [end["traffic"]["measured"][link][kind] for link in ("intra", "inter")] for kind in end["traffic"]["measured"]["intra"]}
-        self.assertEqual(found, expected_traffic(run), changes)
+        if "update skipped" not in job.err:
+            self.assertEqual(found, expected_traffic(run), changes)
 
     def trained(self, cases):
         """The jobs of these cases, each with a file `export` of its weights, and checked for its numbers."""
@@ -169,6 +171,11 @@ class Check(test_train.TestCase):
         self.assert_close(job.losses(), expected.losses(), tolerance, what)
         self.assert_close([n for n, in job.steps("grad_norm")], [n for n, in expected.steps("grad_norm")], 10 * tolerance, what)
         self.assertLess(distance(job.export, expected.export), tolerance, f"weights of {what}")
+
+
+def printable():
+    """A tokenizer of one character a token."""
+    return tokenizer([bytes([33 + i % 94]) for i in range(VOCAB)], 9)
 
 
 def key_biases():
@@ -217,9 +224,8 @@ class Equality(Check):
     def test_variants(self):
         """One micro-step: bit by bit at each number of ranks."""
         tokens = shard([token % 97 for token in golden_tokens()])
-        texts = tokenizer([bytes([33 + i % 94]) for i in range(VOCAB)], 9)
         for variant in self.VARIANTS:
-            case = dict(dict(train=tokens, val=tokens, tokenizer=texts if "sample_every" in variant else None, micro_batch=5, steps=6), **variant)
+            case = dict(dict(train=tokens, val=tokens, tokenizer=printable() if "sample_every" in variant else None, micro_batch=5, steps=6), **variant)
             others = (1, 2, 3) if ALL else (random.Random(f"{SEED}{variant}").choice((1, 2)), 3)
             whole, *jobs = self.trained([dict(case, zero=stage) for stage in (0, *others)])
             for stage, job in zip(others, jobs):
@@ -231,7 +237,7 @@ class Equality(Check):
         bad = put("model.bin", get(MODEL)[:-4], b"\0\0\x80\x7f")  # infinity
         for stage, job in zip(range(4), train_all([dict(ranks=3, model=bad, zero=stage, steps=3, val_every=1) for stage in range(4)])):
             self.assertEqual(job.err.count("update skipped"), 3, stage)
-        late = dict(ranks=3, skip_loss_z=0.001, steps=140, batch_tokens=3 * T, val_every=20)  # from step 128 on, about half of the updates
+        late = dict(ranks=3, skip_loss_z=0.001, steps=140, lr="1e-5", shuffle=1, val_every=20)  # from step 128 on, about half of the updates
         whole, *jobs = train_all([dict(late, zero=stage) for stage in (0, *((1, 2) if ALL else ()), 3)])
         self.assertIn("update skipped", whole.err)
         for job in jobs:
@@ -365,7 +371,7 @@ class Weights(Check):
         same = dict(ranks=2, micro_batch=2, val_every=1, val_batches=1)
         jobs = train_all([dict(same, **QWZ, zero_quant_block=block, steps=steps, export=file) for steps, file in ((1, one), (2, two))])
         for step, start in ((0, MODEL), (1, one)):
-            plain = train(**same, steps=1, model=quantized_model(start, block))
+            plain = train(**same, steps=1, model=quantized_model(start, block), train=shard(golden_tokens()[3 * step * T:]))
             self.assertEqual(jobs[1].steps("loss", "grad_norm")[step], plain.steps("loss", "grad_norm")[0], f"step {step + 1}")
             self.assertEqual(jobs[1].of("val")[step]["loss"], plain.of("val")[0]["loss"])
 
@@ -381,28 +387,18 @@ class Weights(Check):
 
     def test_secondary_copy(self):
         """hpZ changes no bit: with accumulation, recomputation, evaluation and sampling in between, and after a resume."""
-        variants = [dict(ranks=4, alpha=2, batch_tokens=8 * T, ranks_per_node=2), dict(ranks=4, alpha=4, batch_tokens=5 * T), dict(ranks=3, alpha=2, dtype="bf16", batch_tokens=5 * T),
-                    dict(ranks=4, alpha=2, optimizer="sgd", lr=0.1, batch_tokens=3 * T), dict(ranks=4, alpha=2, batch_tokens=8 * T, skip_loss_z=0.001, steps=135)]
-        texts = tokenizer([bytes([33 + i % 94]) for i in range(VOCAB)], 9)
-        for variant in variants:
-            alpha, out = variant["alpha"], os.path.join(scratch(), "out")
-            case = dict(dict(zero=3, micro_batch=1, recompute="block", steps=6, val_every=2, val_batches=1, sample_every=3, tokenizer=texts, sample_tokens=10), **variant)
-            del case["alpha"]
-            plain, near = [dict(case, export=os.path.join(scratch(), "export"), **more) for more in (dict(), dict(zero_hpz_partition_size=alpha))]
-            jobs = train_all([plain, dict(near, out=out, save_every=4)])
-            for job, changes in zip(jobs, (plain, near)):
-                job.export = changes["export"]
-                if "skip_loss_z" not in variant:
-                    self.numbers(changes, job)
-            self.assert_same(jobs[1], jobs[0], variant)
-            shutil.rmtree(checkpoint(out, case["steps"]))
-            again = train(**dict(near, out=out, save_every=4, resume=1))
-            done = case["steps"] - len(again.steps())
-            self.assertIn(done, (4, 132))
-            self.assertEqual(again.steps("loss", "grad_norm"), jobs[0].steps("loss", "grad_norm")[done:], variant)
-
-
-SAME_FLIPPED = 1e-4
+        variants = [(2, dict(ranks=4, batch_tokens=8 * T, ranks_per_node=2)), (4, dict(ranks=4, batch_tokens=5 * T)), (2, dict(ranks=3, dtype="bf16", batch_tokens=5 * T)),
+                    (2, dict(ranks=4, optimizer="sgd", lr=0.1, batch_tokens=3 * T)),
+                    (2, dict(ranks=4, batch_tokens=8 * T, skip_loss_z=0.001, steps=135, lr="1e-5", shuffle=1, val_every=50, sample_every=0))]
+        same = dict(zero=3, micro_batch=1, recompute="block", steps=6, val_every=2, val_batches=1, sample_every=3, tokenizer=printable(), sample_tokens=10)
+        cases = [(dict(same, **case), dict(same, **case, zero_hpz_partition_size=alpha, out=os.path.join(scratch(), "out"), save_every=4)) for alpha, case in sample(variants, 3)]
+        jobs = self.trained([run for pair in cases for run in pair])
+        for _, case in cases:
+            shutil.rmtree(checkpoint(case["out"], case["steps"]))
+        resumed = train_all([dict(case, resume=1) for _, case in cases])
+        for (_, case), plain, near, again in zip(cases, jobs[::2], jobs[1::2], resumed):
+            self.assert_same(near, plain, case)
+            self.assertEqual(again.steps("loss", "grad_norm"), plain.steps("loss", "grad_norm")[case["steps"] // 4 * 4:], case)
 
 
 class Gradients(Check):
@@ -445,8 +441,8 @@ class Gradients(Check):
             expected = self.sum_of(contributions, {1: 1, 2: 2, 4: 1}[per_node], bits, block)
             largest = max(map(abs, expected))
             wrong = sum(abs(a - b) > 1e-6 * abs(b) + 1e-9 * largest for a, b in zip(gradient, expected))
-            # Gradients are known here to 24 bits: about one code in a million flips; one that is the largest of its block moves the block.
-            self.assertLess(wrong, 1e-3 * len(expected), (bits, block, per_node))
+            # Gradients are known here to 24 bits: about one code in 10^5 flips; one that becomes the largest of its block moves all of it.
+            self.assertLess(wrong, 0.01 * len(expected), (bits, block, per_node))
 
     def test_no_factor_is_wrong(self):
         """The gradient of qgZ on the plain one: slope 1. Relative error: INT8 small, INT4 at most what blocks of 256 of heavy-tailed values give."""
@@ -463,10 +459,12 @@ class Gradients(Check):
                 self.assertGreater(error, 1e-4, "nothing was rounded")
 
     def test_error_feedback(self):
-        """Ten steps of sgd end nearer to the plain run's weights with error feedback than without."""
-        same = dict(ranks=4, ranks_per_node=2, optimizer="sgd", momentum=0, lr=0.5, grad_clip=0, steps=10, batch_tokens=4 * T, micro_batch=1, train=shard(golden_tokens()[:4 * T + 1]))
-        plain, without, feedback = self.trained([dict(same, zero=2), dict(same, **QGZ, zero=2), dict(same, **QGZ, zero=2, zero_error_feedback=1)])
-        self.assertLess(distance(feedback.export, plain.export), 0.5 * distance(without.export, plain.export))
+        """Steps of sgd end nearer to the plain run's weights with error feedback than without. It knows nothing of the second hop's errors."""
+        same = dict(ranks=4, optimizer="sgd", momentum=0, lr=0.1, grad_clip=0, steps=20, batch_tokens=4 * T, micro_batch=1, train=shard(golden_tokens()[:4 * T + 1]))
+        for per_node, most in ((0, 0.4), (2, 0.95)) if ALL else ((0, 0.4),):
+            stage = random.Random(SEED).randrange(4)
+            plain, without, feedback = self.trained([dict(same, ranks_per_node=per_node, zero=stage, **more) for more in (dict(), QGZ, dict(QGZ, zero_error_feedback=1))])
+            self.assertLess(distance(feedback.export, plain.export), most * distance(without.export, plain.export))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
