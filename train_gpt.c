@@ -125,16 +125,36 @@ static void setup_batch(Trainer *t) {
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
+// What --zero and its companions ask for, of these ranks.
+static ZeroPolicy zero_policy(const Trainer *t) {
+    const Options *o = &t->options;
+    if (o->zero_hpz_partition_size > t->comm.ranks) {
+        die(EXIT_INPUT, "a partition is some of the ranks, those of a node", "--zero-hpz-partition-size %" PRId64 " is more than the %d ranks",
+            o->zero_hpz_partition_size, t->comm.ranks);
+    }
+    ZeroPolicy z;
+    memset(&z, 0, sizeof z);
+    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size;
+    z.quantized_weights = o->zero_quantized_weights, z.quantized_gradients = o->zero_quantized_gradients, z.feedback = o->zero_error_feedback;
+    z.weights.bits = 8, z.gradients.bits = o->zero_gradient_bits ? 8 : 4;
+    z.weights.block = z.gradients.block = o->zero_quant_block;
+    z.accumulates = ceil_div(t->samples, t->comm.ranks) > t->rows;
+    return z;
+}
+static void setup_store(Trainer *t) {
+    const Options *o = &t->options;
+    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(t), t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
+}
 static Program make_program(const Trainer *t, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model);
+    p.map = unit_map(&t->model, &t->store.policy, t->comm.ranks);
     p.ranks = t->comm.ranks;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     schedule_sequential(&p, t->samples, t->rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
-    zero_lower_parameters(&p);
-    if (training) { zero_lower_updates(&p); }
+    zero_lower(&p, &t->store.policy, training);
     return p;
 }
 static void setup_schedule(Trainer *t) {
@@ -155,7 +175,7 @@ static void setup_messages(Trainer *t) {
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options, &t->model, &t->comm,          &t->program, &t->rates, &t->predicted,
-                      &t->train,   t->dtype,  t->stream.threads, t->samples,  t->rows,   t->steps};
+                      &t->train,   &t->store, t->stream.threads, t->samples,  t->rows,   t->steps};
     return facts;
 }
 
@@ -166,8 +186,8 @@ static void predict(Trainer *t) {
     RunFacts facts = run_facts(t);
     predict_memory(&facts, t->rows, o->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
-    predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->comm.everyone, t->dtype, (DType)o->reduce_dtype, p->traffic);
-    Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, o->optimizer == OPTIMIZER_ADAMW, t->dtype, (DType)o->reduce_dtype};
+    predict_traffic(&t->program.rank[t->comm.rank], &t->store, p->traffic);
+    Costs costs = {&t->model, &t->store, t->rates, (double)o->seq_len};
     double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
     p->step_s = schedule_simulate(&t->program, action_cost, &costs, busy);
     p->idle = p->step_s > 0 ? 1 - busy[t->comm.rank] / p->step_s : 0;
@@ -224,8 +244,7 @@ static void setup_states(Trainer *t) {
     size_t unused[2];
     t->stream.workspace_bytes = gpt_workspace_bytes(&t->model, t->rows, o->seq_len, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
-    t->store = store_make(&t->model, &t->comm, &t->comm.everyone, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
+    store_allocate(&t->store, &t->comm, &t->stream);
     t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
                                 true, &unused[0], &unused[1]);
     t->profile = profile_make(o, t->program.rank[t->comm.rank].count);
@@ -473,15 +492,17 @@ static void save_checkpoint(Trainer *t) {
 
 static bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
 static void between_steps(Trainer *t) {
-    int64_t step = t->progress.step;
+    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
     bool last = step == t->steps, fresh = !t->options.resume || step > t->first_step;
-    if ((fresh || last) && due(t->options.val_every, step, last)) {
-        validate(t);
-        if (*t->options.hellaswag) { score_hellaswag(t); }
-    }
-    if ((fresh || last) && step && due(t->options.sample_every, step, last)) { print_sample(t); }
+    bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
+    if (validates || samples) { store_settle(&t->store); }
+    memcpy(sent, t->comm.bytes, sizeof sent);
+    if (validates) { validate(t); }
+    if (validates && *t->options.hellaswag) { score_hellaswag(t); }
+    if (samples) { print_sample(t); }
+    memcpy(t->comm.bytes, sent, sizeof sent);
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }
@@ -512,6 +533,7 @@ static void start(Trainer *t, int argc, char **argv) {
 static void plan(Trainer *t) {
     setup_model(t);
     setup_batch(t);
+    setup_store(t);
     setup_schedule(t);
     setup_messages(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
@@ -555,6 +577,7 @@ static void prepare(Trainer *t) {
     comm_barrier(&t->comm);
     setup_states(t);
     setup_weights(t);
+    store_settle(&t->store);
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
     log_line(&t->log, &line);
@@ -578,7 +601,7 @@ static int finish(Trainer *t) {
     profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
     report_end(&facts, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
-    if (*t->options.export_file && t->comm.rank == 0) {
+    if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
