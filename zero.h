@@ -138,7 +138,7 @@ static inline Shelf shelf_plan(const GptModel *m, ShelfLayout layout, const Slic
     return shelf;
 }
 static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
-    if (shelf->held) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
+    if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
 }
 static inline void shelf_free(Shelf *shelf) {
     ops_free(shelf->base);
