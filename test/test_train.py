@@ -902,6 +902,8 @@ class Failures(TestCase):
              ("bad number", dict(steps="ten"), "--steps"), ("trailing letters", dict(lr="1e-3x"), "--lr"), ("fraction", dict(micro_batch=1.5), "--micro-batch"),
              ("not a number", dict(lr="nan"), "--lr"), ("overflow", dict(lr="1e999"), "--lr"), ("too small", dict(seq_len=0), "--seq-len"),
              ("too large", dict(beta2=1), "--beta2"), ("nothing to round", dict(stochastic_rounding=1), "--stochastic-rounding"),
+             ("no such stage", dict(zero=4), "--zero must be from 0 to 3"), ("no such block", dict(zero=3, zero_quantized_weights=1, zero_quant_block=48), "--zero-quant-block"),
+             ("a partition of more ranks than there are", dict(zero=3, zero_hpz_partition_size=3), "--zero-hpz-partition-size 3 is more than the"),
              ("no such choice", dict(dtype="fp16"), "--dtype takes one of fp32|bf16"), ("no such model", dict(model="gpt5"), "gpt5"),
              ("impossible model", dict(model="layers=2,heads=5,channels=48,vocab=101"), "heads=5"),
              ("unknown part of a model", dict(model="layer=2"), "layer=2"),
@@ -914,11 +916,11 @@ class Failures(TestCase):
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
              (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32")),
-            (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
-            (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
-            (("zero-gradient-bits", "zero-quantized-gradients"), dict(zero=3, zero_gradient_bits=8)),
-            (("zero-error-feedback", "zero-quantized-gradients"), dict(zero=3, zero_error_feedback=1)),
-            (("zero-quant-block", "zero-quantized-weights"), dict(zero=3, zero_quant_block=64))]
+             (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
+             (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
+             (("zero-gradient-bits", "zero-quantized-gradients"), dict(zero=3, zero_gradient_bits=8)),
+             (("zero-error-feedback", "zero-quantized-gradients"), dict(zero=3, zero_error_feedback=1)),
+             (("zero-quant-block", "zero-quantized-weights"), dict(zero=3, zero_quant_block=64))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
