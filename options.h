@@ -24,6 +24,7 @@ typedef int64_t OptionFLAG;
 enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // order of --lr-schedule
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // order of --optimizer
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-bits
 
 // clang-format off
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
@@ -345,6 +346,19 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
         if (pair->clash(options, given)) { die(EXIT_INPUT, "--compat lists what does not combine", "--%s with --%s: %s", pair->a, pair->b, pair->why); }
+    }
+}
+
+// The learning rate of a step (from 0) of a run of `steps`.
+static inline double options_learning_rate(const Options *o, int64_t step, int64_t steps) {
+    if (step < o->warmup) { return o->lr * (double)(step + 1) / (double)o->warmup; }
+    double last = o->lr * o->final_lr_fraction, done = (double)(step - o->warmup) / (double)max_i64(steps - o->warmup, 1);
+    double from = 0.8 * (double)steps;
+    switch (o->lr_schedule) {
+    case LR_COSINE: return last + (o->lr - last) * 0.5 * (1 + cos(3.141592653589793 * done));
+    case LR_LINEAR: return o->lr + (last - o->lr) * done;
+    case LR_WSD: return (double)step < from ? o->lr : last + (o->lr - last) * (1 - sqrt(((double)step - from) / ((double)steps - from)));
+    default: return o->lr;
     }
 }
 

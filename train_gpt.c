@@ -125,25 +125,9 @@ static void setup_batch(Trainer *t) {
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
-// What --zero and its companions ask for, of these ranks.
-static ZeroPolicy zero_policy(const Trainer *t) {
-    const Options *o = &t->options;
-    if (o->zero_hpz_partition_size > t->comm.ranks) {
-        die(EXIT_INPUT, "a partition is some of the ranks, those of a node", "--zero-hpz-partition-size %" PRId64 " is more than the %d ranks",
-            o->zero_hpz_partition_size, t->comm.ranks);
-    }
-    ZeroPolicy z;
-    memset(&z, 0, sizeof z);
-    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size;
-    z.quantized_weights = o->zero_quantized_weights, z.quantized_gradients = o->zero_quantized_gradients, z.feedback = o->zero_error_feedback;
-    z.weights.bits = 8, z.gradients.bits = o->zero_gradient_bits ? 8 : 4;
-    z.weights.block = z.gradients.block = o->zero_quant_block;
-    z.accumulates = ceil_div(t->samples, t->comm.ranks) > t->rows;
-    return z;
-}
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(t), t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(o, t->comm.ranks, ceil_div(t->samples, t->comm.ranks) > t->rows), t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 static Program make_program(const Trainer *t, bool training) {
@@ -277,19 +261,6 @@ static void setup_weights(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-static double learning_rate(const Trainer *t, int64_t step) {
-    const Options *o = &t->options;
-    if (step < o->warmup) { return o->lr * (double)(step + 1) / (double)o->warmup; }
-    double last = o->lr * o->final_lr_fraction, done = (double)(step - o->warmup) / (double)max_i64(t->steps - o->warmup, 1);
-    double from = 0.8 * (double)t->steps;
-    switch (o->lr_schedule) {
-    case LR_COSINE: return last + (o->lr - last) * 0.5 * (1 + cos(3.141592653589793 * done));
-    case LR_LINEAR: return o->lr + (last - o->lr) * done;
-    case LR_WSD: return (double)step < from ? o->lr : last + (o->lr - last) * (1 - sqrt(((double)step - from) / ((double)t->steps - from)));
-    default: return o->lr;
-    }
-}
-
 // Sum of the losses of the pass's samples, in their order, from all ranks. What else the ranks have to agree on in each step
 // travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked to stop. A
 // rank's part of the message is its samples' losses and this flag.
@@ -347,7 +318,7 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
 }
 
 static void train_step(Trainer *t) {
-    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = learning_rate(t, t->progress.step);
+    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
     int64_t targets = count_targets(&t->train, t->progress.position, t->samples);
     Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     const Schedule *schedule = &t->program.rank[t->comm.rank];
