@@ -127,7 +127,8 @@ static void setup_batch(Trainer *t) {
 
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(o, t->comm.ranks, ceil_div(t->samples, t->comm.ranks) > t->rows), t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(o, t->comm.ranks, ceil_div(t->samples, t->comm.ranks) > t->rows), t->dtype,
+                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 static Program make_program(const Trainer *t, bool training) {

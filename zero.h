@@ -15,7 +15,8 @@
 //            hpZ  the first gather of a step leaves 1/partition of each storage on every rank; later gathers, until the
 //                 update, ask only the ranks of the same partition (inside a node)
 //            qgZ  a reduction is two exchanges of INT4 or INT8 records, inside nodes and then between them: summed in fp32,
-//                 and never more than twice quantized (section 3.3 there)
+//                 and never more than twice quantized (section 3.3 there). A parcel holds the records of a batch of storages:
+//                 for each member [for each storage of the batch [for each node [records of its slice]]]
 // Layout     a shelf for each kind of state, one allocation each, storages one after another:
 //            params  working parameters; with --dtype fp32 they are their own masters    master, m, v   fp32
 //            grads   fp32 sums          secondary  hpZ's slices          codes  qwZ's records
@@ -34,9 +35,10 @@
 
 enum {
     NORM_CHUNK = 2048,
-    ROOMS = 2,         // that blocks share: one is in use while the other's block travels
-    PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
-    ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
+    ROOMS = 2,                 // that blocks share: one is in use while the other's block travels
+    PARCELS = 2,               // quantized reductions under way: one in each of its two exchanges
+    PARCEL_ELEMENTS = 1 << 20, // of small storages wait for the next ones, and travel in one message with them
+    ERROR_STEPS = 1024         // errors that are fed back begin anew after so many updates
 };
 static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
 
@@ -173,10 +175,16 @@ typedef struct {
     Group near, node, across;
 } ZeroGroups;
 
-// A quantized reduction under way.
+// Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
 typedef struct {
-    int storage, hop; // hop 0: none; 1, 2: the exchange it is in
-    bool add;         // the slice has sums of earlier micro-steps
+    int first, last;
+    int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
+} Batch;
+// The quantized gradients of a batch under way.
+typedef struct {
+    const Batch *batch; // NULL: nothing
+    int hop;            // 0: being filled; 1, 2: the exchange it is in
+    bool add;           // the slices have sums of earlier micro-steps
     CommHandle handle;
     char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
 } Parcel;
@@ -191,7 +199,9 @@ typedef struct {
     bool adam;         // two moments, else one
     // layout
     Slices slices, near_slices, weight_records, gradient_records; // elements, elements, bytes, bytes
-    Slices to_node, to_nodes, from_node, from_nodes;              // bytes of a parcel, by member
+    Batch *batches;                                               // NULL: gradients are not quantized
+    int *batch_of;                                                // [storages]
+    int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
     // memory
@@ -258,29 +268,51 @@ static inline size_t store_unpacked_bytes(const GptModel *m, DType dtype) {
     return most;
 }
 
-// What the two exchanges of a quantized reduction carry: to each member of my node the records of the slices of the owners in its place
-// of all nodes; then to each node the sums for the owner in my place of it.
-static inline void store_plan_parcels(Store *s) {
+// Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
+static inline int64_t store_record(const Store *s, int storage, int node, int local) {
+    return slice_length(slices_of(s, &s->gradient_records, storage), group_at(s->groups.all, node, local));
+}
+static inline int64_t store_column(const Store *s, int storage, int local) {
+    int64_t bytes = 0;
+    for (int n = 0; n < s->groups.all->nodes; n++) { bytes += store_record(s, storage, n, local); }
+    return bytes;
+}
+// What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
+// then to each node the sums for the owner in my place of it.
+static inline Batch store_plan_batch(const Store *s, int first, int last) {
     const Group *all = s->groups.all;
-    const int local = group_local(all, all->me);
-    Slices *const parts[] = {&s->to_node, &s->from_node, &s->to_nodes, &s->from_nodes};
-    const int members[] = {all->locals, all->locals, all->nodes, all->nodes};
-    for (int k = 0; k < 4; k++) { *parts[k] = slices_make(s->model, members[k], 1, NULL); }
-    for (int c = 0; c < STORAGE_CLASSES; c++) {
-        const int64_t *records = s->gradient_records.of_class[c];
-        int64_t *to_node = s->to_node.of_class[c], *from_node = s->from_node.of_class[c];
-        int64_t *to_nodes = s->to_nodes.of_class[c], *from_nodes = s->from_nodes.of_class[c];
+    const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
+    int64_t *bounds[4];
+    for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
+    Batch b = {first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
+    for (int storage = first; storage >= last; storage--) {
+        for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
         for (int n = 0; n < all->nodes; n++) {
-            to_nodes[n + 1] = to_nodes[n] + slice_length(records, group_at(all, n, local));
-            from_nodes[n + 1] = (n + 1) * slice_length(records, all->me);
+            b.to_nodes[n + 1] += store_record(s, storage, n, local), b.from_nodes[n + 1] += store_record(s, storage, node, local);
         }
-        for (int l = 0; l < all->locals; l++) {
-            to_node[l + 1] = to_node[l], from_node[l + 1] = (l + 1) * to_nodes[all->nodes];
-            for (int n = 0; n < all->nodes; n++) { to_node[l + 1] += slice_length(records, group_at(all, n, l)); }
-        }
-        int64_t bytes = 0;
-        for (int k = 0; k < 4; k++) { bytes += round_up(parts[k]->of_class[c][members[k]], 64); }
-        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, bytes);
+    }
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < sizes[k]; i++) { bounds[k][i + 1] += bounds[k][i]; }
+    }
+    return b;
+}
+static inline int64_t batch_bytes(const Store *s, const Batch *b) { // of its parcel
+    const Group *all = s->groups.all;
+    return round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64) + round_up(b->to_nodes[all->nodes], 64) +
+           round_up(b->from_nodes[all->nodes], 64);
+}
+static inline void store_plan_batches(Store *s) {
+    s->batches = (Batch *)checked_calloc((size_t)s->model->storages, sizeof(Batch), "batches");
+    s->batch_of = (int *)checked_calloc((size_t)s->model->storages, sizeof(int), "batches");
+    int64_t elements = 0;
+    for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
+        elements += gpt_storage_elements(s->model, storage);
+        s->batch_of[storage] = s->batch_count;
+        if (elements < PARCEL_ELEMENTS && storage) { continue; }
+        Batch *b = &s->batches[s->batch_count++];
+        *b = store_plan_batch(s, first, storage);
+        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(s, b));
+        first = storage - 1, elements = 0;
     }
 }
 
@@ -298,7 +330,7 @@ static inline Store store_plan(const GptModel *m, const Group *all, ZeroPolicy p
     s.near_slices = slices_make(m, s.groups.near.n, NORM_CHUNK, NULL);
     s.weight_records = slices_make(m, all->n, grain, policy.quantized_weights ? &policy.weights : NULL);
     s.gradient_records = slices_make(m, all->n, grain, policy.quantized_gradients ? &policy.gradients : NULL);
-    if (policy.quantized_gradients && divides) { store_plan_parcels(&s); }
+    if (policy.quantized_gradients && divides) { store_plan_batches(&s); }
     const ShelfLayout params = policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, grads = policy.stage >= 2 && divides ? SHELF_ROOMS : SHELF_WHOLE;
     const ShelfLayout optimizer = policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
     const int me = all->me;
@@ -352,8 +384,12 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 
 static inline void store_free(Store *s) {
     Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors};
-    Slices *slices[] = {&s->slices, &s->near_slices, &s->weight_records, &s->gradient_records, &s->to_node, &s->to_nodes, &s->from_node, &s->from_nodes};
-    for (int i = 0; i < 8; i++) { shelf_free(shelves[i]), slices_free(slices[i]); }
+    for (int i = 0; i < 8; i++) { shelf_free(shelves[i]); }
+    slices_free(&s->slices), slices_free(&s->near_slices), slices_free(&s->weight_records), slices_free(&s->gradient_records);
+    for (int i = 0; i < s->batch_count; i++) {
+        free(s->batches[i].to_node), free(s->batches[i].from_node), free(s->batches[i].to_nodes), free(s->batches[i].from_nodes);
+    }
+    free(s->batches), free(s->batch_of);
     group_free(&s->groups.near), group_free(&s->groups.node), group_free(&s->groups.across);
     ops_free(s->unpacked), ops_free(s->parcel_base);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
@@ -394,14 +430,15 @@ static inline ZeroMessage store_gather_message(const Store *s, int storage, bool
     ZeroMessage m = {COMM_ALL_GATHER, near ? &s->groups.near : s->groups.all, slices_of(s, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
-// The messages of a reduction; returns how many.
+// The messages of a reduction; returns how many. Those of a batch are its last storage's.
 static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
     ZeroMessage plain = {COMM_REDUCE_SCATTER, s->groups.all, store_slices(s, storage), dtype_size(s->wire)};
-    ZeroMessage inside = {COMM_ALL_TO_ALL, &s->groups.node, slices_of(s, &s->to_node, storage), 1};
-    ZeroMessage between = {COMM_ALL_TO_ALL, &s->groups.across, slices_of(s, &s->to_nodes, storage), 1};
-    bool coded = s->parcel_bytes;
-    m[0] = coded ? inside : plain, m[1] = between;
-    return coded && s->groups.across.n > 1 ? 2 : 1;
+    m[0] = plain;
+    if (!s->batches) { return 1; }
+    const Batch *b = &s->batches[s->batch_of[storage]];
+    ZeroMessage inside = {COMM_ALL_TO_ALL, &s->groups.node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &s->groups.across, b->to_nodes, 1};
+    m[0] = inside, m[1] = between;
+    return storage > b->last ? 0 : s->groups.across.n > 1 ? 2 : 1;
 }
 
 // Brings `slice`, this member's part of the message, into its place in the whole array, and starts the gather.
@@ -527,60 +564,79 @@ static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
 static inline void parcel_send_on(Store *s, Parcel *p) {
     if (p->hop != 1 || s->groups.across.n == 1) { return; }
     const Group *all = s->groups.all;
-    const int64_t *bounds = store_slices(s, p->storage), *to = slices_of(s, &s->to_nodes, p->storage), *from = slices_of(s, &s->from_nodes, p->storage);
+    const Batch *b = p->batch;
+    const int local = group_local(all, all->me);
+    const char *in = p->received;
     comm_wait(s->comm, p->handle);
-    for (int n = 0; n < all->nodes; n++) {
-        int64_t elements = slice_length(bounds, group_at(all, n, group_local(all, all->me)));
-        ops_requantize_sum(s->stream, p->onward + to[n], p->received + to[n], to[all->nodes], all->locals, elements, s->policy.gradients);
+    for (int storage = b->first; storage >= b->last; storage--) {
+        for (int n = 0; n < all->nodes; n++) {
+            int64_t before = 0, elements = slice_length(store_slices(s, storage), group_at(all, n, local));
+            for (int q = b->first; q > storage; q--) { before += store_record(s, q, n, local); }
+            ops_requantize_sum(s->stream, p->onward + b->to_nodes[n] + before, in, b->from_node[1], all->locals, elements, s->policy.gradients);
+            in += store_record(s, storage, n, local);
+        }
     }
-    comm_label(s->comm, "gradient", p->storage, s->comm->step);
-    p->handle = comm_all_to_all(s->comm, &s->groups.across, p->onward, to, p->arrived, from, 1);
+    comm_label(s->comm, "gradient", b->last, s->comm->step);
+    p->handle = comm_all_to_all(s->comm, &s->groups.across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
-// The last sum of a parcel, into my slice.
+// The last sums of a parcel, into my slices.
 static inline void parcel_finish(Store *s, Parcel *p) {
     if (!p->hop) { return; }
-    bool hopped = p->hop == 2;
-    const Group *senders = hopped ? &s->groups.across : &s->groups.node;
-    int64_t stride = slice_length(slices_of(s, &s->gradient_records, p->storage), s->groups.all->me);
+    const Group *all = s->groups.all, *senders = p->hop == 2 ? &s->groups.across : &s->groups.node;
+    const int64_t stride = p->hop == 2 ? p->batch->from_nodes[1] : p->batch->from_node[1];
+    const char *in = p->hop == 2 ? p->arrived : p->received;
     comm_wait(s->comm, p->handle);
-    ops_dequantize_sum(s->stream, (float *)(void *)shelf_slice(&s->grads, p->storage), p->add, hopped ? p->arrived : p->received, stride, senders->n,
-                       store_own_elements(s, p->storage), s->policy.gradients);
+    for (int storage = p->batch->first; storage >= p->batch->last; storage--) {
+        float *slice = (float *)(void *)shelf_slice(&s->grads, storage);
+        ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n, store_own_elements(s, storage), s->policy.gradients);
+        in += store_record(s, storage, group_node(all, all->me), group_local(all, all->me));
+    }
     p->hop = 0;
 }
-static inline void parcel_place(Store *s, Parcel *p, int index, int storage) {
-    p->storage = storage;
-    p->sent = s->parcel_base + (size_t)index * s->parcel_bytes;
-    p->received = p->sent + round_up(slices_of(s, &s->to_node, storage)[s->to_node.n], 64);
-    p->onward = p->received + round_up(slices_of(s, &s->from_node, storage)[s->from_node.n], 64);
-    p->arrived = p->onward + round_up(slices_of(s, &s->to_nodes, storage)[s->to_nodes.n], 64);
-}
-// Quantizes this rank's contribution, slice by slice in the order in which they are sent, and starts the first exchange. Whatever was
-// under way moves on: at each reduction by one exchange, so all members start them in one order.
-static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
+// Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members start them in one order.
+static inline Parcel *parcel_open(Store *s, const Batch *b, bool add) {
     const Group *all = s->groups.all;
-    const int64_t *bounds = store_slices(s, storage);
-    const char *grad = shelf_whole(&s->grads, storage);
     int index = (int)(s->parcels++ % PARCELS);
     Parcel *p = &s->parcel[index];
     parcel_finish(s, p);
-    comm_label(s->comm, "gradient", storage, step);
     parcel_send_on(s, &s->parcel[1 - index]);
-    parcel_place(s, p, index, storage);
-    char *out = p->sent;
-    for (int i = 0; i < all->n; i++) { // place by place, and node by node in these
-        int member = group_at(all, i % all->nodes, i / all->nodes);
-        int64_t elements = slice_length(bounds, member);
-        if (s->errors.base) {
-            uint16_t *error = (uint16_t *)(void *)shelf_whole(&s->errors, storage) + bounds[member];
-            ops_quantize_feedback(s->stream, out, (const float *)(const void *)grad + bounds[member], error, ERROR_WEIGHT, elements, s->policy.gradients);
-        } else {
-            ops_quantize(s->stream, out, grad + bounds[member] * (int64_t)sizeof(float), DTYPE_FP32, elements, s->policy.gradients);
-        }
-        out += slice_length(slices_of(s, &s->gradient_records, storage), member);
+    p->batch = b, p->add = add;
+    p->sent = s->parcel_base + (size_t)index * s->parcel_bytes;
+    p->received = p->sent + round_up(b->to_node[all->locals], 64);
+    p->onward = p->received + round_up(b->from_node[all->locals], 64);
+    p->arrived = p->onward + round_up(b->to_nodes[all->nodes], 64);
+    return p;
+}
+// The records of some elements of this rank's contribution.
+static inline void store_quantize(Store *s, char *out, int storage, int64_t begin, int64_t elements) {
+    const float *grad = (const float *)(void *)shelf_whole(&s->grads, storage) + begin;
+    if (!s->errors.base) {
+        ops_quantize(s->stream, out, grad, DTYPE_FP32, elements, s->policy.gradients);
+        return;
     }
-    p->add = add, p->hop = 1;
-    p->handle = comm_all_to_all(s->comm, &s->groups.node, p->sent, slices_of(s, &s->to_node, storage), p->received, slices_of(s, &s->from_node, storage), 1);
+    uint16_t *error = (uint16_t *)(void *)shelf_whole(&s->errors, storage) + begin;
+    ops_quantize_feedback(s->stream, out, grad, error, ERROR_WEIGHT, elements, s->policy.gradients);
+}
+// Puts this rank's contribution into the parcel of its batch, and sends this when it is full.
+static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
+    const Group *all = s->groups.all;
+    const Batch *b = &s->batches[s->batch_of[storage]];
+    s->comm->step = step;
+    Parcel *p = storage == b->first ? parcel_open(s, b, add) : &s->parcel[(s->parcels + PARCELS - 1) % PARCELS];
+    for (int l = 0; l < all->locals; l++) {
+        char *out = p->sent + b->to_node[l];
+        for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
+        for (int n = 0; n < all->nodes; n++) {
+            int64_t begin = store_slices(s, storage)[group_at(all, n, l)];
+            store_quantize(s, out, storage, begin, slice_length(store_slices(s, storage), group_at(all, n, l)));
+            out += store_record(s, storage, n, l);
+        }
+    }
+    if (storage > b->last) { return; }
+    comm_label(s->comm, "gradient", storage, step);
+    p->handle = comm_all_to_all(s->comm, &s->groups.node, p->sent, b->to_node, p->received, b->from_node, 1);
+    p->hop = 1;
 }
 
 // All contributions of this rank are in: starts summing over the group. All members call it, storages in the same order.
