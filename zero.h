@@ -35,11 +35,13 @@
 
 enum {
     NORM_CHUNK = 2048,
-    ROOMS = 2,                 // that blocks share: one is in use while the other's block travels
-    PARCELS = 2,               // quantized reductions under way: one in each of its two exchanges
-    PARCEL_ELEMENTS = 1 << 20, // of small storages wait for the next ones, and travel in one message with them
-    ERROR_STEPS = 1024         // errors that are fed back begin anew after so many updates
+    ROOMS = 2,         // that blocks share: one is in use while the other's block travels
+    PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
+    ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
 };
+#ifndef PARCEL_ELEMENTS           // tests make it small
+#define PARCEL_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
+#endif
 static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
 
 // The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.

@@ -33,6 +33,7 @@ from test_train import (ALL, CHANNELS, LAYERS, MODEL, NORM_CHUNK, PADDED, POSITI
 
 EMULATED = os.path.join(ROOT, "train_gpt_emu")
 QWZ, QGZ = dict(zero=3, zero_quantized_weights=1), dict(zero_quantized_gradients=1)
+PLUS_PLUS = dict(QWZ, zero_hpz_partition_size=2, **QGZ)
 LR = 1 << 19  # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is too small to matter
 SAME_FLIPPED = 1e-4  # where a rounding error now and then flips a code of INT8
 GRADIENT = dict(optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, micro_batch=1, threads=1)
@@ -198,16 +199,13 @@ def distance(a, b):
 class Equality(Check):
     def test_one_result(self):
         """Stages x ranks x accumulation in fp32, against one rank at stage 0. 16 samples: 3 ranks have unequal parts."""
-        everything = [(ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (1, 4)]
-        tables = [(optimizer, pairs) for optimizer in ("adamw", "sgd") for pairs in everything]
-        one = {}
-        for optimizer, (ranks, accumulation) in [("adamw", (1, 1)), ("sgd", (1, 1)), *sample(tables, 4)]:
+        cases = [(optimizer, ranks, accumulation) for optimizer in ("adamw", "sgd") for ranks in (1, 2, 3, 4) for accumulation in (1, 4)]
+        for optimizer, ranks, accumulation in sample(cases, 3):
             samples = -(-16 // ranks)
             case = dict(ranks=ranks, batch_tokens=16 * T, micro_batch=-(-samples // accumulation), optimizer=optimizer, lr=0.1 if optimizer == "sgd" else "1e-3")
-            jobs = self.trained([dict(case, zero=stage) for stage in range(4)])
-            one.setdefault(optimizer, jobs[0])
+            one, *jobs = self.trained([dict(case, ranks=1, micro_batch=16), *(dict(case, zero=stage) for stage in range(4))])
             for stage, job in enumerate(jobs):
-                self.assert_near(job, one[optimizer], dict(case, zero=stage))
+                self.assert_near(job, one, dict(case, zero=stage))
             self.assert_same(jobs[1], jobs[0], dict(case, zero=1))
             self.assert_same(jobs[3], jobs[2], dict(case, zero=3))
             if accumulation == 1 or ranks == 1:  # else stages 2 and 3 sum over the ranks in each micro-step, the others once
@@ -224,7 +222,7 @@ class Equality(Check):
     def test_variants(self):
         """One micro-step: bit by bit at each number of ranks."""
         tokens = shard([token % 97 for token in golden_tokens()])
-        for variant in self.VARIANTS:
+        for variant in sample(self.VARIANTS, 4):
             case = dict(dict(train=tokens, val=tokens, tokenizer=printable() if "sample_every" in variant else None, micro_batch=5, steps=6), **variant)
             others = (1, 2, 3) if ALL else (random.Random(f"{SEED}{variant}").choice((1, 2)), 3)
             whole, *jobs = self.trained([dict(case, zero=stage) for stage in (0, *others)])
@@ -235,8 +233,10 @@ class Equality(Check):
     def test_skipped_updates(self):
         """An update that is skipped leaves the weights as they are at every stage."""
         bad = put("model.bin", get(MODEL)[:-4], b"\0\0\x80\x7f")  # infinity
-        for stage, job in zip(range(4), train_all([dict(ranks=3, model=bad, zero=stage, steps=3, val_every=1) for stage in range(4)])):
-            self.assertEqual(job.err.count("update skipped"), 3, stage)
+        for flags in sample([dict(zero=stage) for stage in (1, 2, 3)] + [PLUS_PLUS, dict(QGZ, zero=2, zero_error_feedback=1)], 2):
+            after = os.path.join(scratch(), "export")
+            self.assertEqual(train(3, model=bad, steps=3, export=after, **flags).err.count("update skipped"), 3, flags)
+            self.assertTrue(get(after) == get(bad), flags)
         late = dict(ranks=3, skip_loss_z=0.001, steps=140, lr="1e-5", shuffle=1, val_every=20)  # from step 128 on, about half of the updates
         whole, *jobs = train_all([dict(late, zero=stage) for stage in (0, *((1, 2) if ALL else ()), 3)])
         self.assertIn("update skipped", whole.err)
@@ -258,32 +258,37 @@ def predicted(ranks, **changes):
 
 class Numbers(Check):
     def test_stage_3_takes_least(self):
-        """The memory of stage 3 is never above that of stage 2, nor stage 2's above stage 1's: whatever the shape of the model."""
-        cases = [(shape, ranks, dtype) for shape in SHAPES for ranks in (2, 3, 4, 8) for dtype in ("fp32", "bf16")]
+        """The memory of stage 3 is never above that of stage 2, whatever the shape of the model; nor stage 2's above stage 1's in a single micro-step.
+
+        With more of them stage 2 has the sums of its slices beside the whole gradients that come and go.
+        """
+        cases = [(shape, ranks, dtype, more) for shape in SHAPES for ranks in ((2, 3, 4, 8) if ALL else (2, 4)) for dtype in ("fp32", "bf16")
+                 for more in (dict(), dict(batch_tokens=3 * ranks * T, recompute="block"))]
         def check(case):
-            shape, ranks, dtype = case
+            shape, ranks, dtype, more = case
             devices = []
             for stage in range(4):
-                changes = dict(model=shape, dtype=dtype, zero=stage, ranks=ranks, micro_batch=1, batch_tokens=T * ranks)
+                changes = dict(dict(model=shape, dtype=dtype, zero=stage, ranks=ranks, micro_batch=1, batch_tokens=T * ranks), **more)
                 memory = predicted(**changes)["memory"]
                 self.assertEqual({kind: memory[kind] for kind in ("parameters", "gradients", "optimizer")}, expected_memory(Layout(changes)), changes)
                 devices.append(memory["device"])
             return case, devices
-        for case, devices in at_once(check, sample(cases, 4)):
+        for case, devices in at_once(check, sample(cases, 3)):
             with self.subTest(case):
                 self.assertLessEqual(devices[3], devices[2])
-                self.assertLessEqual(devices[2], devices[1])
+                if not case[3]:
+                    self.assertLessEqual(devices[2], devices[1])
 
     def test_memory_formulas(self):
         """ZeRO's table (arXiv 1910.02054): (2 + 4 + 12) bytes a parameter in bf16, (4 + 4 + 8) in fp32, each divided from its stage on."""
         model = SHAPES[0]
         psi = sum(storages(model))
-        for dtype, parts in (("bf16", (2, 4, 12)), ("fp32", (4, 4, 8))):
-            for stage, alpha in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (3, 4)):
-                memory = predicted(4, model=model, dtype=dtype, zero=stage, micro_batch=1, batch_tokens=4 * T, **(dict(zero_hpz_partition_size=alpha) if alpha > 1 else {}))["memory"]
-                formula = sum(part * psi / (4 if stage >= since else 1) for part, since in zip(parts, (3, 2, 1))) + (parts[0] * psi / alpha if alpha > 1 else 0)
-                found = sum(memory[kind] for kind in ("parameters", "gradients", "optimizer"))
-                self.assertLess(abs(found / formula - 1), 0.002, (dtype, stage, alpha))  # slices are cut at chunks
+        parts_of = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
+        for dtype, stage, alpha in sample([(dtype, *layout) for dtype in parts_of for layout in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (3, 4))], 4):
+            memory = predicted(4, model=model, dtype=dtype, zero=stage, micro_batch=1, batch_tokens=4 * T, zero_hpz_partition_size=alpha)["memory"]
+            formula = sum(part * psi / (4 if stage >= since else 1) for part, since in zip(parts_of[dtype], (3, 2, 1))) + (parts_of[dtype][0] * psi / alpha if alpha > 1 else 0)
+            found = sum(memory[kind] for kind in ("parameters", "gradients", "optimizer"))
+            self.assertLess(abs(found / formula - 1), 0.002, (dtype, stage, alpha))  # slices are cut at chunks
 
     # Bytes that leave a node, as multiples of M = 2 psi: gather for forward, for backward, reduction. Each M times (n - 1) / n for n nodes.
     FORMULAS = [(dict(), (1, 1, 1)), (dict(zero_quantized_weights=1), (0.5, 0.5, 1)), (dict(zero_hpz_partition_size=2), (1, 0, 1)),
@@ -298,7 +303,7 @@ class Numbers(Check):
         """The figures of ZeRO++ (arXiv 2306.10209), of a model whose positions and last layernorm, which are gathered once, are few."""
         model = SHAPES[0]
         psi = sum(storages(model))
-        for (flags, terms), nodes in [*((formula, 2) for formula in self.FORMULAS), *((formula, 4) for formula in self.FORMULAS if ALL)]:
+        for (flags, terms), nodes in sample([(formula, nodes) for formula in self.FORMULAS for nodes in ((2, 4) if ALL else (2,))], 4):
             micro_steps = random.Random(f"{SEED}{flags}").choice((1, 3))
             case = dict(flags, ranks=2 * nodes, ranks_per_node=2, model=model, dtype="bf16", reduce_dtype="bf16", zero=3, micro_batch=1, batch_tokens=micro_steps * 2 * nodes * T)
             with self.subTest(nodes=nodes, micro_steps=micro_steps, **flags):
@@ -317,7 +322,7 @@ class Numbers(Check):
         kinds += [dict(zero=3, zero_hpz_partition_size=4, zero_quantized_weights=1), dict(QWZ, zero_quant_block=16), dict(QGZ, zero=2, zero_quant_block=1 << 30)]
         cases = [dict(kind, ranks=4, ranks_per_node=per_node, dtype=dtype, reduce_dtype=dtype, batch_tokens=micro * 4 * T, micro_batch=1, steps=2, val_every=val, val_batches=1)
                  for kind in kinds for per_node in (1, 2, 4) for dtype in ("fp32", "bf16") for micro in (1, 3) for val in (0, 1)]
-        self.trained(sample(cases, 10))
+        self.trained(sample(cases, 6))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -434,7 +439,7 @@ class Gradients(Check):
     def test_against_a_slow_reference(self):
         contributions = self.contributions(4)
         cases = [(bits, block, per_node) for bits in (4, 8) for block in (16, 256, 2048) for per_node in (1, 2, 4)]
-        chosen = sample(cases, 3)
+        chosen = sample(cases, 2)
         found = self.gradients([dict(QGZ, ranks=4, batch_tokens=4 * T, zero=random.Random(f"{SEED}{case}").randrange(4), zero_gradient_bits=case[0], zero_quant_block=case[1],
                                      ranks_per_node=case[2]) for case in chosen])
         for (bits, block, per_node), gradient in zip(chosen, found):
@@ -444,11 +449,19 @@ class Gradients(Check):
             # Gradients are known here to 24 bits: about one code in 10^5 flips; one that becomes the largest of its block moves all of it.
             self.assertLess(wrong, 0.01 * len(expected), (bits, block, per_node))
 
+    def test_parcels(self):
+        """How many storages travel together changes no bit. The program with faults in it packs small parcels."""
+        cases = [dict(ranks=4, batch_tokens=micro * 4 * T, zero=stage, ranks_per_node=per_node, zero_error_feedback=feedback, dtype=dtype)
+                 for micro in (1, 3) for stage in range(4) for per_node in (1, 2, 4) for feedback in (0, 1) for dtype in ("fp32", "bf16")]
+        for case in sample(cases, 2):
+            one, several = self.trained([dict(case, **QGZ, micro_batch=1, steps=4, binary=binary) for binary in (test_train.BINARY, test_faults.FAULTY)])
+            self.assert_same(several, one, case)
+
     def test_no_factor_is_wrong(self):
         """The gradient of qgZ on the plain one: slope 1. Relative error: INT8 small, INT4 at most what blocks of 256 of heavy-tailed values give."""
         cases = [(dict(ranks=ranks, ranks_per_node=per_node, zero=stage, batch_tokens=samples * T), bits) for ranks, per_node in ((4, 1), (4, 2), (4, 4), (2, 0), (3, 1), (3, 0))
                  for stage in range(4) for samples in (4, 12) for bits in (4, 8)]
-        for (case, bits) in sample(cases, 3):
+        for case, bits in sample(cases, 2):
             with self.subTest(bits=bits, **case):
                 plain, found = self.gradients([case, dict(case, **QGZ, zero_gradient_bits=bits)])
                 squares = math.fsum(x * x for x in plain)
@@ -468,9 +481,6 @@ class Gradients(Check):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-PLUS_PLUS = dict(zero=3, zero_quantized_weights=1, zero_hpz_partition_size=2, zero_quantized_gradients=1)
-
-
 class Resume(Check):
     check_resumed = test_train.Resume.check_resumed
 
@@ -479,7 +489,7 @@ class Resume(Check):
         cases = [dict(ranks=3, zero=1), dict(ranks=3, zero=2, optimizer="sgd", lr=0.05), dict(ranks=4, zero=3, dtype="bf16", reduce_dtype="bf16", stochastic_rounding=1),
                  dict(ranks=4, ranks_per_node=2, **PLUS_PLUS), dict(ranks=2, recompute="block", dtype="bf16", **PLUS_PLUS),
                  dict(ranks=4, zero=2, ranks_per_node=2, zero_error_feedback=1, **QGZ)]
-        cases = [dict(common, out=os.path.join(scratch(), "out"), **case) for case in cases]
+        cases = [dict(common, out=os.path.join(scratch(), "out"), **case) for case in sample(cases, 4)]
         for case, whole in zip(cases, train_all(cases)):
             with self.subTest(**case):
                 self.check_resumed(case, whole)
