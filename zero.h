@@ -35,11 +35,13 @@
 
 enum {
     NORM_CHUNK = 256,
-    ROOMS = 2,                 // that blocks share: one is in use while the other's block travels
-    PARCELS = 2,               // quantized reductions under way: one in each of its two exchanges
-    PARCEL_ELEMENTS = 1 << 20, // of small storages wait for the next ones, and travel in one message with them
-    ERROR_STEPS = 1024         // errors that are fed back begin anew after so many updates
+    ROOMS = 2,         // that blocks share: one is in use while the other's block travels
+    PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
+    ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
 };
+#ifndef PARCEL_ELEMENTS           // tests make it small
+#define PARCEL_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
+#endif
 static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
 
 // The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
@@ -155,7 +157,7 @@ static inline Shelf shelf_plan(const GptModel *m, ShelfLayout layout, const Slic
     return shelf;
 }
 static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
-    if (shelf->held) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
+    if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
 }
 static inline void shelf_free(Shelf *shelf) {
     ops_free(shelf->base);
@@ -398,9 +400,10 @@ static inline void store_free(Store *s) {
     memset(s, 0, sizeof *s);
 }
 
-// States by name, for checkpoints: my slice of a storage, fp32, on the device; NULL where there is no such state.
+// States by name, for checkpoints: my slice of a storage, fp32, on the device; NULL where there is no such state, or I own nothing.
 typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
+static inline bool store_has_state(const Store *s, StateKind kind) { return kind != STATE_V || s->adam; }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
     const Shelf *master = s->dtype == DTYPE_FP32 ? &s->params : &s->master; // fp32 parameters are their own masters
     return (float *)(void *)shelf_slice(kind == STATE_MASTER ? master : kind == STATE_M ? &s->m : &s->v, storage);
