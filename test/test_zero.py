@@ -217,6 +217,8 @@ class Equality(Check):
                 dict(ranks=4, model="layers=2,heads=4,channels=52,vocab=97", batch_tokens=5 * T),
                 dict(ranks=3, model="layers=1,heads=1,channels=7,vocab=97", batch_tokens=5 * T, ranks_per_node=1),  # storages of less than a chunk
                 dict(ranks=4, ranks_per_node=2, reduce_dtype="bf16", grad_clip=0.5, windows="document"),
+                dict(ranks=4, ranks_per_node=2, zero_quantized_gradients=1, zero_error_feedback=1),
+                dict(ranks=5, ranks_per_node=2, zero_quantized_gradients=1, dtype="bf16", zero_gradient_bits=8),  # nodes of two, two and one
                 dict(ranks=2, val_every=3, val_batches=2, sample_every=5, sample_tokens=30, batch_tokens=4 * T)]
 
     def test_variants(self):
@@ -317,11 +319,14 @@ class Numbers(Check):
                 self.assertLess(abs(leaving / (formula * 2 * psi * (nodes - 1) / nodes) - 1), 0.005)  # wpe is 0.01 % of psi
 
     def test_measured(self):
-        """Real runs on 1, 2 and 4 nodes, of each kind of traffic, with evaluation in between, which does not count."""
+        """Real runs on even and uneven nodes, of each kind of traffic, a rank with fewer samples; with evaluation in between, which does not count."""
         kinds = [dict(zero=stage) for stage in range(3)] + [dict(flags, zero=3) for flags, _ in self.FORMULAS] + [dict(QGZ, zero=stage) for stage in (0, 1, 2)]
         kinds += [dict(zero=3, zero_hpz_partition_size=4, zero_quantized_weights=1), dict(QWZ, zero_quant_block=16), dict(QGZ, zero=2, zero_quant_block=1 << 30)]
-        cases = [dict(kind, ranks=4, ranks_per_node=per_node, dtype=dtype, reduce_dtype=dtype, batch_tokens=micro * 4 * T, micro_batch=1, steps=2, val_every=val, val_batches=1)
-                 for kind in kinds for per_node in (1, 2, 4) for dtype in ("fp32", "bf16") for micro in (1, 3) for val in (0, 1)]
+        nodes = ((4, 1), (4, 2), (4, 4), (3, 2), (5, 2), (6, 2))  # ranks, and how many of them on a node
+        cases = [dict(kind, ranks=ranks, ranks_per_node=per_node, dtype=dtype, reduce_dtype=dtype, batch_tokens=(micro * ranks - 1) * T, micro_batch=1, steps=2, val_every=val,
+                      val_batches=1)
+                 for kind in kinds for ranks, per_node in nodes for dtype in ("fp32", "bf16") for micro in (1, 3) for val in (0, 1)
+                 if ranks >= kind.get("zero_hpz_partition_size", 1)]
         self.trained(sample(cases, 6))
 
 
@@ -392,7 +397,7 @@ class Weights(Check):
 
     def test_secondary_copy(self):
         """hpZ changes no bit: with accumulation, recomputation, evaluation and sampling in between, and after a resume."""
-        variants = [(2, dict(ranks=4, batch_tokens=8 * T, ranks_per_node=2)), (4, dict(ranks=4, batch_tokens=5 * T)), (2, dict(ranks=3, dtype="bf16", batch_tokens=5 * T)),
+        variants = [(2, dict(ranks=4, batch_tokens=8 * T, ranks_per_node=2)), (2, dict(ranks=4, batch_tokens=8 * T, zero_quantized_weights=1)), (4, dict(ranks=4, batch_tokens=5 * T)), (2, dict(ranks=3, dtype="bf16", batch_tokens=5 * T)),
                     (2, dict(ranks=4, optimizer="sgd", lr=0.1, batch_tokens=3 * T)),
                     (2, dict(ranks=4, batch_tokens=8 * T, skip_loss_z=0.001, steps=135, lr="1e-5", shuffle=1, val_every=50, sample_every=0))]
         same = dict(zero=3, micro_batch=1, recompute="block", steps=6, val_every=2, val_batches=1, sample_every=3, tokenizer=printable(), sample_tokens=10)
