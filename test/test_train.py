@@ -55,7 +55,7 @@ SAME = 1e-5
 SAME_NORM = 1e-4  # norms are sums over gradients that are themselves differences
 PARAMETERS, LAYERS, CHANNELS, VOCAB, PADDED, POSITIONS = 92208, 3, 48, 101, 128, 24  # of the golden model
 T, WINDOWS = 20, 28  # the tests' sequence length; whole windows of it in the 571 golden tokens
-NORM_CHUNK = 2048    # slices of the gradient are cut at multiples of this (zero.h)
+NORM_CHUNK = 256  # slices of the gradient are cut at multiples of this (zero.h)
 
 TRAIN = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 3, "batch-tokens": 60, "steps": 10, "lr": "1e-3",
          "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 0}
