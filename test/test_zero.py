@@ -402,7 +402,8 @@ class Weights(Check):
                     (2, dict(ranks=4, optimizer="sgd", lr=0.1, batch_tokens=3 * T)),
                     (2, dict(ranks=4, batch_tokens=8 * T, skip_loss_z=0.001, steps=135, lr="1e-5", shuffle=1, val_every=50, sample_every=0))]
         same = dict(zero=3, micro_batch=1, recompute="block", steps=6, val_every=2, val_batches=1, sample_every=3, tokenizer=printable(), sample_tokens=10)
-        cases = [(dict(same, **case), dict(same, **case, zero_hpz_partition_size=alpha, out=os.path.join(scratch(), "out"), save_every=4)) for alpha, case in sample(variants, 2)]
+        cases = [(dict(same, **case), dict(same, **case, zero_hpz_partition_size=alpha, out=os.path.join(scratch(), "out"), save_every=4))
+                 for alpha, case in sample(variants, 2)]
         jobs = self.trained([run for pair in cases for run in pair])
         for _, case in cases:
             shutil.rmtree(checkpoint(case["out"], case["steps"]))
