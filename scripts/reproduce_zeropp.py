@@ -68,7 +68,7 @@ QUICK_RATES, FULL_RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100,
 SINGLE = ("qwZ", "hpZ", "qgZ")
 SWEEP_BATCH = ["--seq-len", "64", "--micro-batch", "2", "--val-every", "0"]
 PLANS = {
-    "quick": Plan(links={"2x2": {BASE: QUICK_RATES, **{name: QUICK_RATES for name in SINGLE}, ALL: QUICK_RATES},
+    "quick": Plan(links={"2x2": {BASE: QUICK_RATES, **{name: QUICK_RATES[-1:] for name in SINGLE}, ALL: QUICK_RATES},
                          "4x2": {BASE: (UNLIMITED, 50), ALL: (UNLIMITED, 50)}},
                   rounds=1, steps=WARMUP + 3, searches=0, model="layers=4,heads=4,channels=256,vocab=256",
                   training=("--model", "layers=4,heads=4,channels=128,vocab=256", "--seq-len", "64", "--micro-batch", "2", "--val-batches", "100"),
