@@ -108,17 +108,21 @@ static inline size_t dtype_size(DType dtype) { return dtype == DTYPE_BF16 ? 2 : 
 static inline const char *dtype_name(DType dtype) { return dtype == DTYPE_BF16 ? "bf16" : "fp32"; }
 
 // bf16 is the upper half of an fp32; rounding is to nearest even where nothing else is said, and a NaN stays a NaN.
-static inline float bf16_to_float(uint16_t h) {
+IN_KERNELS_TOO static inline float bf16_to_float(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
     float x;
     memcpy(&x, &bits, 4);
     return x;
 }
+IN_KERNELS_TOO static inline uint16_t number_to_bf16(float x) { // of what is known to be no NaN: loops with it are faster
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
 IN_KERNELS_TOO static inline uint16_t float_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) { return (uint16_t)((bits >> 16) | 0x40u); }
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x40u) : number_to_bf16(x);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -53,6 +53,9 @@ static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
         keep_alive();
     }
 }
+static inline void writer_seek(FileWriter *w, int64_t offset) { // what lies between is written before the end; a checksum means nothing then
+    if (!w->error && fseeko(w->file, (off_t)offset, SEEK_SET)) { w->error = errno; }
+}
 // From the device.
 static inline void writer_add_states(FileWriter *w, const Store *s, const void *states, size_t bytes) {
     for (size_t at = 0, n; at < bytes; at += n) {
@@ -149,18 +152,31 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
     for (int storage = 0; storage < s->model->storages; storage++) {
         TensorPart parts[TENSORS];
-        int n = gpt_storage_parts(s->model, storage, parts);
-        for (int i = 0; i < n; i++) {
-            const char *from = map + DATA_HEADER_BYTES + (size_t)model_file_offset(s->model, parts[i].tensor, parts[i].layer) * dtype_size(dtype);
-            model_file_read(s, store_state(s, STATE_MASTER, storage) + parts[i].offset, from, dtype, parts[i].elements);
+        int64_t first, own = store_own(s, storage, &first);
+        for (int i = gpt_storage_parts(s->model, storage, parts) - 1; i >= 0; i--) {
+            int64_t begin = max_i64(first, parts[i].offset), end = min_i64(first + own, parts[i].offset + parts[i].elements);
+            if (begin >= end) { continue; }
+            int64_t element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + begin - parts[i].offset;
+            const char *from = map + DATA_HEADER_BYTES + (size_t)element * dtype_size(dtype);
+            model_file_read(s, store_state(s, STATE_MASTER, storage) + begin - first, from, dtype, end - begin);
         }
     }
     munmap(map, bytes);
     store_masters_changed(s);
 }
 
-// Writes the model in the precision of its working parameters. Returns 0 or an errno. One rank calls it.
-static inline int model_file_write(const char *path, const Store *s) {
+// The parts of a storage, each to its place in the file.
+static inline void model_file_write_storage(FileWriter *w, const Store *s, int storage, const char *whole) {
+    TensorPart parts[TENSORS];
+    int n = gpt_storage_parts(s->model, storage, parts);
+    for (int i = 0; i < n; i++) {
+        int64_t size = (int64_t)dtype_size(s->dtype), element = model_file_offset(s->model, parts[i].tensor, parts[i].layer);
+        writer_seek(w, DATA_HEADER_BYTES + element * size);
+        writer_add_states(w, s, whole + parts[i].offset * size, (size_t)(parts[i].elements * size));
+    }
+}
+// Writes the model in the precision of its working parameters. Returns 0 or an errno. All ranks call it; rank 0 writes.
+static inline int model_file_write(const char *path, Store *s) {
     const GptConfig *c = &s->model->config;
     int32_t header[256] = {MODEL_MAGIC,
                            s->dtype == DTYPE_BF16 ? MODEL_BF16 : MODEL_FP32,
@@ -170,18 +186,14 @@ static inline int model_file_write(const char *path, const Store *s) {
                            (int32_t)c->heads,
                            (int32_t)c->channels,
                            (int32_t)c->padded_vocab};
+    bool writes = s->comm->rank == 0;
     FileWriter w;
-    writer_open(&w, path);
-    writer_add(&w, header, sizeof header);
-    for (int t = 0; t < TENSORS; t++) {
-        StorageClass storage_class = tensor_specs[t].storage;
-        for (int storage = 0; storage < s->model->storages; storage++) {
-            if (gpt_storage_class(s->model, storage) != storage_class) { continue; }
-            int64_t at = s->offset[storage] + s->model->tensor_offset[t];
-            writer_add_states(&w, s, store_param(s, at), (size_t)s->model->tensor_elements[t] * dtype_size(s->dtype));
-        }
+    if (writes) { writer_open(&w, path), writer_add(&w, header, sizeof header); }
+    for (int storage = 0; storage < s->model->storages; storage++) {
+        const char *whole = (const char *)store_whole(s, storage);
+        if (writes) { model_file_write_storage(&w, s, storage, whole); }
     }
-    return writer_close(&w);
+    return writes ? writer_close(&w) : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -208,7 +220,7 @@ static inline int state_file_write(const char *path, const Store *s, int member,
                 StatePiece piece = {kind, storage, bounds[0], bounds[1] - bounds[0]};
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
-                if (pass == 2) { writer_add_states(&w, s, store_state(s, (StateKind)kind, storage) + piece.begin, (size_t)piece.count * sizeof(float)); }
+                if (pass == 2) { writer_add_states(&w, s, store_state(s, (StateKind)kind, storage), (size_t)piece.count * sizeof(float)); }
             }
         }
     }
@@ -228,20 +240,16 @@ static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
     return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin && store_state(s, (StateKind)p->state, (int)p->storage);
 }
 
-// Does this rank compute with any of a piece? With all parameters, and with its own slice of the moments.
-static inline bool state_piece_needed(const Store *s, const StatePiece *p) {
-    const int64_t *slice = store_slices(s, (int)p->storage) + s->group->me;
-    return p->state == STATE_MASTER || (p->begin < slice[1] && slice[0] < p->begin + p->count);
-}
-// The data of a piece, to its place in the store. sum NULL: what is not needed is passed over.
+// The data of a piece; what lies in my slice goes into the store. sum NULL: what is not needed is passed over.
 static inline bool state_piece_read(FILE *f, Store *s, const StatePiece *p, Checksum *sum) {
-    float *to = store_state(s, (StateKind)p->state, (int)p->storage) + p->begin;
-    size_t bytes = (size_t)p->count * sizeof(float);
-    if (!sum && !state_piece_needed(s, p)) { return !fseeko(f, (off_t)bytes, SEEK_CUR); }
-    for (size_t at = 0, n; at < bytes; at += n, keep_alive()) {
-        n = (size_t)min_i64((int64_t)(bytes - at), STATE_PIECE);
-        if (!read_checked(f, sum, state_piece.bytes, n)) { return false; }
-        ops_from_host(s->stream, (char *)to + at, state_piece.bytes, n);
+    int64_t first, own = store_own(s, (int)p->storage, &first), end = p->begin + p->count;
+    float *slice = store_state(s, (StateKind)p->state, (int)p->storage);
+    if (!sum && (p->begin >= first + own || end <= first)) { return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR); }
+    for (int64_t at = p->begin, n; at < end; at += n, keep_alive()) {
+        n = min_i64(end - at, STATE_PIECE_FLOATS);
+        if (!read_checked(f, sum, state_piece.bytes, (size_t)n * sizeof(float))) { return false; }
+        int64_t low = max_i64(at, first), high = min_i64(at + n, first + own);
+        if (low < high) { ops_from_host(s->stream, slice + (low - first), state_piece.floats + (low - at), (size_t)(high - low) * sizeof(float)); }
     }
     return true;
 }
@@ -508,8 +516,8 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
     manifest_add_window(&t, "losses", &p->loss);
     manifest_add_window(&t, "norms", &p->norm);
-    text_add(&t, "flags %s\nfiles %d\n", flags, s->group->n);
-    for (int r = 0; r < s->group->n; r++) {
+    text_add(&t, "flags %s\nfiles %d\n", flags, s->groups.all->n);
+    for (int r = 0; r < s->groups.all->n; r++) {
         text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
     Checksum sum = checksum_begin();
@@ -555,14 +563,15 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     char temporary[1100], file[1200];
     Comm *comm = s->comm;
     store_settle(s);
+    store_forget_errors(s);
     checkpoint_folder(path, path_bytes, out, p->step, "");
     checkpoint_folder(temporary, sizeof temporary, out, p->step, ".tmp");
     if (comm->rank == 0) { folder_remove(temporary); }
     int made = comm->rank == 0 && mkdir(temporary, 0777) ? errno : 0;
     comm_broadcast(comm, &made, sizeof made, 0);
-    snprintf(file, sizeof file, "%s/state_%05d", temporary, s->group->me);
+    snprintf(file, sizeof file, "%s/state_%05d", temporary, s->groups.all->me);
     uint64_t bytes = 0, checksum = 0;
-    int error = made ? made : state_file_write(file, s, s->group->me, &bytes, &checksum);
+    int error = made ? made : state_file_write(file, s, s->groups.all->me, &bytes, &checksum);
     StateReport mine = {(double)error, (double)bytes, (double)(checksum >> 32), (double)(checksum & 0xffffffffu)};
     StateReport *reports = (StateReport *)checked_calloc((size_t)comm->ranks, sizeof(StateReport), "checkpoint");
     comm_all_gather_small(comm, &mine, reports, sizeof mine);

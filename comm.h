@@ -352,6 +352,10 @@ static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
     return threads;
 }
 
+// Makes collectives of a group possible. All its members call it, each their groups in one order.
+static inline void comm_join(Comm *c, Group *g) {
+    if (c->transport.join) { c->transport.join(c, g); }
+}
 // Collectives of the group will be over this memory, until comm_end.
 static inline void comm_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     if (c->transport.share) { c->transport.share(c, g, memory, bytes); }
@@ -820,9 +824,10 @@ static inline CommHandle comm_all_gather(Comm *c, const Group *g, void *data, co
     CommOp op = {COMM_ALL_GATHER, 0, 0, NULL, g, bounds, NULL, NULL, (char *)data, element_bytes, DTYPE_FP32, true, 0};
     return comm_start_op(c, op);
 }
-// out, at my slice's place, = the sum over the members of in. out may be in. Other slices of out are left alone.
-static inline CommHandle comm_reduce_scatter(Comm *c, const Group *g, const float *in, float *out, const int64_t *bounds, DType wire) {
-    CommOp op = {COMM_REDUCE_SCATTER, 0, 0, NULL, g, bounds, NULL, (const char *)in, (char *)out, sizeof(float), wire, true, 0};
+// slice = my slice of the sum over the members of in. It may lie in its place of in.
+static inline CommHandle comm_reduce_scatter(Comm *c, const Group *g, const float *in, float *slice, const int64_t *bounds, DType wire) {
+    char *out = (char *)((uintptr_t)slice - (uintptr_t)bounds[g->me] * sizeof(float)); // of an array that need not be there
+    CommOp op = {COMM_REDUCE_SCATTER, 0, 0, NULL, g, bounds, NULL, (const char *)in, out, sizeof(float), wire, true, 0};
     return comm_start_op(c, op);
 }
 // data = the sum over the members of data, the same bits everywhere. wire bf16: the result has been rounded to bf16 too.

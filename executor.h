@@ -45,6 +45,7 @@ typedef struct {
     int current;                         // gradient[current] belongs to the boundary that backward has reached
     const Action *volatile action;       // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
+    int64_t version; // of the parameters when the pass began
 } Executor;
 
 // What one pass works on.
@@ -258,7 +259,7 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
         StorageClass c = gpt_storage_class(e->model, storages[i]);
-        w.states.params[c] = e->held[storages[i]];
+        if (action_reads_parameters(a->kind)) { w.states.params[c] = e->held[storages[i]]; }
         if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
     }
     if (a->kind == ACT_FORWARD && a->unit == 0) { executor_load_samples(e, &w, pass, a->first_row); }
@@ -309,14 +310,16 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 // Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
+    if (*at == 0) { e->version = e->store->updates[0]; }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         executor_begin(e, a, (*at)++, step);
         switch (a->kind) {
-        case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->store->updates[a->storage] + a->version); break;
+        case ACT_PREFETCH: store_prefetch(e->store, a->storage, e->version + a->version, a->near, step); break;
+        case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->version + a->version); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
-        case ACT_UPDATE: store_update(e->store, a->storage, step + a->step, *optimizer); break;
+        case ACT_UPDATE: store_update(e->store, a->storage, *optimizer); break;
         case ACT_NORM:
             *norm = store_norm(e->store);
             executor_take_losses(e, schedule, pass);
@@ -343,7 +346,9 @@ static inline void executor_logits(Executor *e, const int32_t *tokens, int64_t n
     for (w.unit = 0; w.unit < m->units; w.unit++) {
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
-            w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], e->store->updates[storages[i]]);
+            int64_t version = e->store->updates[storages[i]];
+            if (store_gathers_for_use(e->store)) { store_prefetch(e->store, storages[i], version, true, e->step); }
+            w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {

@@ -43,6 +43,17 @@ static inline Group group_make(const int *ranks, int n, int my_rank, const int *
     for (int i = 0; i < n; i++) { g.at[even ? g.node[i] * g.locals + g.local[i] : i] = i; }
     return g;
 }
+// The group of some members of another, in this order, seen from the same rank.
+static inline Group group_part(const Group *g, const int *members, int n) {
+    int *ranks = (int *)checked_malloc((size_t)n * sizeof(int), "group"), most = 0;
+    for (int i = 0; i < g->n; i++) { most = (int)max_i64(most, g->ranks[i]); }
+    int *node_of = (int *)checked_calloc((size_t)most + 1, sizeof(int), "group");
+    for (int i = 0; i < g->n; i++) { node_of[g->ranks[i]] = g->node[i]; }
+    for (int i = 0; i < n; i++) { ranks[i] = g->ranks[members[i]]; }
+    Group part = group_make(ranks, n, g->ranks[g->me], node_of);
+    free(ranks), free(node_of);
+    return part;
+}
 static inline void group_free(Group *g) {
     free(g->ranks), free(g->node), free(g->local), free(g->at);
     memset(g, 0, sizeof *g);

@@ -18,7 +18,8 @@
 #ifndef OPS_H
 #define OPS_H
 
-#include "base.h" // DType
+#include "base.h"     // DType
+#include "quantize.h" // QuantFormat
 
 typedef struct Real Real; // never completed: see above
 
@@ -96,6 +97,12 @@ static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what)
     memory_taken[kind] += bytes;
     return p;
 }
+// One allocation for states and for the rooms beside them, which are buffers.
+static inline void *memory_take_with_rooms(MemoryKind kind, size_t bytes, size_t rooms, const char *what) {
+    void *p = memory_take(kind, bytes + rooms, what);
+    memory_taken[kind] -= rooms, memory_taken[MEMORY_BUFFERS] += rooms;
+    return p;
+}
 static inline void *memory_take_host(size_t bytes, const char *what) { // no device memory: not in the ledger
     void *p = ops_alloc_host(bytes ? bytes : 1);
     if (!p) { die(EXIT_RESOURCES, "use a smaller --batch-tokens or --model", "cannot allocate %zu bytes of the host for %s", bytes, what); }
@@ -158,5 +165,17 @@ static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b
 // partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
 // ops_alloc_host(): there after ops_wait()
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
+static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n); // out += in
+
+// --- quantization: n elements as records of quantize.h, which begin with a block. The same bits on both builds --------------
+static void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n, QuantFormat f);   // storage precision -> records
+static void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n, QuantFormat f); // records -> storage, nearest even
+// out [+]= the sum of `count` contributions; the records of contribution k are at in + k * stride bytes. fp32, in this order; out is the
+// first term where it is added to.
+static void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in, int64_t stride, int count, int64_t n, QuantFormat f);
+// The records of such a sum, which is never held. count > 0.
+static void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride, int count, int64_t n, QuantFormat f);
+// Records of x = in + error. error (bf16, kept by the caller from call to call) = (1 - beta) error + beta (x - its value), nearest even.
+static void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error, float beta, int64_t n, QuantFormat f);
 
 #endif

@@ -967,5 +967,15 @@ static inline void ops_norm_partials(Stream *s, double *partials, const float *x
         poll_after_block(s, i);
     }
 }
+static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+#pragma omp simd
+        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { out[i] += in[i]; }
+        poll_after_block(s, b);
+    }
+}
+
+#include "quantize_cpu.h" // the rest of the contract
 
 #endif

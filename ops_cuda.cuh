@@ -790,5 +790,11 @@ static inline void ops_norm_partials(Stream *s, double *partials, const float *x
         ops_to_host_later(s, partials + i, scratch(s), (size_t)count * sizeof(double));
     }
 }
+static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
+    cudaStream_t stream = enter(s);
+    if (n) { LAUNCH(add_kernel, blocks_for(n, THREADS), THREADS, 0, stream, out, in, n); }
+}
+
+#include "quantize_cuda.cuh" // the rest of the contract
 
 #endif

@@ -11,11 +11,12 @@
 
 enum { OPTION_TEXT_MAX = 900 }; // paths built from an option fit the buffers of 1100 bytes and more that hold them
 
-// Kinds: INT int64_t | NUM double | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1
-#define OPTION_KIND_LIST OPTION_INT, OPTION_NUM, OPTION_TEXT, OPTION_PICK, OPTION_FLAG
+// Kinds: INT int64_t | NUM double | POWER int64_t, a power of two | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1
+#define OPTION_KIND_LIST OPTION_INT, OPTION_NUM, OPTION_POWER, OPTION_TEXT, OPTION_PICK, OPTION_FLAG
 typedef enum { OPTION_KIND_LIST } OptionKind;
 typedef int64_t OptionINT;
 typedef double OptionNUM;
+typedef int64_t OptionPOWER;
 typedef const char *OptionTEXT;
 typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
@@ -23,6 +24,7 @@ typedef int64_t OptionFLAG;
 enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // order of --lr-schedule
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // order of --optimizer
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-bits
 
 // clang-format off
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
@@ -73,6 +75,13 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
     X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
     X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
     X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \
+    X(INT, "ZeRO", zero, "zero", "z", "0", 0, 3, "stage", "what the ranks divide: 1 optimizer states, 2 and gradients, 3 and parameters")      \
+    X(FLAG, "ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0", 0, 1, "", "qwZ: gathers carry INT8 (stage 3)")                    \
+    X(INT, "ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks", "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward pass (stage 3); 1: off") \
+    X(FLAG, "ZeRO", zero_quantized_gradients, "zero-quantized-gradients", "", "0", 0, 1, "", "qgZ: gradients are reduced by two exchanges of INT4 or INT8") \
+    X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", 16, 1 << 30, "elements", "that share a scale, a power of two")                 \
+    X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
+    X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one")  \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
     X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are")
 // clang-format on
@@ -222,6 +231,9 @@ static inline void option_set(Options *options, const OptionSpec *spec, const ch
     if (value < spec->low || value > spec->high) {
         die(EXIT_INPUT, spec->help, "--%s must be from %.15g to %.15g, found %.80s", spec->name, spec->low, spec->high, text);
     }
+    if (spec->kind == OPTION_POWER && ((int64_t)value & ((int64_t)value - 1))) {
+        die(EXIT_INPUT, spec->help, "--%s takes a power of two, found %.80s", spec->name, text);
+    }
     if (whole) {
         *(int64_t *)slot = (int64_t)value;
     } else {
@@ -288,6 +300,16 @@ static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) 
     return g->at[OPTION_INDEX_dtype] && o->stochastic_rounding && o->dtype == DTYPE_FP32;
 }
 
+static inline bool clash_weights_stage(const Options *o, const OptionsGiven *g) { return (void)g, o->zero_quantized_weights && o->zero < 3; }
+static inline bool clash_hpz_stage(const Options *o, const OptionsGiven *g) { return (void)g, o->zero_hpz_partition_size > 1 && o->zero < 3; }
+static inline bool clash_bits_gradients(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_zero_gradient_bits] && !o->zero_quantized_gradients;
+}
+static inline bool clash_feedback_gradients(const Options *o, const OptionsGiven *g) { return (void)g, o->zero_error_feedback && !o->zero_quantized_gradients; }
+static inline bool clash_block_unused(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_zero_quant_block] && !o->zero_quantized_weights && !o->zero_quantized_gradients;
+}
+
 static const OptionPair option_pairs[] = {
     {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},
     {"save-every", "out", "needs a folder to save into", clash_save_out},
@@ -298,6 +320,11 @@ static const OptionPair option_pairs[] = {
     {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
     {"profile-steps", "steps", "the run ends before", clash_profile_steps},
     {"stochastic-rounding", "dtype", "only bf16 parameters are rounded: give --dtype bf16", clash_rounding_fp32},
+    {"zero-quantized-weights", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_weights_stage},
+    {"zero-hpz-partition-size", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_hpz_stage},
+    {"zero-gradient-bits", "zero-quantized-gradients", "needs it", clash_bits_gradients},
+    {"zero-error-feedback", "zero-quantized-gradients", "needs it", clash_feedback_gradients},
+    {"zero-quant-block", "zero-quantized-weights", "nothing is quantized: give this or --zero-quantized-gradients", clash_block_unused},
 };
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
 
@@ -319,6 +346,19 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
         if (pair->clash(options, given)) { die(EXIT_INPUT, "--compat lists what does not combine", "--%s with --%s: %s", pair->a, pair->b, pair->why); }
+    }
+}
+
+// The learning rate of a step (from 0) of a run of `steps`.
+static inline double options_learning_rate(const Options *o, int64_t step, int64_t steps) {
+    if (step < o->warmup) { return o->lr * (double)(step + 1) / (double)o->warmup; }
+    double last = o->lr * o->final_lr_fraction, done = (double)(step - o->warmup) / (double)max_i64(steps - o->warmup, 1);
+    double from = 0.8 * (double)steps;
+    switch (o->lr_schedule) {
+    case LR_COSINE: return last + (o->lr - last) * 0.5 * (1 + cos(3.141592653589793 * done));
+    case LR_LINEAR: return o->lr + (last - o->lr) * done;
+    case LR_WSD: return (double)step < from ? o->lr : last + (o->lr - last) * (1 - sqrt(((double)step - from) / ((double)steps - from)));
+    default: return o->lr;
     }
 }
 

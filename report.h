@@ -176,7 +176,7 @@ typedef struct {
     const Rates *rates;
     Prediction *predicted;
     const Dataset *train;
-    DType dtype;
+    const Store *store; // planned
     int threads;
     int64_t samples, rows, steps; // of a step; of a micro-step; of the run
 } RunFacts;
@@ -184,63 +184,69 @@ typedef struct {
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute, size_t memory[MEMORY_KINDS]) {
     int64_t T = run->options->seq_len;
-    StoreBytes states = store_bytes(run->model, run->dtype, run->options->optimizer == OPTIMIZER_ADAMW);
-    Executor counted = executor_make(run->model, run->program, run->comm->rank, NULL, NULL, run->dtype, rows, T, recompute, false, &memory[MEMORY_ACTIVATIONS],
-                                     &memory[MEMORY_BUFFERS]);
+    Executor counted = executor_make(run->model, run->program, run->comm->rank, NULL, NULL, run->store->dtype, rows, T, recompute, false,
+                                     &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
-    memory[MEMORY_PARAMETERS] = states.parameters, memory[MEMORY_GRADIENTS] = states.gradients, memory[MEMORY_OPTIMIZER] = states.optimizer;
-    // what messages take was taken first
-    memory[MEMORY_BUFFERS] += states.unpacked + memory_taken[MEMORY_BUFFERS] + gpt_workspace_bytes(run->model, rows, T, run->threads);
+    memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
+    store_predict(run->store, memory);
+    memory[MEMORY_BUFFERS] += memory_taken[MEMORY_BUFFERS] + gpt_workspace_bytes(run->model, rows, T, run->threads); // what messages take was taken first
+}
+
+// What an action of a storage sends; returns how many messages.
+static inline int action_messages(const Store *store, const Action *a, ZeroMessage m[2]) {
+    if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
+    m[0] = store_gather_message(store, a->storage, a->near);
+    return a->kind == ACT_PREFETCH;
+}
+// Traffic of one step: what each PREFETCH and REDUCE of this rank's schedule will send.
+static inline void predict_traffic(const Schedule *schedule, const Store *store, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    for (int i = 0; i < schedule->count; i++) {
+        const Action *a = &schedule->actions[i];
+        ZeroMessage m[2];
+        for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
+            comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
+        }
+    }
 }
 
 // Costs of one action for the simulator.
 typedef struct {
     const GptModel *model;
+    const Store *store;
     Rates rates;
     double T;
-    int ranks;
-    bool adam;
-    DType dtype, wire; // of messages of parameters and of gradients
 } Costs;
+// Seconds of the messages of a PREFETCH or REDUCE of this rank.
+static inline double message_cost(const Costs *c, const Action *a) {
+    ZeroMessage m[2];
+    int64_t sent[LINK_KINDS] = {0, 0};
+    for (int k = action_messages(c->store, a, m) - 1; k >= 0; k--) {
+        comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, sent);
+    }
+    return (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / c->rates.message_bytes_per_s;
+}
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
     (void)rank;
-    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels,
-           elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
+    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels, ranks = c->store->groups.all->n;
+    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / c->rates.flops_per_s : 0;
     double classifier = head ? gpt_head_forward_flops(c->model, tokens) / c->rates.flops_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
-    double share = (double)(c->ranks - 1) / c->ranks / c->rates.message_bytes_per_s;
     ActionCost cost = {0, 0};
     switch (a->kind) {
     case ACT_FORWARD:
     case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
     case ACT_BACKWARD_INPUT: cost.compute_s = product + 3 * classifier + (block ? 20 : 6) * pass; break;
     case ACT_BACKWARD_WEIGHT: cost.compute_s = product + 4 * pass; break;
-    case ACT_REDUCE: cost.message_s = elements * (double)dtype_size(c->wire) * share; break;
-    case ACT_NORM: cost.compute_s = (double)c->model->parameters * 4 / c->ranks / c->rates.bytes_per_s; break;
-    case ACT_UPDATE:
-        cost.compute_s = elements * (c->adam ? 28 : 20) / c->ranks / c->rates.bytes_per_s;
-        cost.message_s = elements * (double)dtype_size(c->dtype) * share;
-        break;
+    case ACT_PREFETCH:
+    case ACT_REDUCE: cost.message_s = message_cost(c, a); break;
+    case ACT_NORM: cost.compute_s = (double)c->model->parameters * 4 / ranks / c->rates.bytes_per_s; break;
+    case ACT_UPDATE: cost.compute_s = elements * (c->store->adam ? 28 : 20) / ranks / c->rates.bytes_per_s; break;
     default: break;
     }
     return cost;
-}
-
-// Traffic of one step: what each REDUCE and UPDATE of this rank's schedule will send.
-static inline void predict_traffic(const Schedule *schedule, const GptModel *m, const Group *group, DType dtype, DType wire,
-                                   int64_t traffic[COMM_KINDS][LINK_KINDS]) {
-    int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
-    for (int i = 0; i < schedule->count; i++) {
-        const Action *a = &schedule->actions[i];
-        if (a->kind != ACT_REDUCE && a->kind != ACT_UPDATE) { continue; }
-        CommKind kind = a->kind == ACT_REDUCE ? COMM_REDUCE_SCATTER : COMM_ALL_GATHER;
-        store_bounds(gpt_storage_elements(m, a->storage), group->n, bounds);
-        comm_bytes_sent(kind, group, group->me, bounds, dtype_size(a->kind == ACT_REDUCE ? wire : dtype), traffic[kind]);
-    }
-    free(bounds);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -475,10 +481,19 @@ static inline void print_start(const RunFacts *run) {
     Prediction *p = run->predicted;
     printf("model      %s: %" PRId64 " layers, %" PRId64 " heads, %" PRId64 " channels, vocabulary %" PRId64 " (padded %" PRId64 "), %" PRId64
            " positions; %.1f M parameters, %s\n",
-           o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6, dtype_name(run->dtype));
+           o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6,
+           dtype_name(run->store->dtype));
     printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks,
            run->comm->nodes, run->threads, run->comm->transport.name, run->rates->flops_per_s / 1e9);
     if (*run->rates->device) { printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
+    const ZeroPolicy *z = &run->store->policy;
+    printf("ZeRO       stage %d", z->stage);
+    if (z->quantized_weights) { printf(", weights in INT8 blocks of %" PRId64, z->weights.block); }
+    if (z->partition > 1) { printf(", copies inside partitions of %d ranks", z->partition); }
+    if (z->quantized_gradients) {
+        printf(", gradients in INT%d blocks of %" PRId64 "%s", z->gradients.bits, z->gradients.block, z->feedback ? ", errors fed back" : "");
+    }
+    printf("\n");
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
            o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);

@@ -1,20 +1,24 @@
 // schedule.h: who computes what, when: as data. One array of actions per rank, for ONE optimizer step.
 //
-// Builders emit compute and message actions. Policies lower them: they insert RECOMPUTE, ACQUIRE, RELEASE, REDUCE, NORM,
-// UPDATE into the same array (zero.h). Then nothing is hidden: ONE validator proves a program before it runs, ONE executor
+// Builders emit compute and message actions. Policies lower them: they insert RECOMPUTE, PREFETCH, ACQUIRE, RELEASE, REDUCE,
+// NORM, UPDATE into the same array (zero.h). Then nothing is hidden: ONE validator proves a program before it runs, ONE executor
 // runs it (executor.h), ONE simulator times it, ONE printer draws it; predicted traffic is a sum over actions.
 //
 // Fields     micro     micro-batch of this step, from 0
-//            first_row, rows   its samples, as positions among the S samples of the step (rows may differ per action and rank)
+//            first_row, rows   its samples, as positions among the S samples of the step (rows may differ per action and rank, and
+//                     be 0: a rank without samples takes part in what the others do)
 //            unit, storage     as gpt.h numbers them; this header knows them only through a UnitMap
 //            step, version     relative to the step that runs: version 0 are the parameters before its update, 1 after
 //            peer              the other rank of SEND and RECV
+//            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
 // Invariants (proved by schedule_validate): every SEND meets its RECV with the same unit, micro-batch and rows, without
 //            deadlock when messages are rendezvous; a unit's forward follows its input, its backward input follows its
 //            forward and the next unit's backward, its backward weight follows its backward input; parameters are acquired
-//            while they are used; REDUCE(storage) follows every contribution, UPDATE follows REDUCE and NORM, and no
-//            acquire of version v + 1 comes before the update that makes it; live activations fit the slots; each unit computes
-//            each sample of the step once; all ranks reduce in one order.
+//            while they are used, and where they come for each use (UnitMap: gathers), a PREFETCH is under way by then, into a
+//            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
+//            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
+//            update that makes it; live activations fit the slots; each unit computes each sample of the step once; all ranks
+//            start the collectives in which they both take part in one order.
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
@@ -29,6 +33,7 @@ typedef enum {
     ACT_RECV_FORWARD,
     ACT_SEND_BACKWARD,
     ACT_RECV_BACKWARD, // a unit's output / the gradient of a unit's input
+    ACT_PREFETCH,
     ACT_ACQUIRE,
     ACT_RELEASE,
     ACT_REDUCE,
@@ -38,9 +43,10 @@ typedef enum {
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
     "FORWARD",       "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "SEND_FORWARD", "RECV_FORWARD", "SEND_BACKWARD",
-    "RECV_BACKWARD", "ACQUIRE",        "RELEASE",         "REDUCE",    "NORM",         "UPDATE",
+    "RECV_BACKWARD", "PREFETCH",       "ACQUIRE",         "RELEASE",   "REDUCE",       "NORM",         "UPDATE",
 };
 static inline bool action_computes(ActionKind kind) { return kind <= ACT_RECOMPUTE; }
+static inline bool action_reads_parameters(ActionKind kind) { return action_computes(kind) && kind != ACT_BACKWARD_WEIGHT; }
 static inline bool action_sends(ActionKind kind) { return kind == ACT_SEND_FORWARD || kind == ACT_SEND_BACKWARD; }
 static inline bool action_receives(ActionKind kind) { return kind == ACT_RECV_FORWARD || kind == ACT_RECV_BACKWARD; }
 
@@ -49,6 +55,7 @@ typedef struct {
     int unit, storage, micro, peer; // -1 where it does not apply
     int64_t first_row, rows;
     int64_t step, version;
+    bool near;
 } Action;
 
 enum { SCHEDULE_MAX = 1 << 22 }; // actions of a rank: some ten thousand micro-batches of a large model
@@ -57,12 +64,15 @@ typedef struct {
     int count, capacity;
 } Schedule;
 
-// What the plan must know of the model: which storages a unit uses.
+// What the plan must know of the model and of its states: which storages a unit uses, and which of them share rooms.
 typedef struct {
     int units, storages;
     int (*of_unit)[2];
     int *of_unit_count;
-    bool (*by_input)[2]; // this gradient is made by the unit's input part, not by its weight part (gpt.h: the head's wte)
+    bool (*by_input)[2];         // this gradient is made by the unit's input part, not by its weight part (gpt.h: the head's wte)
+    int *param_room, *grad_room; // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
+    bool gathers;                // parameters come by PREFETCH before each use; else they stay
+    bool reduces_often;          // gradients leave by REDUCE in each micro-batch; else once
 } UnitMap;
 
 // The whole job: one schedule per rank.
@@ -79,7 +89,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // Building
 static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
-    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0};
+    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0, false};
     return a;
 }
 static inline void schedule_add(Schedule *s, Action a) {
@@ -109,17 +119,19 @@ static inline void schedule_free(Schedule *s) {
 }
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.by_input);
+    free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.by_input), free(p->map.param_room), free(p->map.grad_room);
     memset(p, 0, sizeof *p);
 }
 
 // Sequential accumulation (the schedule of plain data parallelism): the step's `samples` are dealt to the ranks in
-// contiguous, nearly equal parts; a rank works through its part, at most `micro_rows` samples at a time, forward then backward.
+// contiguous, nearly equal parts; a rank works through its part, at most `micro_rows` samples at a time, forward then backward. All ranks
+// have as many micro-batches, some of them the last one without samples: they gather and reduce together.
 // training = false: forward only (evaluation).
 static inline void schedule_sequential(Program *p, int64_t samples, int64_t micro_rows, bool training) {
+    p->micro_batches = (int)min_i64(ceil_div(ceil_div(samples, p->ranks), micro_rows), SCHEDULE_MAX);
     for (int r = 0; r < p->ranks; r++) {
         int64_t begin = part_begin(samples, p->ranks, r), end = part_begin(samples, p->ranks, r + 1);
-        for (int micro = 0; begin < end; micro++, begin += micro_rows) {
+        for (int micro = 0; micro < p->micro_batches; micro++, begin = min_i64(begin + micro_rows, end)) {
             Action a = action_make(ACT_FORWARD, 0, -1, micro);
             a.first_row = begin, a.rows = min_i64(micro_rows, end - begin);
             for (a.unit = 0; a.unit < p->map.units; a.unit++) { schedule_add(&p->rank[r], a); }
@@ -127,7 +139,6 @@ static inline void schedule_sequential(Program *p, int64_t samples, int64_t micr
                 if (a.unit > 0) { a.kind = ACT_BACKWARD_INPUT, schedule_add(&p->rank[r], a); } // the embedding has no input gradient
                 a.kind = ACT_BACKWARD_WEIGHT, schedule_add(&p->rank[r], a);
             }
-            if (micro + 1 > p->micro_batches) { p->micro_batches = micro + 1; }
         }
     }
     p->samples = samples, p->slots = 1, p->works = 1;
@@ -224,23 +235,29 @@ enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_G
 
 typedef struct {
     const Program *program;
-    unsigned char *done;                       // [rank][unit][micro] flags above
-    int *contributions;                        // [rank][storage] still to come
-    signed char *acquired, *reduced, *updated; // [rank][storage]
-    int64_t *rows;                             // [rank][unit][micro][2] first row and rows, as the forward had them
-    unsigned char *covered;                    // [unit][sample] some forward computes it
-    int *live;                                 // [rank] micro-batches with activations
-    int *pending;                              // [rank] backward inputs whose weight part has not run
-    int *order;                                // [rank][storages] reductions in the order in which they start
-    int *ordered;                              // [rank] how many
-    bool *member;                              // [rank][storage] the rank contributes to its gradient
-    bool *normed;                              // [rank]
-    char *error;                               // first violation, empty while valid
+    unsigned char *done;             // [rank][unit][micro] flags above
+    int spans;                       // in which gradients are reduced: micro-batches, or 1
+    int *contributions;              // [rank][span][storage] still to come
+    signed char *reduced;            // [rank][span][storage]
+    signed char *acquired, *updated; // [rank][storage]
+    signed char *flying, *gathered;  // [rank][storage] a gather is under way or its parameters are there; there was one
+    int *param_user, *grad_user;     // [rank][room] storage that is in it now, or -1
+    int64_t *rows;                   // [rank][unit][micro][2] first row and rows, as the forward had them
+    unsigned char *covered;          // [unit][sample] some forward computes it
+    int *live;                       // [rank] micro-batches with activations
+    int *pending;                    // [rank] backward inputs whose weight part has not run
+    bool *member;                    // [rank][storage] the rank contributes to its gradient
+    bool *normed;                    // [rank]
+    char *error;                     // first violation, empty while valid
     size_t error_bytes;
 } Validator;
 
 static inline size_t validator_index(const Validator *v, int rank, int unit, int micro) {
     return ((size_t)rank * (size_t)v->program->map.units + (size_t)unit) * (size_t)v->program->micro_batches + (size_t)micro;
+}
+static inline size_t validator_span(const Validator *v, int rank, int micro, int storage) {
+    int span = v->program->map.reduces_often ? micro : 0;
+    return ((size_t)rank * (size_t)v->spans + (size_t)span) * (size_t)v->program->map.storages + (size_t)storage;
 }
 static inline unsigned char *validator_done(Validator *v, int rank, int unit, int micro) { return &v->done[validator_index(v, rank, unit, micro)]; }
 __attribute__((format(printf, 4, 5))) static inline void validator_fail(Validator *v, int rank, const Action *a, const char *format, ...) {
@@ -275,7 +292,8 @@ static inline void validate_coverage(Validator *v, int rank, const Action *a) {
 // What follows a forward works on its rows.
 static inline void validate_rows(Validator *v, int rank, const Action *a) {
     const int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
-    if (rows[1] && (rows[0] != a->first_row || rows[1] != a->rows)) { validator_fail(v, rank, a, "rows differ from its forward's"); }
+    bool forward = *validator_done(v, rank, a->unit, a->micro) & DONE_FORWARD;
+    if (forward && (rows[0] != a->first_row || rows[1] != a->rows)) { validator_fail(v, rank, a, "rows differ from its forward's"); }
 }
 static inline void validate_forward(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
@@ -331,38 +349,72 @@ static inline void validate_message(Validator *v, int rank, const Action *a) {
     if (a->kind == ACT_RECV_BACKWARD && a->unit > 0) { *validator_done(v, rank, a->unit - 1, a->micro) |= HAVE_GRADIENT; }
 }
 
-static inline void validate_state(Validator *v, int rank, const Action *a) {
-    int at = rank * v->program->map.storages + a->storage;
-    if (a->kind == ACT_NORM) {
-        for (int s = 0; s < v->program->map.storages; s++) {
-            if (!v->reduced[rank * v->program->map.storages + s]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
+// Who uses the room of a storage, if it shares one.
+static inline int *validator_user(const Validator *v, int *users, const int *rooms, int rank, int storage) {
+    return rooms && rooms[storage] >= 0 ? &users[rank * v->program->map.storages + rooms[storage]] : NULL;
+}
+static inline void validate_contribution(Validator *v, int rank, const Action *a, int storage) {
+    size_t at = validator_span(v, rank, a->micro, storage);
+    int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, storage);
+    if (v->reduced[at]) { validator_fail(v, rank, a, "storage %d is already reduced", storage); }
+    if (user && *user >= 0 && *user != storage) { validator_fail(v, rank, a, "the room of storage %d holds the gradient of storage %d", storage, *user); }
+    if (user) { *user = storage; }
+    v->contributions[at]--;
+}
+static inline void validate_norm(Validator *v, int rank, const Action *a) {
+    for (int s = 0; s < v->program->map.storages; s++) {
+        for (int i = 0; i < v->spans && v->member[rank * v->program->map.storages + s]; i++) {
+            if (!v->reduced[validator_span(v, rank, i, s)]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
         }
-        v->normed[rank] = true;
-    } else if (a->kind == ACT_ACQUIRE) {
-        if (v->acquired[at]) { validator_fail(v, rank, a, "is acquired already"); }
-        if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
-        v->acquired[at] = 1;
-    } else if (a->kind == ACT_RELEASE) {
-        if (!v->acquired[at]) { validator_fail(v, rank, a, "is not acquired"); }
-        v->acquired[at] = 0;
-    } else if (a->kind == ACT_REDUCE) {
-        if (v->contributions[at]) { validator_fail(v, rank, a, "%d contributions are still to come", v->contributions[at]); }
-        if (v->reduced[at]) { validator_fail(v, rank, a, "runs twice"); }
-        v->reduced[at] = 1;
-        v->order[rank * v->program->map.storages + v->ordered[rank]++] = a->storage;
-    } else if (a->kind == ACT_UPDATE) {
-        if (!v->reduced[at] || !v->normed[rank]) { validator_fail(v, rank, a, "needs REDUCE and NORM first"); }
-        if (v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
-        if (v->updated[at]) { validator_fail(v, rank, a, "runs twice"); }
-        v->updated[at] = 1;
     }
+    v->normed[rank] = true;
+}
+static inline void validate_gather(Validator *v, int rank, const Action *a) {
+    const UnitMap *map = &v->program->map;
+    int at = rank * map->storages + a->storage, *user = validator_user(v, v->param_user, map->param_room, rank, a->storage);
+    if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
+    if (v->acquired[at] || (map->gathers && v->flying[at])) { validator_fail(v, rank, a, "its parameters are in use"); }
+    if (user && *user >= 0) { validator_fail(v, rank, a, "its room holds storage %d", *user); }
+    if (a->near && !v->gathered[at]) { validator_fail(v, rank, a, "no gather has made the copies"); }
+    if (user) { *user = a->storage; }
+    v->flying[at] = v->gathered[at] = map->gathers;
+}
+static inline void validate_acquire(Validator *v, int rank, const Action *a) {
+    int at = rank * v->program->map.storages + a->storage;
+    if (v->acquired[at]) { validator_fail(v, rank, a, "is acquired already"); }
+    if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
+    if (v->program->map.gathers && !v->flying[at]) { validator_fail(v, rank, a, "no gather is under way"); }
+    v->acquired[at] = 1;
+}
+static inline void validate_release(Validator *v, int rank, const Action *a) {
+    int at = rank * v->program->map.storages + a->storage, *user = validator_user(v, v->param_user, v->program->map.param_room, rank, a->storage);
+    if (!v->acquired[at]) { validator_fail(v, rank, a, "is not acquired"); }
+    if (user) { *user = -1; }
+    v->acquired[at] = v->flying[at] = 0;
+}
+static inline void validate_reduce(Validator *v, int rank, const Action *a) {
+    size_t at = validator_span(v, rank, a->micro, a->storage);
+    int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, a->storage);
+    if (v->contributions[at]) { validator_fail(v, rank, a, "%d contributions are still to come", v->contributions[at]); }
+    if (v->reduced[at]) { validator_fail(v, rank, a, "runs twice"); }
+    if (user) { *user = -1; }
+    v->reduced[at] = 1;
+}
+static inline void validate_update(Validator *v, int rank, const Action *a) {
+    int at = rank * v->program->map.storages + a->storage;
+    if (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank]) { validator_fail(v, rank, a, "needs REDUCE and NORM first"); }
+    if (v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
+    if (v->updated[at]) { validator_fail(v, rank, a, "runs twice"); }
+    v->updated[at] = 1;
 }
 
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     bool per_unit = action_computes(a->kind) || action_sends(a->kind) || action_receives(a->kind);
-    bool good = !per_unit || (a->unit >= 0 && a->unit < p->map.units && a->micro >= 0 && a->micro < p->micro_batches && a->rows > 0 && a->first_row >= 0 &&
-                              a->rows <= p->samples && a->first_row <= p->samples - a->rows);
+    bool per_micro = per_unit || (a->kind == ACT_REDUCE && p->map.reduces_often);
+    bool good = !per_unit ||
+                (a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 && a->first_row >= 0 && a->rows <= p->samples && a->first_row <= p->samples - a->rows);
+    good = good && (!per_micro || (a->micro >= 0 && a->micro < p->micro_batches));
     good = good && (per_unit || a->kind == ACT_NORM || (a->storage >= 0 && a->storage < p->map.storages));
     if (!good) { validator_fail(v, rank, a, "a field is out of range"); }
     return good;
@@ -372,12 +424,11 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     (void)peer;
     Validator *v = (Validator *)context;
     if (*v->error || !validate_ranges(v, rank, a)) { return; }
-    if (action_computes(a->kind)) { validate_parameters(v, rank, a); }
+    if (action_reads_parameters(a->kind)) { validate_parameters(v, rank, a); }
     if (action_computes(a->kind) && a->kind != ACT_FORWARD) { validate_rows(v, rank, a); }
-    for (int s = 0; s < v->program->map.storages; s++) { // gradients stop changing once they are reduced
-        if (!action_contributes(&v->program->map, a, s)) { continue; }
-        if (v->reduced[rank * v->program->map.storages + s]) { validator_fail(v, rank, a, "storage %d is already reduced", s); }
-        v->contributions[rank * v->program->map.storages + s]--;
+    for (int k = 0; action_computes(a->kind) && k < v->program->map.of_unit_count[a->unit]; k++) {
+        int storage = v->program->map.of_unit[a->unit][k];
+        if (action_contributes(&v->program->map, a, storage)) { validate_contribution(v, rank, a, storage); }
     }
     switch (a->kind) {
     case ACT_FORWARD: validate_forward(v, rank, a); break;
@@ -388,27 +439,45 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_RECV_FORWARD:
     case ACT_SEND_BACKWARD:
     case ACT_RECV_BACKWARD: validate_message(v, rank, a); break;
-    default: validate_state(v, rank, a);
+    case ACT_PREFETCH: validate_gather(v, rank, a); break;
+    case ACT_ACQUIRE: validate_acquire(v, rank, a); break;
+    case ACT_RELEASE: validate_release(v, rank, a); break;
+    case ACT_REDUCE: validate_reduce(v, rank, a); break;
+    case ACT_UPDATE: validate_update(v, rank, a); break;
+    default: validate_norm(v, rank, a);
     }
 }
 
-// Messages are matched by their order: two ranks start the reductions that both take part in alike. A rank takes part in those
-// that it contributes to; one without samples in all.
-static inline bool validator_member(const Validator *v, int rank, int storage) {
-    const bool *member = v->member + rank * v->program->map.storages;
-    bool any = false;
-    for (int s = 0; s < v->program->map.storages; s++) { any = any || member[s]; }
-    return member[storage] || !any;
+// Messages are matched by their order: two ranks start the collectives that both take part in alike. A rank takes part in those of the
+// storages that it contributes to.
+static inline int validator_next_collective(const Validator *v, int rank, int other, int i) { // from action i on, that both are in
+    const Schedule *s = &v->program->rank[rank];
+    const bool *mine = v->member + rank * v->program->map.storages, *theirs = v->member + other * v->program->map.storages;
+    for (; i < s->count; i++) {
+        const Action *a = &s->actions[i];
+        if ((a->kind == ACT_PREFETCH || a->kind == ACT_REDUCE) && mine[a->storage] && theirs[a->storage]) { break; }
+    }
+    return i;
 }
 static inline void validate_order(Validator *v, int q, int r) {
-    int storages = v->program->map.storages, i = 0, j = 0;
-    const int *a = v->order + q * storages, *b = v->order + r * storages;
-    for (; i < storages && j < storages && !*v->error; i++, j++) {
-        while (i < storages && !(validator_member(v, q, a[i]) && validator_member(v, r, a[i]))) { i++; }
-        while (j < storages && !(validator_member(v, q, b[j]) && validator_member(v, r, b[j]))) { j++; }
-        if (i < storages && j < storages && a[i] != b[j]) {
-            snprintf(v->error, v->error_bytes, "rank %d: reduces storage %d where rank %d reduces storage %d", r, b[j], q, a[i]);
+    const Schedule *a = &v->program->rank[q], *b = &v->program->rank[r];
+    for (int i = 0, j = 0; !*v->error; i++, j++) {
+        i = validator_next_collective(v, q, r, i), j = validator_next_collective(v, r, q, j);
+        const Action *x = i < a->count ? &a->actions[i] : NULL, *y = j < b->count ? &b->actions[j] : NULL;
+        if (!x && !y) { return; }
+        bool same = x && y && x->kind == y->kind && x->storage == y->storage && x->near == y->near;
+        if (!same) {
+            snprintf(v->error, v->error_bytes, "rank %d: %s of storage %d where rank %d has %s of storage %d", r, y ? action_names[y->kind] : "nothing",
+                     y ? y->storage : -1, q, x ? action_names[x->kind] : "nothing", x ? x->storage : -1);
         }
+    }
+}
+// Ranks that take part in the same need not all be compared with all.
+static inline void validate_orders(Validator *v) {
+    size_t storages = (size_t)v->program->map.storages;
+    for (int r = 1; r < v->program->ranks; r++) {
+        bool alike = !memcmp(v->member + (size_t)r * storages, v->member + (size_t)(r - 1) * storages, storages * sizeof(bool));
+        for (int q = alike ? r - 1 : 0; q < r; q++) { validate_order(v, q, r); }
     }
 }
 
@@ -424,12 +493,13 @@ static inline void validate_end(Validator *v) {
                 }
             }
         }
-        for (int q = 0; q < r; q++) { validate_order(v, q, r); }
         for (int s = 0; s < p->map.storages; s++) {
-            bool bad = !v->updated[r * p->map.storages + s] || v->acquired[r * p->map.storages + s];
+            int at = r * p->map.storages + s;
+            bool bad = (v->member[at] && !v->updated[at]) || v->acquired[at] || v->flying[at];
             if (bad && !*v->error) { snprintf(v->error, v->error_bytes, "rank %d: storage %d is not updated, or still held, at the end", r, s); }
         }
     }
+    if (!*v->error) { validate_orders(v); }
     for (int64_t i = 0; i < p->map.units * p->samples; i++) {
         if (!v->covered[i] && !*v->error) {
             snprintf(v->error, v->error_bytes, "unit %" PRId64 " computes sample %" PRId64 " nowhere", i / p->samples, i % p->samples);
@@ -442,25 +512,31 @@ static inline void validator_start(Validator *v, const Program *p) {
     memset(v, 0, sizeof *v);
     v->program = p;
     v->done = (unsigned char *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, (size_t)max_i64(p->micro_batches, 1), "validator");
-    v->contributions = (int *)checked_calloc(per_storage, sizeof(int), "validator");
+    v->spans = p->map.reduces_often ? (int)max_i64(p->micro_batches, 1) : 1;
+    v->contributions = (int *)checked_calloc(per_storage * (size_t)v->spans, sizeof(int), "validator");
+    v->reduced = (signed char *)checked_calloc(per_storage * (size_t)v->spans, 1, "validator");
     v->acquired = (signed char *)checked_calloc(per_storage, 1, "validator");
-    v->reduced = (signed char *)checked_calloc(per_storage, 1, "validator");
     v->updated = (signed char *)checked_calloc(per_storage, 1, "validator");
+    v->flying = (signed char *)checked_calloc(per_storage, 1, "validator");
+    v->gathered = (signed char *)checked_calloc(per_storage, 1, "validator");
+    v->param_user = (int *)checked_malloc(per_storage * sizeof(int), "validator");
+    v->grad_user = (int *)checked_malloc(per_storage * sizeof(int), "validator");
+    for (size_t i = 0; i < per_storage; i++) { v->param_user[i] = v->grad_user[i] = -1; }
     v->rows = (int64_t *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(int64_t) * (size_t)max_i64(p->micro_batches, 1), "validator");
     v->covered = (unsigned char *)checked_calloc((size_t)p->map.units, (size_t)p->samples, "validator");
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
-    v->order = (int *)checked_calloc(per_storage, sizeof(int), "validator");
-    v->ordered = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
     v->pending = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
     v->live = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];
-            if (!action_computes(a->kind) || a->unit < 0 || a->unit >= p->map.units) { continue; }
-            for (int s = 0; s < p->map.storages; s++) {
-                v->contributions[r * p->map.storages + s] += action_contributes(&p->map, a, s);
-                v->member[r * p->map.storages + s] = v->contributions[r * p->map.storages + s] > 0;
+            bool good = action_computes(a->kind) && a->unit >= 0 && a->unit < p->map.units && a->micro >= 0 && a->micro < p->micro_batches;
+            for (int k = 0; good && k < p->map.of_unit_count[a->unit]; k++) {
+                int storage = p->map.of_unit[a->unit][k];
+                if (!action_contributes(&p->map, a, storage)) { continue; }
+                v->contributions[validator_span(v, r, a->micro, storage)]++;
+                v->member[r * p->map.storages + storage] = true;
             }
         }
     }
@@ -480,14 +556,14 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
     }
     if (!*error) { validate_end(&v); }
     free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.live), free(v.normed);
-    free(v.rows), free(v.covered), free(v.order), free(v.ordered), free(v.pending), free(v.member);
+    free(v.rows), free(v.covered), free(v.pending), free(v.member), free(v.flying), free(v.gathered), free(v.param_user), free(v.grad_user);
     return !*error;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Simulator: each rank has a clock for compute and one for its collectives, which run beside it, one after another. NORM waits
-// for both and for all ranks; ACQUIRE for the parameters that the last UPDATE of the storage sent. So a step is looked at
-// that follows another. Costs come from the caller.
+// for both and for all ranks; ACQUIRE for the gather of its storage; who writes a gradient into a room for the last REDUCE from it.
+// A step is looked at that follows another. Costs come from the caller.
 typedef struct {
     double compute_s, message_s;
 } ActionCost;
@@ -499,11 +575,19 @@ typedef struct {
     double *clock, *comm; // [rank]
     double *busy;         // [rank] time spent computing
     double *ready;        // [rank][storage] when its parameters are there
+    double *left;         // [rank][storages, then rooms] when the gradient there has left
     double meeting;       // when all ranks have come to NORM; negative before
 } Simulation;
 
+// When the place of a storage's gradient is free.
+static inline double *simulator_left(const Simulation *s, int rank, int storage) {
+    const UnitMap *map = &s->program->map;
+    bool shares = map->grad_room && map->grad_room[storage] >= 0;
+    return &s->left[(int64_t)rank * 2 * map->storages + (shares ? map->storages + map->grad_room[storage] : storage)];
+}
 static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
     Simulation *s = (Simulation *)context;
+    const UnitMap *map = &s->program->map;
     ActionCost cost = s->cost(s->context, rank, a);
     double slowest = 0, *ready = s->ready + (int64_t)rank * s->program->map.storages;
     if (action_receives(a->kind)) { return; } // timed with its sender
@@ -512,6 +596,10 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         return;
     }
     if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
+    for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
+        int storage = map->of_unit[a->unit][k];
+        if (action_contributes(map, a, storage)) { s->clock[rank] = fmax(s->clock[rank], *simulator_left(s, rank, storage)); }
+    }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
         for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(s->clock[r], s->comm[r])); }
         if (s->meeting < 0) { s->meeting = slowest; }
@@ -520,7 +608,9 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
     if (cost.message_s > 0) { s->comm[rank] = fmax(s->comm[rank], s->clock[rank]) + cost.message_s; }
-    if (a->kind == ACT_UPDATE) { ready[a->storage] = cost.message_s > 0 ? s->comm[rank] : s->clock[rank]; }
+    double done = cost.message_s > 0 ? s->comm[rank] : s->clock[rank];
+    if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
+    if (a->kind == ACT_REDUCE) { *simulator_left(s, rank, a->storage) = done; }
 }
 static inline double simulator_step(Simulation *s, int *at) { // returns when the last rank ends
     double end = 0;
@@ -534,15 +624,16 @@ static inline double simulator_step(Simulation *s, int *at) { // returns when th
 // Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time.
 static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context, double *busy) {
     size_t n = (size_t)p->ranks;
-    Simulation s = {p, cost, context, NULL, NULL, NULL, NULL, -1};
+    Simulation s = {p, cost, context, NULL, NULL, NULL, NULL, NULL, -1};
     s.clock = (double *)checked_calloc(n, sizeof(double), "simulator");
     s.comm = (double *)checked_calloc(n, sizeof(double), "simulator");
     s.busy = (double *)checked_calloc(n, sizeof(double), "simulator");
     s.ready = (double *)checked_calloc(n * (size_t)p->map.storages, sizeof(double), "simulator");
+    s.left = (double *)checked_calloc(n * 2 * (size_t)p->map.storages, sizeof(double), "simulator");
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }
-    free(s.clock), free(s.comm), free(s.busy), free(s.ready), free(at);
+    free(s.clock), free(s.comm), free(s.busy), free(s.ready), free(s.left), free(at);
     return second - first;
 }
 
@@ -559,6 +650,7 @@ static inline void schedule_print(FILE *to, const Program *p) {
             }
             if (a->storage >= 0) { fprintf(to, " storage %-3d version %" PRId64, a->storage, a->version); }
             if (a->peer >= 0) { fprintf(to, " peer %d", a->peer); }
+            if (a->near) { fprintf(to, " near"); }
             fprintf(to, "\n");
         }
     }

@@ -125,16 +125,21 @@ static void setup_batch(Trainer *t) {
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
+static void setup_store(Trainer *t) {
+    const Options *o = &t->options;
+    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(o, t->comm.ranks, ceil_div(t->samples, t->comm.ranks) > t->rows), t->dtype,
+                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
+}
 static Program make_program(const Trainer *t, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model);
+    p.map = unit_map(&t->model, &t->store.policy, t->comm.ranks);
     p.ranks = t->comm.ranks;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     schedule_sequential(&p, t->samples, t->rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
-    zero_lower_parameters(&p);
-    if (training) { zero_lower_updates(&p); }
+    zero_lower(&p, &t->store.policy, training);
     return p;
 }
 static void setup_schedule(Trainer *t) {
@@ -155,7 +160,7 @@ static void setup_messages(Trainer *t) {
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options, &t->model, &t->comm,          &t->program, &t->rates, &t->predicted,
-                      &t->train,   t->dtype,  t->stream.threads, t->samples,  t->rows,   t->steps};
+                      &t->train,   &t->store, t->stream.threads, t->samples,  t->rows,   t->steps};
     return facts;
 }
 
@@ -166,8 +171,8 @@ static void predict(Trainer *t) {
     RunFacts facts = run_facts(t);
     predict_memory(&facts, t->rows, o->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
-    predict_traffic(&t->program.rank[t->comm.rank], &t->model, &t->comm.everyone, t->dtype, (DType)o->reduce_dtype, p->traffic);
-    Costs costs = {&t->model, t->rates, (double)o->seq_len, t->comm.ranks, o->optimizer == OPTIMIZER_ADAMW, t->dtype, (DType)o->reduce_dtype};
+    predict_traffic(&t->program.rank[t->comm.rank], &t->store, p->traffic);
+    Costs costs = {&t->model, &t->store, t->rates, (double)o->seq_len};
     double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
     p->step_s = schedule_simulate(&t->program, action_cost, &costs, busy);
     p->idle = p->step_s > 0 ? 1 - busy[t->comm.rank] / p->step_s : 0;
@@ -224,8 +229,7 @@ static void setup_states(Trainer *t) {
     size_t unused[2];
     t->stream.workspace_bytes = gpt_workspace_bytes(&t->model, t->rows, o->seq_len, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
-    t->store = store_make(&t->model, &t->comm, &t->comm.everyone, &t->stream, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
+    store_allocate(&t->store, &t->comm, &t->stream);
     t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
                                 true, &unused[0], &unused[1]);
     t->profile = profile_make(o, t->program.rank[t->comm.rank].count);
@@ -257,19 +261,6 @@ static void setup_weights(Trainer *t) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
-
-static double learning_rate(const Trainer *t, int64_t step) {
-    const Options *o = &t->options;
-    if (step < o->warmup) { return o->lr * (double)(step + 1) / (double)o->warmup; }
-    double last = o->lr * o->final_lr_fraction, done = (double)(step - o->warmup) / (double)max_i64(t->steps - o->warmup, 1);
-    double from = 0.8 * (double)t->steps;
-    switch (o->lr_schedule) {
-    case LR_COSINE: return last + (o->lr - last) * 0.5 * (1 + cos(3.141592653589793 * done));
-    case LR_LINEAR: return o->lr + (last - o->lr) * done;
-    case LR_WSD: return (double)step < from ? o->lr : last + (o->lr - last) * (1 - sqrt(((double)step - from) / ((double)t->steps - from)));
-    default: return o->lr;
-    }
-}
 
 // Sum of the losses of the pass's samples, in their order, from all ranks. What else the ranks have to agree on in each step
 // travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked to stop. A
@@ -328,7 +319,7 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
 }
 
 static void train_step(Trainer *t) {
-    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = learning_rate(t, t->progress.step);
+    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
     int64_t targets = count_targets(&t->train, t->progress.position, t->samples);
     Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     const Schedule *schedule = &t->program.rank[t->comm.rank];
@@ -473,15 +464,17 @@ static void save_checkpoint(Trainer *t) {
 
 static bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
 static void between_steps(Trainer *t) {
-    int64_t step = t->progress.step;
+    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
     bool last = step == t->steps, fresh = !t->options.resume || step > t->first_step;
-    if ((fresh || last) && due(t->options.val_every, step, last)) {
-        validate(t);
-        if (*t->options.hellaswag) { score_hellaswag(t); }
-    }
-    if ((fresh || last) && step && due(t->options.sample_every, step, last)) { print_sample(t); }
+    bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
+    if (validates || samples) { store_settle(&t->store); }
+    memcpy(sent, t->comm.bytes, sizeof sent);
+    if (validates) { validate(t); }
+    if (validates && *t->options.hellaswag) { score_hellaswag(t); }
+    if (samples) { print_sample(t); }
+    memcpy(t->comm.bytes, sent, sizeof sent);
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }
@@ -512,6 +505,7 @@ static void start(Trainer *t, int argc, char **argv) {
 static void plan(Trainer *t) {
     setup_model(t);
     setup_batch(t);
+    setup_store(t);
     setup_schedule(t);
     setup_messages(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
@@ -555,6 +549,7 @@ static void prepare(Trainer *t) {
     comm_barrier(&t->comm);
     setup_states(t);
     setup_weights(t);
+    store_settle(&t->store);
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
     log_line(&t->log, &line);
@@ -578,7 +573,7 @@ static int finish(Trainer *t) {
     profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
     report_end(&facts, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
-    if (*t->options.export_file && t->comm.rank == 0) {
+    if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }

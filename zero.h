@@ -1,29 +1,46 @@
 // zero.h: the store. Where the states of a storage live (parameters, gradient, fp32 master, moments) and how they travel.
 //
-// Verbs carry the step or version: acquire/release(storage, version), gradient/reduce(storage, step), norm(step),
+// Verbs carry the step or version: prefetch/acquire/release(storage, version), gradient/reduce(storage, step), norm(step),
 // update(storage, step). Everything above this header asks for a storage's parameters or gradient through them, and does
-// not know whether they are whole, sharded or somewhere else. This is ZeRO stage 0 (arXiv 1910.02054, the baseline of its
-// section 3): every rank holds all states. The work is divided: a rank owns one slice of each storage. Its gradient is summed
-// over the ranks there (reduce-scatter, while the backward pass goes on), updated there, and the new parameters are gathered
-// (while the next forward pass begins): 2 (R-1)/R of the parameters are sent, as an all-reduce would.
+// not know whether they are whole, sharded, quantized or somewhere else.
 //
-// Layout     one allocation per kind of state, storages one after another (offset[storage]):
-//            master  fp32 parameters; with --dtype fp32 they are the working parameters as well
-//            params  working parameters in bf16 (with --dtype bf16)
-//            grads   fp32 sums over the micro-steps of a step; after the reduction valid in the own slice
-//            m, v    moments (sgd: m is the momentum buffer, there is no v); current in the own slice, as are bf16's masters
-//            unpacked  the acquired units' parameters in compute precision, where that differs from storage precision
-//            All of it is the device's: initial values and files reach it a piece at a time, by ops_from_host and ops_to_host.
+// Stages     ZeRO (arXiv 1910.02054). The work is divided in all of them: a rank owns one slice of each storage, sums its
+//            gradient there over the ranks and updates it; a stage says what else it keeps:
+//            0  everything whole                                      reduce-scatter once a step, all-gather after the update
+//            1  master and moments in slices                          the same
+//            2  gradients too: whole ones come and go, a unit at a time   reduce-scatter in each micro-step
+//            3  parameters too: gathered just before their use        two all-gathers and a reduce-scatter in each micro-step
+// ZeRO++     arXiv 2306.10209, on top:
+//            qwZ  a gather carries INT8 records (ops.h), made by the owner once after its update
+//            hpZ  the first gather of a step leaves 1/partition of each storage on every rank; later gathers, until the
+//                 update, ask only the ranks of the same partition (inside a node)
+//            qgZ  a reduction is two exchanges of INT4 or INT8 records, inside nodes and then between them: summed in fp32,
+//                 and never more than twice quantized (section 3.3 there). A parcel holds the records of a batch of storages:
+//                 for each member [for each storage of the batch [for each node [records of its slice]]]
+// Layout     a shelf for each kind of state, one allocation each, storages one after another:
+//            params  working parameters; with --dtype fp32 they are their own masters    master, m, v   fp32
+//            grads   fp32 sums          secondary  hpZ's slices          codes  qwZ's records
+//            A shelf that holds slices and lends whole arrays has ROOMS for these: blocks share a few, in turns; the few
+//            other storages have their own, in which the slice has its place where nothing else must be kept beside it.
+// Slices     are cut at multiples of NORM_CHUNK elements (and of the quantization block): no padding, and any number of ranks.
 // Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added in chunk order, so
-//            they do not depend on the layout. Slices are cut at chunk borders.
+//            they do not depend on the layout.
 #ifndef ZERO_H
 #define ZERO_H
 
 #include "comm.h"     // collectives
 #include "gpt.h"      // storages
+#include "options.h"  // --zero
 #include "schedule.h" // lowering
 
-enum { NORM_CHUNK = 2048 };
+enum {
+    NORM_CHUNK = 2048,
+    ROOMS = 2,                 // that blocks share: one is in use while the other's block travels
+    PARCELS = 2,               // quantized reductions under way: one in each of its two exchanges
+    PARCEL_ELEMENTS = 1 << 20, // of small storages wait for the next ones, and travel in one message with them
+    ERROR_STEPS = 1024         // errors that are fed back begin anew after so many updates
+};
+static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
 
 // The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
 #ifndef STATE_PIECE // tests make it small
@@ -35,35 +52,209 @@ static union {
     float floats[STATE_PIECE_FLOATS];
 } state_piece;
 
+// What --zero and its companions ask for.
+typedef struct {
+    int stage;                                             // 0 .. 3
+    int partition;                                         // hpZ: ranks that together keep a copy of the parameters; 1: off
+    bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
+    QuantFormat weights, gradients;
+    bool accumulates; // a step has several micro-steps
+} ZeroPolicy;
+
+static inline ZeroPolicy zero_policy(const Options *o, int ranks, bool accumulates) {
+    if (o->zero_hpz_partition_size > ranks) {
+        die(EXIT_INPUT, "a partition is some of the ranks, those of a node", "--zero-hpz-partition-size %" PRId64 " is more than the %d ranks",
+            o->zero_hpz_partition_size, ranks);
+    }
+    ZeroPolicy z;
+    memset(&z, 0, sizeof z);
+    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size, z.accumulates = accumulates;
+    z.quantized_weights = o->zero_quantized_weights, z.quantized_gradients = o->zero_quantized_gradients, z.feedback = o->zero_error_feedback;
+    z.weights.bits = 8, z.gradients.bits = o->zero_gradient_bits == GRADIENT_BITS_8 ? 8 : 4;
+    z.weights.block = z.gradients.block = o->zero_quant_block;
+    return z;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Slices
+
+// The slices of a storage over n ranks, cut at multiples of `grain`; bounds has n + 1 elements. Equal, and the rest to the last, where
+// that makes it at most a 32nd longer: equal slices are one call of NCCL, in place. Else nearly equal.
+static inline void store_bounds(int64_t elements, int n, int64_t grain, int64_t *bounds) {
+    int64_t grains = ceil_div(elements, grain), each = elements / grain / n;
+    bool equal = elements - n * each * grain <= each * grain / 32;
+    for (int r = 0; r < n; r++) { bounds[r] = (equal ? r * each : part_begin(grains, n, r)) * grain; }
+    bounds[n] = elements;
+}
+
+// Bounds of the slices of each class of storages: in elements, or in the bytes of their records.
+typedef struct {
+    int n;
+    int64_t *of_class[STORAGE_CLASSES]; // [n + 1]
+} Slices;
+static inline Slices slices_make(const GptModel *m, int n, int64_t grain, const QuantFormat *records) {
+    Slices s = {n, {NULL}};
+    for (int c = 0; c < STORAGE_CLASSES; c++) {
+        s.of_class[c] = (int64_t *)checked_calloc((size_t)n + 1, sizeof(int64_t), "slices");
+        store_bounds(m->class_elements[c], n, grain, s.of_class[c]);
+        for (int r = 0; records && r <= n; r++) { s.of_class[c][r] = quant_bytes(*records, s.of_class[c][r]); }
+    }
+    return s;
+}
+static inline void slices_free(Slices *s) {
+    for (int c = 0; c < STORAGE_CLASSES; c++) { free(s->of_class[c]); }
+    memset(s, 0, sizeof *s);
+}
+static inline int64_t slice_length(const int64_t *bounds, int member) { return bounds[member + 1] - bounds[member]; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shelves
+
+// How many rooms the blocks share over n ranks; 0: each has its own, since that takes no more memory.
+static inline int shelf_rooms(const GptModel *m, int n, bool apart) {
+    int64_t spared = apart ? m->config.layers : m->config.layers * (n - 1) / n; // by not having them
+    return spared >= ROOMS ? ROOMS : 0;
+}
+// Which of the shared rooms a storage comes into; -1: its own.
+static inline int shelf_room(const GptModel *m, int n, bool apart, int storage) {
+    bool shares = gpt_storage_class(m, storage) == STORAGE_BLOCK && shelf_rooms(m, n, apart);
+    return shares ? storage % ROOMS : -1;
+}
+
+typedef enum { SHELF_NONE, SHELF_WHOLE, SHELF_SLICES, SHELF_ROOMS } ShelfLayout; // whole arrays; slices; slices, and rooms for whole ones
+typedef struct {
+    int64_t *slice, *whole; // [storages] where this rank's slice and the whole array begin, in bytes; whole -1: never here
+    size_t held, rooms;     // bytes of the states themselves, and of rooms beside them
+    char *base;
+} Shelf;
+
+// apart: slices lie beside their rooms, whatever comes into these. size: bytes of an element.
+static inline Shelf shelf_plan(const GptModel *m, ShelfLayout layout, const Slices *slices, int me, size_t size, bool apart) {
+    Shelf shelf = {NULL, NULL, 0, 0, NULL};
+    int64_t at = 0, room[ROOMS];
+    if (layout == SHELF_NONE) { return shelf; }
+    shelf.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
+    shelf.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
+    for (int i = 0; i < m->storages; i++) {
+        const int64_t *bounds = slices->of_class[gpt_storage_class(m, i)];
+        int64_t all = bounds[slices->n] * (int64_t)size, own = slice_length(bounds, me) * (int64_t)size;
+        bool here = layout == SHELF_WHOLE || (layout == SHELF_ROOMS && !apart && shelf_room(m, slices->n, apart, i) < 0);
+        shelf.slice[i] = here ? at + bounds[me] * (int64_t)size : at, shelf.whole[i] = here ? at : -1;
+        at += here ? all : own, shelf.held += (size_t)(layout == SHELF_WHOLE ? all : own);
+    }
+    const int64_t largest = slices->of_class[STORAGE_BLOCK][slices->n] * (int64_t)size;
+    for (int k = 0; layout == SHELF_ROOMS && k < shelf_rooms(m, slices->n, apart); k++) { room[k] = round_up(at, 64), at = room[k] + largest; }
+    for (int i = 0; layout == SHELF_ROOMS && i < m->storages; i++) {
+        int shared = shelf_room(m, slices->n, apart, i);
+        if (shared >= 0) { shelf.whole[i] = room[shared]; }
+        if (shelf.whole[i] < 0) {
+            shelf.whole[i] = round_up(at, 64), at = shelf.whole[i] + slices->of_class[gpt_storage_class(m, i)][slices->n] * (int64_t)size;
+        }
+    }
+    shelf.rooms = (size_t)at - shelf.held;
+    return shelf;
+}
+static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
+    if (shelf->held) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
+}
+static inline void shelf_free(Shelf *shelf) {
+    ops_free(shelf->base);
+    free(shelf->slice), free(shelf->whole);
+    memset(shelf, 0, sizeof *shelf);
+}
+static inline char *shelf_slice(const Shelf *shelf, int storage) { return shelf->base ? shelf->base + shelf->slice[storage] : NULL; }
+static inline char *shelf_whole(const Shelf *shelf, int storage) { return shelf->base + shelf->whole[storage]; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The store
+
+// The ranks that share the gradients, and the parts of them that hpZ and qgZ exchange in. near: of my partition; node: on my node;
+// across: in my place of the other nodes. Where they do not lie evenly on several nodes, node has all and across me alone.
+typedef struct {
+    const Group *all;
+    Group near, node, across;
+} ZeroGroups;
+
+// Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
+typedef struct {
+    int first, last;
+    int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
+} Batch;
+// The quantized gradients of a batch under way.
+typedef struct {
+    const Batch *batch; // NULL: nothing
+    int hop;            // 0: being filled; 1, 2: the exchange it is in
+    bool add;           // the slices have sums of earlier micro-steps
+    CommHandle handle;
+    char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
+} Parcel;
+
 typedef struct {
     const GptModel *model;
+    ZeroPolicy policy;
     Comm *comm;
     Stream *stream;
-    const Group *group; // the ranks that share the gradients
-    DType dtype, wire;  // of working parameters; of gradient messages
-    bool adam;          // two moments, else one
-    float *master, *grads, *m, *v;
-    uint16_t *params; // NULL with fp32
-    char *unpacked;
-    size_t unpacked_bytes, unpacked_used;
-    int held;                         // storages acquired now
-    int64_t *offset;                  // [storages + 1] in elements
-    int64_t *bounds;                  // [storages][ranks + 1] slices
-    double *partials;                 // [all chunks] of the norm: rank by rank, storage by storage
-    int64_t *partial_bounds;          // [ranks + 1]
-    bool *fresh;                      // [storages] the gradient has no contribution in this step yet
-    CommHandle *reducing, *gathering; // [storages]
-    int64_t *updates;                 // [storages] updates so far: the version that exists, and the step counter of the moments
-    bool by_chance;                   // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;                    // ... this. The owner sets both before it fills the masters
+    ZeroGroups groups;
+    DType dtype, wire; // of working parameters; of gradient messages
+    bool adam;         // two moments, else one
+    // layout
+    Slices slices, near_slices, weight_records, gradient_records; // elements, elements, bytes, bytes
+    Batch *batches;                                               // NULL: gradients are not quantized
+    int *batch_of;                                                // [storages]
+    int batch_count;
+    size_t parcel_bytes, unpacked_bytes;
+    Shelf params, master, m, v, grads, secondary, codes, errors;
+    // memory
+    char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
+    double *partials;             // [all chunks] of the norm: rank by rank, storage by storage
+    int64_t *partial_bounds;      // [ranks + 1]
+    // where it stands, [storages] each
+    bool *fresh;      // the gradient has no contribution since its last reduction
+    bool *summed;     // the slice has sums of earlier micro-steps
+    bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
+    bool *near_valid; // the secondary slice is of this version
+    int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
+    CommHandle *reducing, *gathering;
+    int64_t *updates;    // updates so far: the version that exists, and the step counter of the moments
+    int occupant[ROOMS]; // storage whose gradient came last into a shared room
+    Parcel parcel[PARCELS];
+    int64_t parcels; // sent off
+    size_t unpacked_used;
+    int held;       // storages acquired now
+    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
-
-// Bytes of each kind of state on one rank: what is printed before anything is allocated, and what store_make takes.
-typedef struct {
-    size_t parameters, gradients, optimizer, unpacked;
-} StoreBytes;
+typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
 
 static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
+static inline bool store_gathers_for_use(const Store *s) { return s->policy.stage == 3; }
+static inline bool store_has_secondary(const Store *s) { return s->policy.partition > 1; }
+static inline const int64_t *slices_of(const Store *s, const Slices *slices, int storage) { return slices->of_class[gpt_storage_class(s->model, storage)]; }
+static inline const int64_t *store_slices(const Store *s, int storage) { return slices_of(s, &s->slices, storage); } // [ranks + 1]
+static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                       // elements of my slice
+    const int64_t *bounds = store_slices(s, storage);
+    *begin = bounds[s->groups.all->me];
+    return slice_length(bounds, s->groups.all->me);
+}
+static inline int64_t store_own_elements(const Store *s, int storage) {
+    int64_t begin;
+    return store_own(s, storage, &begin);
+}
+
+static inline ZeroGroups zero_groups(const Group *all, int partition) {
+    ZeroGroups g;
+    memset(&g, 0, sizeof g);
+    int *members = (int *)checked_malloc((size_t)all->n * sizeof(int), "groups"), n = 0;
+    g.all = all;
+    for (int i = all->me / partition * partition; i < all->n && n < partition; i++) { members[n++] = i; }
+    g.near = group_part(all, members, n);
+    for (n = 0; n < all->locals; n++) { members[n] = group_at(all, group_node(all, all->me), n); }
+    g.node = group_part(all, members, n);
+    for (n = 0; n < all->nodes; n++) { members[n] = group_at(all, n, group_local(all, all->me)); }
+    g.across = group_part(all, members, n);
+    free(members);
+    return g;
+}
 
 // Room for the compute-precision copy of the largest unit.
 static inline size_t store_unpacked_bytes(const GptModel *m, DType dtype) {
@@ -76,76 +267,145 @@ static inline size_t store_unpacked_bytes(const GptModel *m, DType dtype) {
     }
     return most;
 }
-static inline StoreBytes store_bytes(const GptModel *m, DType dtype, bool adam) {
-    size_t n = (size_t)m->parameters;
-    bool own_master = dtype == DTYPE_FP32; // fp32 parameters are their own master
-    StoreBytes b = {n * dtype_size(dtype), n * 4, n * 4 * ((adam ? 2 : 1) + (own_master ? 0 : 1)), store_unpacked_bytes(m, dtype)};
+
+// Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
+static inline int64_t store_record(const Store *s, int storage, int node, int local) {
+    return slice_length(slices_of(s, &s->gradient_records, storage), group_at(s->groups.all, node, local));
+}
+static inline int64_t store_column(const Store *s, int storage, int local) {
+    int64_t bytes = 0;
+    for (int n = 0; n < s->groups.all->nodes; n++) { bytes += store_record(s, storage, n, local); }
+    return bytes;
+}
+// What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
+// then to each node the sums for the owner in my place of it.
+static inline Batch store_plan_batch(const Store *s, int first, int last) {
+    const Group *all = s->groups.all;
+    const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
+    int64_t *bounds[4];
+    for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
+    Batch b = {first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
+    for (int storage = first; storage >= last; storage--) {
+        for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
+        for (int n = 0; n < all->nodes; n++) {
+            b.to_nodes[n + 1] += store_record(s, storage, n, local), b.from_nodes[n + 1] += store_record(s, storage, node, local);
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < sizes[k]; i++) { bounds[k][i + 1] += bounds[k][i]; }
+    }
     return b;
 }
-
-// The slices of a storage over n ranks, cut at chunk borders; bounds has n + 1 elements. Equal, and the rest to the last, where that
-// makes it at most a sixteenth longer: equal slices are one call of NCCL, in place. Else nearly equal.
-static inline void store_bounds(int64_t elements, int n, int64_t *bounds) {
-    int64_t chunks = ceil_div(elements, NORM_CHUNK), each = elements / NORM_CHUNK / n;
-    bool equal = elements - n * each * NORM_CHUNK <= each * NORM_CHUNK / 16;
-    for (int r = 0; r < n; r++) { bounds[r] = (equal ? r * each : part_begin(chunks, n, r)) * NORM_CHUNK; }
-    bounds[n] = elements;
+static inline int64_t batch_bytes(const Store *s, const Batch *b) { // of its parcel
+    const Group *all = s->groups.all;
+    return round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64) + round_up(b->to_nodes[all->nodes], 64) +
+           round_up(b->from_nodes[all->nodes], 64);
+}
+static inline void store_plan_batches(Store *s) {
+    s->batches = (Batch *)checked_calloc((size_t)s->model->storages, sizeof(Batch), "batches");
+    s->batch_of = (int *)checked_calloc((size_t)s->model->storages, sizeof(int), "batches");
+    int64_t elements = 0;
+    for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
+        elements += gpt_storage_elements(s->model, storage);
+        s->batch_of[storage] = s->batch_count;
+        if (elements < PARCEL_ELEMENTS && storage) { continue; }
+        Batch *b = &s->batches[s->batch_count++];
+        *b = store_plan_batch(s, first, storage);
+        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(s, b));
+        first = storage - 1, elements = 0;
+    }
 }
 
-// Norm chunks in slice r.
-static inline int64_t store_chunks(const int64_t *bounds, int r) { return ceil_div(bounds[r + 1] - bounds[r], NORM_CHUNK); }
-
-// Places and allocates everything. comm, stream and group must outlive the store.
-static inline Store store_make(const GptModel *m, Comm *comm, const Group *group, Stream *stream, DType dtype, DType wire, bool adam) {
+// Decides where everything lies. Takes no memory but tables: predictions ask it, too. all must outlive the store. policy.partition
+// is at most the ranks.
+static inline Store store_plan(const GptModel *m, const Group *all, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
     Store s;
     memset(&s, 0, sizeof s);
-    s.model = m, s.comm = comm, s.group = group, s.stream = stream, s.dtype = dtype, s.wire = wire, s.adam = adam;
-    size_t n = (size_t)m->storages, row = (size_t)group->n + 1;
-    s.offset = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "store");
-    s.bounds = (int64_t *)checked_calloc(n * row, sizeof(int64_t), "store");
-    s.fresh = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s.reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
-    s.gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
-    s.partial_bounds = (int64_t *)checked_calloc(row, sizeof(int64_t), "store");
-    s.updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
-    for (int i = 0; i < m->storages; i++) {
-        int64_t *bounds = s.bounds + (size_t)i * row;
-        s.offset[i + 1] = s.offset[i] + gpt_storage_elements(m, i);
-        store_bounds(gpt_storage_elements(m, i), group->n, bounds);
-        for (int r = 0; r < group->n; r++) { s.partial_bounds[r + 1] += store_chunks(bounds, r); }
-        s.fresh[i] = true;
-    }
-    for (int r = 0; r < group->n; r++) { s.partial_bounds[r + 1] += s.partial_bounds[r]; }
-    s.partials = (double *)memory_take_host((size_t)s.partial_bounds[group->n] * sizeof(double), "norm partials");
-    StoreBytes b = store_bytes(m, dtype, adam);
-    size_t floats = (size_t)m->parameters * sizeof(float);
-    s.master = (float *)memory_take(dtype == DTYPE_FP32 ? MEMORY_PARAMETERS : MEMORY_OPTIMIZER, floats, "fp32 parameters");
-    s.params = dtype == DTYPE_FP32 ? NULL : (uint16_t *)memory_take(MEMORY_PARAMETERS, b.parameters, "bf16 parameters");
-    s.grads = (float *)memory_take(MEMORY_GRADIENTS, b.gradients, "gradients");
-    s.m = (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments");
-    s.v = adam ? (float *)memory_take(MEMORY_OPTIMIZER, floats, "moments") : NULL;
-    comm_share(comm, group, s.params ? (void *)s.params : (void *)s.master, b.parameters), comm_share(comm, group, s.grads, b.gradients);
-    s.unpacked_bytes = b.unpacked;
-    s.unpacked = b.unpacked ? (char *)memory_take(MEMORY_BUFFERS, b.unpacked, "unpacked parameters") : NULL;
+    s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam;
+    s.groups = zero_groups(all, policy.partition);
+    const bool divides = all->n > 1, secondary = policy.partition > 1;
+    const int64_t blocks = max_i64(policy.quantized_weights ? policy.weights.block : 1, policy.quantized_gradients ? policy.gradients.block : 1);
+    const int64_t grain = max_i64(NORM_CHUNK, blocks);
+    s.slices = slices_make(m, all->n, grain, NULL);
+    s.near_slices = slices_make(m, s.groups.near.n, NORM_CHUNK, NULL);
+    s.weight_records = slices_make(m, all->n, grain, policy.quantized_weights ? &policy.weights : NULL);
+    s.gradient_records = slices_make(m, all->n, grain, policy.quantized_gradients ? &policy.gradients : NULL);
+    if (policy.quantized_gradients && divides) { store_plan_batches(&s); }
+    const ShelfLayout params = policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, grads = policy.stage >= 2 && divides ? SHELF_ROOMS : SHELF_WHOLE;
+    const ShelfLayout optimizer = policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
+    const int me = all->me;
+    s.params = shelf_plan(m, params, &s.slices, me, dtype_size(dtype), policy.quantized_weights);
+    s.master = shelf_plan(m, dtype == DTYPE_FP32 ? SHELF_NONE : optimizer, &s.slices, me, sizeof(float), false);
+    s.m = shelf_plan(m, optimizer, &s.slices, me, sizeof(float), false);
+    s.v = shelf_plan(m, adam ? optimizer : SHELF_NONE, &s.slices, me, sizeof(float), false);
+    s.grads = shelf_plan(m, grads, &s.slices, me, sizeof(float), policy.accumulates);
+    s.secondary = shelf_plan(m, secondary ? SHELF_SLICES : SHELF_NONE, &s.near_slices, s.groups.near.me, dtype_size(dtype), false);
+    s.codes = shelf_plan(m, policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, &s.weight_records, me, 1, false);
+    s.errors = shelf_plan(m, policy.feedback && divides ? SHELF_WHOLE : SHELF_NONE, &s.slices, me, sizeof(uint16_t), false);
+    s.unpacked_bytes = store_unpacked_bytes(m, dtype);
     return s;
+}
+static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
+    memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
+    memory[MEMORY_GRADIENTS] += s->grads.held;
+    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
+    memory[MEMORY_BUFFERS] +=
+        s->params.rooms + s->grads.rooms + s->codes.held + s->codes.rooms + s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
+}
+
+// Takes the memory of a planned store. comm and stream must outlive it. All members call it, in one order with what else they start.
+static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
+    const Group *all = s->groups.all;
+    size_t n = (size_t)s->model->storages;
+    s->comm = comm, s->stream = stream;
+    comm_join(comm, &s->groups.near), comm_join(comm, &s->groups.node), comm_join(comm, &s->groups.across);
+    shelf_allocate(&s->params, MEMORY_PARAMETERS, "parameters"), shelf_allocate(&s->secondary, MEMORY_PARAMETERS, "secondary parameters");
+    shelf_allocate(&s->grads, MEMORY_GRADIENTS, "gradients"), shelf_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
+    shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
+    shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
+    comm_share(comm, all, s->params.base, s->params.held + s->params.rooms), comm_share(comm, all, s->grads.base, s->grads.held + s->grads.rooms);
+    s->unpacked = s->unpacked_bytes ? (char *)memory_take(MEMORY_BUFFERS, s->unpacked_bytes, "unpacked parameters") : NULL;
+    s->parcel_base = s->parcel_bytes ? (char *)memory_take(MEMORY_BUFFERS, PARCELS * s->parcel_bytes, "quantized gradients") : NULL;
+    s->fresh = (bool *)checked_calloc(n, sizeof(bool), "store"), s->summed = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->folds = (bool *)checked_calloc(n, sizeof(bool), "store"), s->near_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
+    s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    s->partial_bounds = (int64_t *)checked_calloc((size_t)all->n + 1, sizeof(int64_t), "store");
+    for (int i = 0; i < s->model->storages; i++) {
+        for (int r = 0; r < all->n; r++) { s->partial_bounds[r + 1] += ceil_div(slice_length(store_slices(s, i), r), NORM_CHUNK); }
+        s->fresh[i] = true;
+    }
+    for (int r = 0; r < all->n; r++) { s->partial_bounds[r + 1] += s->partial_bounds[r]; }
+    s->partials = (double *)memory_take_host((size_t)s->partial_bounds[all->n] * sizeof(double), "norm partials");
+    for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
 }
 
 static inline void store_free(Store *s) {
-    ops_free(s->master), ops_free(s->params), ops_free(s->grads), ops_free(s->m), ops_free(s->v), ops_free(s->unpacked);
-    free(s->offset), free(s->bounds), free(s->fresh), free(s->reducing), free(s->gathering), free(s->updates), free(s->partial_bounds);
+    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors};
+    for (int i = 0; i < 8; i++) { shelf_free(shelves[i]); }
+    slices_free(&s->slices), slices_free(&s->near_slices), slices_free(&s->weight_records), slices_free(&s->gradient_records);
+    for (int i = 0; i < s->batch_count; i++) {
+        free(s->batches[i].to_node), free(s->batches[i].from_node), free(s->batches[i].to_nodes), free(s->batches[i].from_nodes);
+    }
+    free(s->batches), free(s->batch_of);
+    group_free(&s->groups.near), group_free(&s->groups.node), group_free(&s->groups.across);
+    ops_free(s->unpacked), ops_free(s->parcel_base);
+    free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
+    free(s->partial_bounds);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
 
-// States by name, for checkpoints: fp32, whole storages, on the device.
+// States by name, for checkpoints: my slice of a storage, fp32, on the device; NULL where there is no such state.
 typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    float *base = kind == STATE_MASTER ? s->master : kind == STATE_M ? s->m : s->v;
-    return base ? base + s->offset[storage] : NULL;
+    const Shelf *master = s->dtype == DTYPE_FP32 ? &s->params : &s->master; // fp32 parameters are their own masters
+    return (float *)(void *)shelf_slice(kind == STATE_MASTER ? master : kind == STATE_M ? &s->m : &s->v, storage);
 }
-// Working parameters, in storage precision, from an element of all storages on.
-static inline void *store_param(const Store *s, int64_t at) { return s->params ? (void *)(s->params + at) : (void *)(s->master + at); }
+
 // How the parameters of a storage are rounded at its version, from an element of it on: whoever rounds the same masters again, after a
 // resume or on any number of ranks, gets the same bits.
 static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
@@ -153,38 +413,76 @@ static inline Rounding store_rounding(const Store *s, int storage, int64_t eleme
     Rounding r = {s->by_chance ? random_u64(s->seed, ROUNDING_STREAM, (uint64_t)s->updates[storage]) | 1 : 0, element};
     return r;
 }
-// Call after writing masters from outside (initial values, a loaded file): makes the working parameters follow.
-static inline void store_masters_changed(Store *s) {
-    for (int i = 0; s->params && i < s->model->storages; i++) {
-        const int64_t at = s->offset[i];
-        ops_convert_float(s->stream, s->params + at, s->master + at, s->dtype, s->offset[i + 1] - at, store_rounding(s, i, 0));
-    }
-}
-
-static inline void store_initialise(Store *s, uint64_t seed) {
-    for (int i = 0; i < s->model->storages; i++) {
-        for (int64_t at = 0, end, n = gpt_storage_elements(s->model, i); at < n; at = end, keep_alive()) {
-            end = min_i64(at + STATE_PIECE_FLOATS, n);
-            gpt_initialise(s->model, i, seed, at, end, state_piece.floats);
-            ops_from_host(s->stream, store_state(s, STATE_MASTER, i) + at, state_piece.floats, (size_t)(end - at) * sizeof(float));
-        }
-    }
-    store_masters_changed(s);
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Verbs
+// Verbs: parameters
+
+// The collective of a gather: what PREFETCH starts, and what predictions count.
+typedef struct {
+    CommKind kind;
+    const Group *group;
+    const int64_t *bounds; // of what is sent
+    size_t element_bytes;
+} ZeroMessage;
+static inline ZeroMessage store_gather_message(const Store *s, int storage, bool near) {
+    bool coded = s->policy.quantized_weights && !near;
+    const Slices *slices = near ? &s->near_slices : coded ? &s->weight_records : &s->slices;
+    ZeroMessage m = {COMM_ALL_GATHER, near ? &s->groups.near : s->groups.all, slices_of(s, slices, storage), coded ? 1 : dtype_size(s->dtype)};
+    return m;
+}
+// The messages of a reduction; returns how many. Those of a batch are its last storage's.
+static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
+    ZeroMessage plain = {COMM_REDUCE_SCATTER, s->groups.all, store_slices(s, storage), dtype_size(s->wire)};
+    m[0] = plain;
+    if (!s->batches) { return 1; }
+    const Batch *b = &s->batches[s->batch_of[storage]];
+    ZeroMessage inside = {COMM_ALL_TO_ALL, &s->groups.node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &s->groups.across, b->to_nodes, 1};
+    m[0] = inside, m[1] = between;
+    return storage > b->last ? 0 : s->groups.across.n > 1 ? 2 : 1;
+}
+
+// Brings `slice`, this member's part of the message, into its place in the whole array, and starts the gather.
+static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole, const char *slice, int64_t step) {
+    char *place = whole + m.bounds[m.group->me] * (int64_t)m.element_bytes;
+    if (place != slice) { ops_copy(s->stream, place, slice, (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes); }
+    comm_label(s->comm, "parameters", storage, step);
+    s->gathering[storage] = comm_all_gather(s->comm, m.group, whole, m.bounds, m.element_bytes);
+}
+// Starts to gather the parameters of a storage at this version. near: from the secondary copies, where these are of this version. All
+// members call it, in one order with all that starts collectives; the storage is not acquired, nor is another in the same room.
+static inline void store_prefetch(Store *s, int storage, int64_t version, bool near, int64_t step) {
+    assert(version == s->updates[storage]);
+    (void)version;
+    near = near && s->near_valid[storage];
+    bool coded = s->policy.quantized_weights && !near;
+    const Shelf *from = near ? &s->secondary : coded ? &s->codes : &s->params;
+    store_gather(s, storage, store_gather_message(s, storage, near), shelf_whole(coded ? from : &s->params, storage), shelf_slice(from, storage), step);
+    s->arriving[storage] = near ? GATHER_NEAR : GATHER_PRIMARY;
+}
+// What came is made ready for use: records become parameters, and a partition keeps its part of them.
+static inline void store_unpack_arrived(Store *s, int storage) {
+    char *whole = shelf_whole(&s->params, storage);
+    if (s->policy.quantized_weights) {
+        ops_dequantize(s->stream, whole, s->dtype, shelf_whole(&s->codes, storage), gpt_storage_elements(s->model, storage), s->policy.weights);
+    }
+    if (!store_has_secondary(s)) { return; }
+    const int64_t *bounds = slices_of(s, &s->near_slices, storage), me = s->groups.near.me, size = (int64_t)dtype_size(s->dtype);
+    ops_copy(s->stream, shelf_slice(&s->secondary, storage), whole + bounds[me] * size, (size_t)(slice_length(bounds, (int)me) * size));
+    s->near_valid[storage] = true;
+}
 
 // Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(version == s->updates[storage]);
+    assert(version == s->updates[storage] && (!store_gathers_for_use(s) || s->arriving[storage]));
     (void)version;
     comm_wait(s->comm, s->gathering[storage]);
+    if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
+    s->arriving[storage] = GATHER_NONE;
     s->held++;
-    int64_t elements = s->offset[storage + 1] - s->offset[storage];
-    const void *stored = store_param(s, s->offset[storage]);
+    int64_t elements = gpt_storage_elements(s->model, storage);
+    const void *stored = shelf_whole(&s->params, storage);
     if (!store_converts(s->dtype)) { return (const Real *)stored; }
-    Real *copy = (Real *)(s->unpacked + s->unpacked_used);
+    Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
     s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
     assert(s->unpacked_used <= s->unpacked_bytes);
     ops_unpack(s->stream, copy, stored, s->dtype, elements);
@@ -200,136 +498,349 @@ static inline void store_settle(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
     ops_wait(s->stream);
 }
-static inline const int64_t *store_slices(const Store *s, int storage) { return s->bounds + storage * (s->group->n + 1); }
+// All working parameters of a storage as they are (not quantized), valid until the next verb. After store_settle; all members call it.
+static inline const void *store_whole(Store *s, int storage) {
+    if (store_gathers_for_use(s)) {
+        ZeroMessage exact = {COMM_ALL_GATHER, s->groups.all, store_slices(s, storage), dtype_size(s->dtype)};
+        store_gather(s, storage, exact, shelf_whole(&s->params, storage), shelf_slice(&s->params, storage), s->comm->step);
+        comm_wait(s->comm, s->gathering[storage]);
+    }
+    return shelf_whole(&s->params, storage);
+}
 
+// The working parameters of my slice are new: what was made of the old ones is void.
+static inline void store_slice_changed(Store *s, int storage) {
+    s->near_valid[storage] = false;
+    if (s->policy.quantized_weights) {
+        ops_quantize(s->stream, shelf_slice(&s->codes, storage), shelf_slice(&s->params, storage), s->dtype, store_own_elements(s, storage), s->policy.weights);
+    }
+}
+// Call after writing masters from outside (initial values, a loaded file): makes the working parameters follow. All members call it.
+static inline void store_masters_changed(Store *s) {
+    for (int i = 0; i < s->model->storages; i++) {
+        int64_t begin, n = store_own(s, i, &begin);
+        if (s->dtype != DTYPE_FP32) {
+            ops_convert_float(s->stream, shelf_slice(&s->params, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));
+        }
+        store_slice_changed(s, i);
+        if (!store_gathers_for_use(s)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
+    }
+}
+static inline void store_initialise(Store *s, uint64_t seed) {
+    for (int i = 0; i < s->model->storages; i++) {
+        int64_t begin, n = store_own(s, i, &begin);
+        for (int64_t at = 0, count; at < n; at += count, keep_alive()) {
+            count = min_i64(STATE_PIECE_FLOATS, n - at);
+            gpt_initialise(s->model, i, seed, begin + at, begin + at + count, state_piece.floats);
+            ops_from_host(s->stream, store_state(s, STATE_MASTER, i) + at, state_piece.floats, (size_t)count * sizeof(float));
+        }
+    }
+    store_masters_changed(s);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Verbs: gradients
+
+// Waits for the reduction of a storage's gradient; then its room is free.
+static inline void store_finish_reduce(Store *s, int storage) {
+    comm_wait(s->comm, s->reducing[storage]);
+    if (!s->folds[storage]) { return; }
+    int64_t begin, n = store_own(s, storage, &begin);
+    ops_accumulate(s->stream, (float *)(void *)shelf_slice(&s->grads, storage), (const float *)(void *)shelf_whole(&s->grads, storage) + begin, n);
+    s->folds[storage] = false;
+}
 // Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
+    int room = s->policy.stage >= 2 ? shelf_room(s->model, s->groups.all->n, s->policy.accumulates, storage) : -1;
+    int before = room < 0 ? storage : s->occupant[room];
+    if (s->fresh[storage] && before >= 0) { store_finish_reduce(s, before); }
+    if (room >= 0) { s->occupant[room] = storage; }
     *accumulate = !s->fresh[storage];
     s->fresh[storage] = false;
-    return s->grads + s->offset[storage];
+    return (float *)(void *)shelf_whole(&s->grads, storage);
+}
+
+// The second exchange of a parcel: its node's sums, quantized, to their owners on the other nodes.
+static inline void parcel_send_on(Store *s, Parcel *p) {
+    if (p->hop != 1 || s->groups.across.n == 1) { return; }
+    const Group *all = s->groups.all;
+    const Batch *b = p->batch;
+    const int local = group_local(all, all->me);
+    const char *in = p->received;
+    comm_wait(s->comm, p->handle);
+    for (int storage = b->first; storage >= b->last; storage--) {
+        for (int n = 0; n < all->nodes; n++) {
+            int64_t before = 0, elements = slice_length(store_slices(s, storage), group_at(all, n, local));
+            for (int q = b->first; q > storage; q--) { before += store_record(s, q, n, local); }
+            ops_requantize_sum(s->stream, p->onward + b->to_nodes[n] + before, in, b->from_node[1], all->locals, elements, s->policy.gradients);
+            in += store_record(s, storage, n, local);
+        }
+    }
+    comm_label(s->comm, "gradient", b->last, s->comm->step);
+    p->handle = comm_all_to_all(s->comm, &s->groups.across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
+    p->hop = 2;
+}
+// The last sums of a parcel, into my slices.
+static inline void parcel_finish(Store *s, Parcel *p) {
+    if (!p->hop) { return; }
+    const Group *all = s->groups.all, *senders = p->hop == 2 ? &s->groups.across : &s->groups.node;
+    const int64_t stride = p->hop == 2 ? p->batch->from_nodes[1] : p->batch->from_node[1];
+    const char *in = p->hop == 2 ? p->arrived : p->received;
+    comm_wait(s->comm, p->handle);
+    for (int storage = p->batch->first; storage >= p->batch->last; storage--) {
+        float *slice = (float *)(void *)shelf_slice(&s->grads, storage);
+        ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n, store_own_elements(s, storage), s->policy.gradients);
+        in += store_record(s, storage, group_node(all, all->me), group_local(all, all->me));
+    }
+    p->hop = 0;
+}
+// Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members start them in one order.
+static inline Parcel *parcel_open(Store *s, const Batch *b, bool add) {
+    const Group *all = s->groups.all;
+    int index = (int)(s->parcels++ % PARCELS);
+    Parcel *p = &s->parcel[index];
+    parcel_finish(s, p);
+    parcel_send_on(s, &s->parcel[1 - index]);
+    p->batch = b, p->add = add;
+    p->sent = s->parcel_base + (size_t)index * s->parcel_bytes;
+    p->received = p->sent + round_up(b->to_node[all->locals], 64);
+    p->onward = p->received + round_up(b->from_node[all->locals], 64);
+    p->arrived = p->onward + round_up(b->to_nodes[all->nodes], 64);
+    return p;
+}
+// The records of some elements of this rank's contribution.
+static inline void store_quantize(Store *s, char *out, int storage, int64_t begin, int64_t elements) {
+    const float *grad = (const float *)(void *)shelf_whole(&s->grads, storage) + begin;
+    if (!s->errors.base) {
+        ops_quantize(s->stream, out, grad, DTYPE_FP32, elements, s->policy.gradients);
+        return;
+    }
+    uint16_t *error = (uint16_t *)(void *)shelf_whole(&s->errors, storage) + begin;
+    ops_quantize_feedback(s->stream, out, grad, error, ERROR_WEIGHT, elements, s->policy.gradients);
+}
+// Puts this rank's contribution into the parcel of its batch, and sends this when it is full.
+static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
+    const Group *all = s->groups.all;
+    const Batch *b = &s->batches[s->batch_of[storage]];
+    s->comm->step = step;
+    Parcel *p = storage == b->first ? parcel_open(s, b, add) : &s->parcel[(s->parcels + PARCELS - 1) % PARCELS];
+    for (int l = 0; l < all->locals; l++) {
+        char *out = p->sent + b->to_node[l];
+        for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
+        for (int n = 0; n < all->nodes; n++) {
+            int64_t begin = store_slices(s, storage)[group_at(all, n, l)];
+            store_quantize(s, out, storage, begin, slice_length(store_slices(s, storage), group_at(all, n, l)));
+            out += store_record(s, storage, n, l);
+        }
+    }
+    if (storage > b->last) { return; }
+    comm_label(s->comm, "gradient", storage, step);
+    p->handle = comm_all_to_all(s->comm, &s->groups.node, p->sent, b->to_node, p->received, b->from_node, 1);
+    p->hop = 1;
 }
 
 // All contributions of this rank are in: starts summing over the group. All members call it, storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
-    float *grad = s->grads + s->offset[storage];
-    if (s->fresh[storage]) { ops_zero(s->stream, grad, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
-    s->fresh[storage] = true;
+    bool accumulate, add = s->summed[storage];
+    if (s->fresh[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
+    s->fresh[storage] = s->summed[storage] = true;
+    if (s->parcel_base) {
+        store_reduce_coded(s, storage, add, step);
+        return;
+    }
+    int64_t begin;
+    store_own(s, storage, &begin);
+    float *grad = (float *)(void *)shelf_whole(&s->grads, storage), *slice = (float *)(void *)shelf_slice(&s->grads, storage);
+    s->folds[storage] = add;
     comm_label(s->comm, "gradient", storage, step);
-    s->reducing[storage] = comm_reduce_scatter(s->comm, s->group, grad, grad, store_slices(s, storage), s->wire);
+    s->reducing[storage] = comm_reduce_scatter(s->comm, s->groups.all, grad, add ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
 // Waits for all reductions and everything else that was started, and returns the norm of the whole gradient, every storage counted
 // once. All members call it.
 static inline double store_norm(Store *s) {
-    int ranks = s->group->n, me = s->group->me;
+    int ranks = s->groups.all->n, me = s->groups.all->me, last = (int)((s->parcels + PARCELS - 1) % PARCELS);
     double *mine = s->partials + s->partial_bounds[me], sum = 0;
-    for (int i = s->model->storages - 1; i >= 0; i--) { comm_wait(s->comm, s->reducing[i]); }
+    parcel_send_on(s, &s->parcel[last]), parcel_finish(s, &s->parcel[1 - last]), parcel_finish(s, &s->parcel[last]);
+    for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i); }
     for (int i = 0; i < s->model->storages; i++) {
-        const int64_t *slice = store_slices(s, i) + me;
-        ops_norm_partials(s->stream, mine, s->grads + s->offset[i] + slice[0], slice[1] - slice[0], NORM_CHUNK);
-        mine += store_chunks(store_slices(s, i), me);
+        int64_t n = store_own_elements(s, i);
+        ops_norm_partials(s->stream, mine, (const float *)(void *)shelf_slice(&s->grads, i), n, NORM_CHUNK);
+        mine += ceil_div(n, NORM_CHUNK);
+        s->summed[i] = false;
     }
     ops_wait(s->stream);
     comm_all_gather_doubles(s->comm, s->partials, s->partial_bounds);
     for (int i = 0; i < s->model->storages; i++) { // in the order of the elements: a rank's chunks of a storage follow those before
         for (int r = 0; r < ranks; r++) {
             const double *theirs = s->partials + s->partial_bounds[r];
-            for (int j = 0; j < i; j++) { theirs += store_chunks(store_slices(s, j), r); }
-            for (int64_t c = 0; c < store_chunks(store_slices(s, i), r); c++) { sum += theirs[c]; }
+            for (int j = 0; j < i; j++) { theirs += ceil_div(slice_length(store_slices(s, j), r), NORM_CHUNK); }
+            for (int64_t c = 0; c < ceil_div(slice_length(store_slices(s, i), r), NORM_CHUNK); c++) { sum += theirs[c]; }
         }
     }
     return sqrt(sum);
 }
 
-// One optimizer update of my slice of a storage, weight decay on 2-D tensors only; then the new parameters travel to all.
-// All members call it, storages in the same order.
-static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o) {
+// Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.
+static inline void store_forget_errors(Store *s) {
+    if (s->errors.base) { ops_zero(s->stream, s->errors.base, s->errors.held); }
+}
+
+// One optimizer update of my slice of a storage, weight decay on 2-D tensors only. All members call it.
+static inline void store_update(Store *s, int storage, OptimizerStep o) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(s->model, storage, parts);
-    const int64_t *slice = store_slices(s, storage) + s->group->me;
-    float decay = o.weight_decay;
+    int64_t first, own = store_own(s, storage, &first), size = (int64_t)dtype_size(s->dtype);
+    float decay = o.weight_decay, *master = store_state(s, STATE_MASTER, storage), *m = store_state(s, STATE_M, storage), *v = store_state(s, STATE_V, storage);
+    const float *grad = (const float *)(void *)shelf_slice(&s->grads, storage);
     o.step = ++s->updates[storage];
+    if (storage == 0 && o.step % ERROR_STEPS == 0) { store_forget_errors(s); }
     for (int i = 0; i < n; i++) {
-        int64_t begin = max_i64(slice[0], parts[i].offset), end = min_i64(slice[1], parts[i].offset + parts[i].elements);
+        int64_t begin = max_i64(first, parts[i].offset), end = min_i64(first + own, parts[i].offset + parts[i].elements), at = begin - first;
         if (begin >= end) { continue; }
-        int64_t at = s->offset[storage] + begin;
-        void *param = store_param(s, at);
+        void *param = shelf_slice(&s->params, storage) + at * size;
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
         if (s->adam) {
-            ops_adamw(s->stream, s->master + at, param, s->dtype, s->m + at, s->v + at, s->grads + at, end - begin, o);
+            ops_adamw(s->stream, master + at, param, s->dtype, m + at, v + at, grad + at, end - begin, o);
         } else {
-            ops_sgd(s->stream, s->master + at, param, s->dtype, s->m + at, s->grads + at, end - begin, o);
+            ops_sgd(s->stream, master + at, param, s->dtype, m + at, grad + at, end - begin, o);
         }
     }
-    comm_label(s->comm, "parameters", storage, step);
-    s->gathering[storage] = comm_all_gather(s->comm, s->group, store_param(s, s->offset[storage]), store_slices(s, storage), dtype_size(s->dtype));
+    store_slice_changed(s, storage);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Lowering: the store's part of the schedule
 
-// What the plan must know of the model.
-static inline UnitMap unit_map(const GptModel *m) {
+// What the plan must know of the model and of the rooms that storages share.
+static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, int ranks) {
     UnitMap map;
     memset(&map, 0, sizeof map);
     map.units = m->units, map.storages = m->storages;
     map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
     map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
     map.by_input = (bool(*)[2])checked_calloc((size_t)m->units, sizeof *map.by_input, "unit map");
+    map.param_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
+    map.grad_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
+    map.gathers = policy->stage >= 3, map.reduces_often = policy->stage >= 2 && ranks > 1;
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
+    for (int s = 0; s < m->storages; s++) {
+        map.param_room[s] = map.gathers ? shelf_room(m, ranks, policy->quantized_weights, s) : -1;
+        map.grad_room[s] = map.reduces_often ? shelf_room(m, ranks, policy->accumulates, s) : -1;
+    }
     return map;
 }
 
-// ACQUIRE before and RELEASE after each compute action, left out between neighbours that use the same unit.
-static inline void zero_lower_parameters(Program *p) {
-    for (int r = 0; r < p->ranks; r++) {
-        Schedule out = {NULL, 0, 0};
-        Schedule *in = &p->rank[r];
-        for (int i = 0; i < in->count; i++) {
-            Action a = in->actions[i];
-            bool compute = action_computes(a.kind);
-            bool held = compute && i > 0 && action_computes(in->actions[i - 1].kind) && in->actions[i - 1].unit == a.unit;
-            bool kept = compute && i + 1 < in->count && action_computes(in->actions[i + 1].kind) && in->actions[i + 1].unit == a.unit;
-            for (int k = 0; compute && !held && k < p->map.of_unit_count[a.unit]; k++) {
-                schedule_add(&out, action_make(ACT_ACQUIRE, -1, p->map.of_unit[a.unit][k], -1));
-            }
-            schedule_add(&out, a);
-            for (int k = 0; compute && !kept && k < p->map.of_unit_count[a.unit]; k++) {
-                schedule_add(&out, action_make(ACT_RELEASE, -1, p->map.of_unit[a.unit][k], -1));
-            }
+// ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours of the same unit.
+static inline void lower_uses(const UnitMap *map, Schedule *in) {
+    Schedule out = {NULL, 0, 0};
+    for (int i = 0; i < in->count; i++) {
+        Action a = in->actions[i];
+        bool reads = action_reads_parameters(a.kind);
+        bool held = reads && i > 0 && action_reads_parameters(in->actions[i - 1].kind) && in->actions[i - 1].unit == a.unit;
+        bool kept = reads && i + 1 < in->count && action_reads_parameters(in->actions[i + 1].kind) && in->actions[i + 1].unit == a.unit;
+        for (int k = 0; reads && !held && k < map->of_unit_count[a.unit]; k++) {
+            schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1));
         }
-        schedule_free(in);
-        *in = out;
+        schedule_add(&out, a);
+        for (int k = 0; reads && !kept && k < map->of_unit_count[a.unit]; k++) {
+            schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1));
+        }
     }
+    schedule_free(in);
+    *in = out;
 }
 
-// REDUCE right after a storage's last contribution; storages without any (a rank without samples) at the end. The order is
-// the same on every rank: lnf, blocks from the last to the first, then wpe and wte. Then NORM, then UPDATE in the order in
-// which the next forward pass wants the parameters.
-static inline void zero_lower_updates(Program *p) {
+// PREFETCH in the order of the uses, each as soon as its storage, and whatever else is in its room, is released: at most ROOMS units
+// travel beside the one that computes. From the secondary copies (near) where an earlier gather of the step has made them; a pass
+// that does not train takes them if they are there.
+typedef struct {
+    int *busy;  // [storages] gathers whose use has not ended
+    int *room;  // [ROOMS] the same
+    bool *seen; // [storages] gathered before in this step
+    int ahead;  // gathers before their ACQUIRE
+} Gathering;
+static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in, bool training) {
+    Schedule out = {NULL, 0, 0};
+    int room[ROOMS] = {0};
+    Gathering g = {(int *)checked_calloc((size_t)map->storages, sizeof(int), "lowering"), room, (bool *)checked_calloc((size_t)map->storages, 1, "lowering"),
+                   0};
+    for (int i = 0, next = 0; i < in->count; i++) {
+        for (; next < in->count && g.ahead < 2 * ROOMS; next++) { // a unit has at most two storages
+            Action a = in->actions[next];
+            if (a.kind != ACT_ACQUIRE) { continue; }
+            int shared = map->param_room[a.storage];
+            if (g.busy[a.storage] || (shared >= 0 && room[shared])) { break; }
+            a.kind = ACT_PREFETCH, a.near = policy->partition > 1 && (g.seen[a.storage] || !training);
+            g.busy[a.storage] = 1, g.seen[a.storage] = true, g.ahead++;
+            if (shared >= 0) { room[shared] = 1; }
+            schedule_add(&out, a);
+        }
+        Action a = in->actions[i];
+        schedule_add(&out, a);
+        g.ahead -= a.kind == ACT_ACQUIRE;
+        if (a.kind != ACT_RELEASE) { continue; }
+        g.busy[a.storage] = 0;
+        if (map->param_room[a.storage] >= 0) { room[map->param_room[a.storage]] = 0; }
+    }
+    free(g.busy), free(g.seen);
+    schedule_free(in);
+    *in = out;
+}
+
+// REDUCE right after a storage's last contribution, of the step or of each micro-batch. The order is the same on every rank: lnf, blocks
+// from the last to the first, then wpe and wte.
+static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_batches) {
+    Schedule out = {NULL, 0, 0};
+    int spans = map->reduces_often ? micro_batches : 1;
+    int *last = (int *)checked_malloc((size_t)map->storages * (size_t)spans * sizeof(int), "lowering"); // [spans][storages]
+    for (int i = 0; i < spans * map->storages; i++) { last[i] = -1; }
+    for (int i = 0; i < in->count; i++) {
+        const Action *a = &in->actions[i];
+        for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
+            int storage = map->of_unit[a->unit][k], span = map->reduces_often ? a->micro : 0;
+            if (action_contributes(map, a, storage)) { last[span * map->storages + storage] = i; }
+        }
+    }
+    for (int i = 0; i < in->count; i++) {
+        Action a = in->actions[i];
+        schedule_add(&out, a);
+        int span = map->reduces_often ? a.micro : 0;
+        for (int k = 1; action_computes(a.kind) && k >= 0; k--) { // a unit's storages from the last to the first
+            int storage = k < map->of_unit_count[a.unit] ? map->of_unit[a.unit][k] : -1;
+            bool due = storage >= 0 && last[span * map->storages + storage] == i;
+            if (due) { schedule_add(&out, action_make(ACT_REDUCE, -1, storage, map->reduces_often ? a.micro : -1)); }
+        }
+    }
+    free(last);
+    schedule_free(in);
+    *in = out;
+}
+
+// NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel at once where they stay whole.
+static inline void lower_updates(const UnitMap *map, Schedule *s) {
+    bool *used = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    for (int i = 0; i < s->count; i++) {
+        if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
+    }
+    schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
+    for (int storage = 0; storage < map->storages; storage++) {
+        Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
+        gather.version = 1;
+        if (used[storage]) { schedule_add(s, action_make(ACT_UPDATE, -1, storage, -1)); }
+        if (used[storage] && !map->gathers) { schedule_add(s, gather); }
+    }
+    free(used);
+}
+
+// All of it, for every rank. A rank reduces and gathers what its own compute actions touch.
+static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool training) {
     for (int r = 0; r < p->ranks; r++) {
-        Schedule out = {NULL, 0, 0};
-        Schedule *in = &p->rank[r];
-        int *last = (int *)checked_malloc((size_t)p->map.storages * sizeof(int), "lowering");
-        for (int s = 0; s < p->map.storages; s++) { last[s] = in->count; }
-        for (int i = 0; i < in->count; i++) {
-            for (int s = 0; s < p->map.storages; s++) {
-                if (action_contributes(&p->map, &in->actions[i], s)) { last[s] = i; }
-            }
-        }
-        for (int i = 0; i <= in->count; i++) {
-            if (i < in->count) { schedule_add(&out, in->actions[i]); }
-            for (int s = p->map.storages - 1; s >= 0; s--) {
-                if (last[s] == i) { schedule_add(&out, action_make(ACT_REDUCE, -1, s, -1)); }
-            }
-        }
-        schedule_add(&out, action_make(ACT_NORM, -1, -1, -1));
-        for (int s = 0; s < p->map.storages; s++) { schedule_add(&out, action_make(ACT_UPDATE, -1, s, -1)); }
-        free(last);
-        schedule_free(in);
-        *in = out;
+        lower_uses(&p->map, &p->rank[r]);
+        if (p->map.gathers) { lower_gathers(&p->map, policy, &p->rank[r], training); }
+        if (training) { lower_reductions(&p->map, &p->rank[r], p->micro_batches), lower_updates(&p->map, &p->rank[r]); }
     }
 }
 

@@ -7,10 +7,12 @@ are PyTorch's time over ours: above 1 means that train_gpt is faster. Memory is 
 process of a run (not below this harness's own half a gigabyte). Use an idle machine: the load average is printed first.
 
 The PyTorch side is meant to be as fast as it goes with plain means: scaled_dot_product_attention, fused AdamW, vocabulary
-padded to 50304, no gradient clipping (train_gpt is told so too), one thread per core; between ranks DDP over gloo.
+padded to 50304, no gradient clipping (train_gpt is told so too), one thread per core; between ranks DDP over gloo, and FSDP
+(fully_shard of each block and of the whole) beside train_gpt's ZeRO stage 3, which is compared with its own stage 0 as well.
     eager       as installed
     compiled    torch.compile; this and the next need a C++ compiler and Python's headers
     tuned       compiled, and malloc keeps freed memory, which saves the page faults of new activations
+    stage0      not PyTorch: train_gpt again, with --zero 0
 
 With --peer the file is the PyTorch side: it trains and writes step times in the form of train_gpt's log.
 """
@@ -32,17 +34,20 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
 
 LAYERS, HEADS, CHANNELS, MAX_T, VOCAB, PADDED_VOCAB = 12, 12, 768, 1024, 50257, 50304
 WARMUP = 2
 CORES = len(os.sched_getaffinity(0))
 
-Case = namedtuple("Case", "B T ranks steps")  # steps: timed ones, after the warm-up
+Case = namedtuple("Case", "B T ranks steps zero peers")  # steps: timed ones, after the warm-up; zero: train_gpt's stage
+ALONE = ("eager", "compiled", "tuned")
 CASES = {
-    "b4t64": Case(4, 64, 1, 8),
-    "b4t256": Case(4, 256, 1, 4),
-    "b1t1024": Case(1, 1024, 1, 4),
-    "ddp": Case(4, 64, 2, 6),
+    "b4t64": Case(4, 64, 1, 8, 0, ALONE),
+    "b4t256": Case(4, 256, 1, 4, 0, ALONE),
+    "b1t1024": Case(1, 1024, 1, 4, 0, ALONE),
+    "ddp": Case(4, 64, 2, 6, 0, ALONE),
+    "fsdp": Case(4, 64, 2, 6, 3, ("eager", "stage0")),
 }
 PEERS = {  # environment of each
     "eager": {},
@@ -91,6 +96,12 @@ def train_peer(case, compiled, log):
     model = GPT()
     if case.ranks > 1:
         dist.init_process_group("gloo")
+    if case.zero:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (case.ranks,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif case.ranks > 1:
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step_model = torch.compile(model) if compiled else model
@@ -124,11 +135,11 @@ def threads(case):
     return max(1, CORES // case.ranks)
 
 
-def our_command(program, shard, case, log):
+def our_command(program, shard, case, zero, log):
     return ["mpirun", "-np", str(case.ranks), "--bind-to", "none", program, "--train", shard, "--val", shard,
             "--model", "gpt2:124M", "--micro-batch", str(case.B), "--seq-len", str(case.T),
             "--batch-tokens", str(case.B * case.T * case.ranks), "--steps", str(WARMUP + case.steps), "--val-every", "0",
-            "--weight-decay", "0.1", "--grad-clip", "0", "--threads", str(threads(case)), "--log", log]
+            "--weight-decay", "0.1", "--grad-clip", "0", "--threads", str(threads(case)), "--zero", str(zero), "--log", log]
 
 
 def peer_command(name, peer, case, log):
@@ -160,9 +171,9 @@ def can_compile():
 def compare(name, program, rounds, folder):
     """All rounds of a case. Returns {contestant: [Run per round]}."""
     case, log, shard = CASES[name], os.path.join(folder, "log"), os.path.join(folder, "shard.bin")
-    commands = {"train_gpt": our_command(program, shard, case, log)}
-    for peer in PEERS if can_compile() else ["eager"]:
-        commands[peer] = peer_command(name, peer, case, log)
+    commands = {"train_gpt": our_command(program, shard, case, case.zero, log)}
+    for peer in case.peers if can_compile() else [peer for peer in case.peers if peer in ("eager", "stage0")]:
+        commands[peer] = our_command(program, shard, case, 0, log) if peer == "stage0" else peer_command(name, peer, case, log)
     runs = {contestant: [] for contestant in commands}
     for r in range(rounds):
         for contestant in list(commands)[:: -1 if r % 2 else 1]:

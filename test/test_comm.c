@@ -145,7 +145,7 @@ static void test_reduce_scatter(const Group *g, int layout, int shape, DType wir
     int64_t bounds[MAX_RANKS + 1], n = make_bounds(bounds, shape, g->n), begin = bounds[g->me], end = bounds[g->me + 1];
     float *out = in_place ? buffers->in : buffers->out;
     fill(buffers->in, n, shape), fill(out, n, shape);
-    comm_wait(&comm, comm_reduce_scatter(&comm, g, buffers->in + GUARD, out + GUARD, bounds, wire));
+    comm_wait(&comm, comm_reduce_scatter(&comm, g, buffers->in + GUARD, out + GUARD + begin, bounds, wire));
     bool sums = true, others = inputs_hold(out, 0, begin, shape) && inputs_hold(out, end, n, shape);
     for (int64_t e = begin; e < end; e++) { sums = sums && same_bits(out[GUARD + e], expected_sum(g, layout, e, shape, wire)); }
     check(sums, wire == DTYPE_BF16 ? "reduce_scatter bf16" : "reduce_scatter fp32", g, layout, shape);
@@ -282,7 +282,7 @@ static void flight_start(Flight *f, int index, uint64_t seed) {
     comm_label(&comm, "test", index, (int64_t)seed);
     if (f->kind == 0) { f->handle = comm_all_gather(&comm, &f->group, f->data, f->bounds, 4); }
     if (f->kind == 1) { f->handle = comm_all_reduce(&comm, &f->group, f->data, f->bounds, DTYPE_FP32); }
-    if (f->kind == 2) { f->handle = comm_reduce_scatter(&comm, &f->group, f->data, f->data, f->bounds, DTYPE_FP32); }
+    if (f->kind == 2) { f->handle = comm_reduce_scatter(&comm, &f->group, f->data, f->data + f->bounds[f->group.me], f->bounds, DTYPE_FP32); }
 }
 static void flight_check(const Flight *f, int layout) {
     bool good = true;
@@ -369,7 +369,7 @@ static void bench_once(Bench *b, CommKind kind, int side) {
     if (side != BENCH_MPI) {
         CommHandle h = 0;
         if (kind == COMM_ALL_GATHER) { h = comm_all_gather(&comm, &b->world, b->data, b->bounds, dtype_size(wire)); }
-        if (kind == COMM_REDUCE_SCATTER) { h = comm_reduce_scatter(&comm, &b->world, b->data, b->data, b->bounds, wire); }
+        if (kind == COMM_REDUCE_SCATTER) { h = comm_reduce_scatter(&comm, &b->world, b->data, b->data + b->bounds[b->world.me], b->bounds, wire); }
         if (kind == COMM_ALL_REDUCE) { h = comm_all_reduce(&comm, &b->world, b->data, b->bounds, wire); }
         if (kind == COMM_ALL_TO_ALL) { h = comm_all_to_all(&comm, &b->world, b->data, b->bounds, b->other, b->bounds, dtype_size(wire)); }
         comm_wait(&comm, h);

@@ -85,7 +85,7 @@ static CommHandle start(const Case *k, const Group *g, const Arrays *a, const Bo
     comm_label(&comm, comm_kind_names[k->kind], (int)(k - cases), 0);
     switch (k->kind) {
     case COMM_ALL_GATHER: return comm_all_gather(&comm, g, out, b->slices, k->element_bytes);
-    case COMM_REDUCE_SCATTER: return comm_reduce_scatter(&comm, g, in, out, b->slices, k->wire);
+    case COMM_REDUCE_SCATTER: return comm_reduce_scatter(&comm, g, in, out + b->slices[g->me], b->slices, k->wire);
     case COMM_ALL_REDUCE: return comm_all_reduce(&comm, g, out, b->slices, k->wire);
     default: return comm_all_to_all(&comm, g, in, b->sent, out, b->received, k->element_bytes);
     }

@@ -78,24 +78,15 @@ typedef struct {
     double sample_losses[B];
 } Rig;
 
-static UnitMap map_of(const GptModel *m) {
-    UnitMap map = {m->units, m->storages, NULL, NULL, NULL};
-    map.of_unit = calloc((size_t)m->units, sizeof *map.of_unit);
-    map.of_unit_count = calloc((size_t)m->units, sizeof(int));
-    map.by_input = calloc((size_t)m->units, sizeof *map.by_input);
-    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
-    map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
-    return map;
-}
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false};
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = map_of(m), p.ranks = 1;
+    p.map = unit_map(m, &plain, 1), p.ranks = 1;
     p.rank = calloc(1, sizeof(Schedule));
     schedule_sequential(&p, B, setting.rows, training);
     if (training && setting.recompute) { schedule_lower_recompute(&p); }
-    zero_lower_parameters(&p);
-    if (training) { zero_lower_updates(&p); }
+    zero_lower(&p, &plain, training);
     return p;
 }
 static Rig *rig_make(Setting setting) {
@@ -110,7 +101,8 @@ static Rig *rig_make(Setting setting) {
     OpsShape shape = {setting.rows, T, C, 3, V, VP};
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
-    r->store = store_make(&r->model, &comm, &world, &r->stream, setting.dtype, DTYPE_FP32, !setting.sgd);
+    r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
+    store_allocate(&r->store, &comm, &r->stream);
     r->executor =
         executor_make(&r->model, &r->program, 0, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
     model_file_load(model_path, &r->store, file_dtype);
@@ -147,7 +139,7 @@ static float *rig_file_gradients(const Rig *r) {
         TensorPart parts[TENSORS];
         int n = gpt_storage_parts(&r->model, storage, parts);
         for (int i = 0; i < n; i++) {
-            const float *from = r->store.grads + r->store.offset[storage] + parts[i].offset;
+            const float *from = (const float *)(void *)shelf_whole(&r->store.grads, storage) + parts[i].offset;
             memcpy(all + model_file_offset(&r->model, parts[i].tensor, parts[i].layer), from, (size_t)parts[i].elements * sizeof(float));
         }
     }
@@ -259,7 +251,7 @@ static void test_evaluation(void **state) {
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);
-        assert_true(largest(r->store.grads, STORED) == 0);
+        assert_true(largest((const float *)(void *)shelf_whole(&r->store.grads, 0), STORED) == 0);
         pass.samples = 1; // the last batch of a validation may be short: rows beyond are left out
         r->sample_losses[1] = r->sample_losses[2] = -7, at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
@@ -289,7 +281,7 @@ static void check_run(int run, Setting setting, double loss_tolerance, double no
         check_number("norm", k, norm, golden.norms[run][k], norm_tolerance);
         rig_update(r, at, optimizer_of(run, norm));
     }
-    for (int64_t i = V * C; i < VP * C; i++) { assert_true(r->store.master[i] == 0); } // the padding stays out of it
+    for (int64_t i = V * C; i < VP * C; i++) { assert_true(store_state(&r->store, STATE_MASTER, 0)[i] == 0); } // the padding stays out of it
     for (int s = 0; s < r->model.storages; s++) { assert_int_equal(r->store.updates[s], UPDATES); }
     dataset_close(&shard);
     rig_free(r);

@@ -631,6 +631,175 @@ static void test_norms(void **state) { // integers: sums are exact in any order;
     ops_free(x), ops_free_host(partials);
 }
 
+// --- quantization: bit for bit what an obvious reference makes -------------------------------------------------------------
+static const QuantFormat formats[] = {{8, 16}, {4, 16}, {8, 256}, {4, 256}, {8, 2048}, {4, 2048}, {8, 8192}, {4, 8192}, {8, 1 << 30}, {4, 1 << 30}};
+enum { FORMATS = sizeof formats / sizeof formats[0], CONTRIBUTIONS = 5 };
+
+// One bit after another: element i has the bits from bits * i on, the lowest first, behind the scale.
+static int64_t reference_record(uint8_t *record, const float *x, int64_t n, int bits) {
+    const int least = bits == 8 ? -128 : -8;
+    const int64_t bytes = 4 + round_up(ceil_div(n * bits, 8), 4);
+    float extreme = 0.0f;
+    bool finite = true;
+    for (int64_t i = 0; i < n; i++) {
+        finite = finite && isfinite(x[i]);
+        if (fabsf(x[i]) > fabsf(extreme) || (fabsf(x[i]) == fabsf(extreme) && x[i] < 0.0f)) { extreme = x[i]; }
+    }
+    float d = fabsf(extreme) < 0x1p-100f ? 0.0f : extreme / (float)least;
+    const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
+    memset(record, 0, (size_t)bytes);
+    for (int64_t i = 0; i < n; i++) {
+        const double quotient = finite ? rint((double)(float)((double)x[i] * (double)inverse)) : 1e9;
+        const int code = (int)fmin(quotient, -least - 1), pattern = bits == 8 ? code : code + 8;
+        for (int64_t b = 0; b < bits; b++) { record[4 + (i * bits + b) / 8] |= (uint8_t)((pattern >> b & 1) << (i * bits + b) % 8); }
+    }
+    memcpy(record, finite ? (const void *)&d : "\0\0\xc0\x7f", 4);
+    return bytes;
+}
+static int64_t reference_quantize(uint8_t *out, const float *x, int64_t n, QuantFormat f) {
+    uint8_t *begin = out;
+    for (int64_t i = 0; i < n; i += f.block) { out += reference_record(out, x + i, min_i64(f.block, n - i), f.bits); }
+    return out - begin;
+}
+static int reference_code(const uint8_t *records, int64_t i, QuantFormat f, float *d) { // of element i
+    const uint8_t *record = records + i / f.block * (4 + f.block * f.bits / 8);
+    int pattern = 0;
+    for (int64_t b = 0, at = i % f.block * f.bits; b < f.bits; b++, at++) { pattern |= (record[4 + at / 8] >> at % 8 & 1) << b; }
+    memcpy(d, record, 4);
+    return f.bits == 4 ? pattern - 8 : pattern < 128 ? pattern : pattern - 256;
+}
+
+// Numbers of all kinds, a kind for a block; all are in bf16 too, where that is asked for.
+static float quant_number(uint64_t stream, int64_t i, int64_t block, DType dtype) {
+    const int kind = (int)((i / min_i64(block, 300) + (int64_t)stream) % 11);
+    const uint64_t draw = random_u64(9, stream, (uint64_t)i);
+    uint32_t bits = (uint32_t)draw;
+    float x = (float)(2.0 * random_uniform(8, stream, (uint64_t)i) - 1.0);
+    if (kind == 1) { x = draw % 2 ? 0.0f : -0.0f; }
+    if (kind == 2) { x *= draw % 64 ? 0x1p-130f : 0x1p-101f; }                       // denormal, and too small
+    if (kind == 3) { x *= 0x1p-99f; }                                                // on both sides of the border
+    if (kind == 4) { x = i % 16 ? ((float)(draw % 255) - 127.0f) / 2.0f : -128.0f; } // ties of 8 bits
+    if (kind == 5) { x = i % 16 ? ((float)(draw % 15) - 7.0f) / 2.0f : 8.0f; }       // of 4 bits, and d < 0
+    if (kind == 6) { x = draw % 2 ? 3.0f : -3.0f; }                                  // an extreme of either sign
+    if (kind == 7 && draw % 16 == 0) { x = draw % 32 ? NAN : INFINITY; }
+    if (kind == 8) { x *= 3e38f; }
+    if (kind == 9) {
+        bits = (bits & 0x7f800000u) == 0x7f800000u ? bits & 0xbfffffffu : bits; // any finite
+        memcpy(&x, &bits, 4);
+    }
+    return dtype == DTYPE_BF16 ? bf16_to_float(float_to_bf16(x)) : x;
+}
+static void check_floats(const float *a, const float *b, int64_t n) { // the same bits; any NaN is a NaN
+    for (int64_t i = 0; i < n; i++) { assert_true(isnan(a[i]) ? isnan(b[i]) : memcmp(a + i, b + i, 4) == 0); }
+}
+
+// All of an operation's arrays begin `shift` elements behind where memory was given, so that nothing relies on more than is promised.
+typedef struct {
+    QuantFormat f;
+    int64_t n, bytes, stride;
+    float *x, *out, *expected;
+    uint16_t *x16, *out16, *error, *expected_error;
+    uint8_t *records, *expected_records, *contributions;
+} QuantTrial;
+static QuantTrial make_quant_trial(QuantFormat f, int64_t n, int shift, DType dtype) {
+    QuantTrial t;
+    t.f = f, t.n = n, t.bytes = quant_bytes(f, n), t.stride = t.bytes + 4;
+    t.x = floats(n + shift) + shift, t.out = floats(n + shift) + shift, t.expected = floats(n);
+    t.x16 = (uint16_t *)(void *)floats(n + shift) + shift, t.out16 = (uint16_t *)(void *)floats(n + shift) + shift;
+    t.error = (uint16_t *)(void *)floats(n + shift) + shift, t.expected_error = (uint16_t *)(void *)floats(n);
+    t.records = (uint8_t *)(floats(t.bytes / 4 + 1 + shift) + shift), t.expected_records = (uint8_t *)floats(t.bytes / 4 + 1);
+    t.contributions = (uint8_t *)(floats(CONTRIBUTIONS * t.stride / 4 + shift) + shift);
+    for (int64_t i = 0; i < n; i++) { t.x[i] = quant_number(1, i, f.block, dtype), t.x16[i] = float_to_bf16(t.x[i]); }
+    return t;
+}
+static void free_quant_trial(QuantTrial *t, int shift) {
+    ops_free(t->x - shift), ops_free(t->out - shift), ops_free(t->expected), ops_free(t->x16 - shift), ops_free(t->out16 - shift);
+    ops_free(t->error - shift), ops_free(t->expected_error), ops_free((float *)(void *)t->records - shift), ops_free(t->expected_records);
+    ops_free((float *)(void *)t->contributions - shift);
+}
+static void check_records(QuantTrial *t) { // and that what follows them is left alone
+    assert_memory_equal(t->records, t->expected_records, (size_t)t->bytes + 4);
+    memset(t->records, 0x5a, (size_t)t->bytes + 4);
+}
+static void check_quantize(QuantTrial *t, Stream *s, DType dtype) {
+    assert_int_equal(reference_quantize(t->expected_records, t->x, t->n, t->f), t->bytes);
+    memset(t->expected_records + t->bytes, 0x5a, 4), memset(t->records, 0x5a, (size_t)t->bytes + 4);
+    ops_quantize(s, t->records, dtype == DTYPE_BF16 ? (const void *)t->x16 : t->x, dtype, t->n, t->f);
+    ops_wait(s);
+    check_records(t);
+    for (int64_t i = 0; i < t->n; i++) {
+        float d;
+        const int code = reference_code(t->expected_records, i, t->f, &d);
+        t->expected[i] = (float)((double)d * code);
+    }
+    ops_dequantize(s, t->out, DTYPE_FP32, t->expected_records, t->n, t->f);
+    ops_dequantize(s, t->out16, DTYPE_BF16, t->expected_records, t->n, t->f);
+    ops_wait(s);
+    check_floats(t->expected, t->out, t->n);
+    for (int64_t i = 0; i < t->n; i++) {
+        const float there = bf16_to_float(t->out16[i]), rounded = bf16_to_float(float_to_bf16(t->expected[i]));
+        check_floats(&rounded, &there, 1);
+    }
+}
+static void check_quantized_sums(QuantTrial *t, Stream *s) {
+    for (int count = 1; count <= CONTRIBUTIONS; count++) {
+        uint8_t *contribution = t->contributions + (count - 1) * t->stride;
+        for (int64_t i = 0; i < t->n; i++) { t->out[i] = quant_number((uint64_t)count, i, t->f.block, DTYPE_FP32); }
+        reference_quantize(contribution, t->out, t->n, t->f);
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            for (int64_t i = 0; i < t->n; i++) {
+                t->expected[i] = accumulate ? t->x[i] : 0.0f, t->out[i] = accumulate ? t->x[i] : NAN;
+                for (int k = 0; k < count; k++) {
+                    float d;
+                    const int code = reference_code(t->contributions + k * t->stride, i, t->f, &d);
+                    t->expected[i] = fmaf((float)code, d, t->expected[i]);
+                }
+            }
+            ops_dequantize_sum(s, t->out, accumulate, t->contributions, t->stride, count, t->n, t->f);
+            ops_wait(s);
+            check_floats(t->expected, t->out, t->n);
+            if (accumulate) { continue; }
+            reference_quantize(t->expected_records, t->expected, t->n, t->f);
+            ops_requantize_sum(s, t->records, t->contributions, t->stride, count, t->n, t->f);
+            ops_wait(s);
+            check_records(t);
+        }
+    }
+}
+static void check_feedback(QuantTrial *t, Stream *s) { // twice: the second time there is an error
+    const float beta = 0.8f;
+    memset(t->error, 0, (size_t)t->n * 2), memset(t->expected_error, 0, (size_t)t->n * 2);
+    for (int step = 0; step < 2; step++) {
+        for (int64_t i = 0; i < t->n; i++) { t->expected[i] = t->x[i] + bf16_to_float(t->expected_error[i]); }
+        reference_quantize(t->expected_records, t->expected, t->n, t->f);
+        for (int64_t i = 0; i < t->n; i++) {
+            float d;
+            const int code = reference_code(t->expected_records, i, t->f, &d);
+            const float lost = fmaf((float)-code, d, t->expected[i]), kept = (1.0f - beta) * bf16_to_float(t->expected_error[i]);
+            t->expected_error[i] = isnan(d) ? 0 : float_to_bf16(fmaf(beta, lost, kept));
+        }
+        ops_quantize_feedback(s, t->records, t->x, t->error, beta, t->n, t->f);
+        ops_wait(s);
+        check_records(t);
+        assert_memory_equal(t->error, t->expected_error, (size_t)t->n * 2);
+    }
+}
+static void test_quantize(void **state) {
+    const QuantFormat f = *(const QuantFormat *)*state;
+    const int64_t lengths[] = {1, 15, 16, 255, 256, 257, 2049, 5007, 10239};
+    const Case c = {RESIDUAL, 1, 1, 1, 0, 0, 1};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (int variant = 0; variant < 4; variant++) {
+            const DType dtype = variant % 2 ? DTYPE_BF16 : DTYPE_FP32;
+            Stream s = stream_of(&c, 1 + (int)(i + (size_t)variant) % 3);
+            QuantTrial t = make_quant_trial(f, lengths[i], variant / 2, dtype);
+            check_quantize(&t, &s, dtype);
+            if (dtype == DTYPE_FP32) { check_quantized_sums(&t, &s), check_feedback(&t, &s); }
+            free_quant_trial(&t, variant / 2), free_stream(&s);
+        }
+    }
+}
+
 static void test_polls(void **state) { // messages move while a long operation runs
     (void)state;
     const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2}, {MATMUL, 1, 64, 600, 40, 1, 1},    {LAYERNORM, 1, 3000, 4, 0, 0, 1},
@@ -715,8 +884,8 @@ const char *__asan_default_options(void); // under the address sanitizer an allo
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 int main(void) {
-    static char names[2 * CASES][96];
-    static struct CMUnitTest tests[2 * CASES + 7];
+    static char names[2 * CASES][96], names_of_formats[FORMATS][64];
+    static struct CMUnitTest tests[2 * CASES + FORMATS + 8];
     int count = 0;
     for (int i = 0; i < 2 * CASES; i++) {
         const Case *c = &cases[i / 2];
@@ -729,6 +898,11 @@ int main(void) {
 #ifdef OPS_CPU_H
         i++; // there is no bf16 to compute in
 #endif
+    }
+    for (int i = 0; i < FORMATS; i++) {
+        snprintf(names_of_formats[i], sizeof names_of_formats[i], "quantize bits %d block %" PRId64, formats[i].bits, formats[i].block);
+        struct CMUnitTest test = {names_of_formats[i], test_quantize, NULL, NULL, (void *)(uintptr_t)&formats[i]};
+        tests[count++] = test;
     }
     const struct CMUnitTest others[] = {
         cmocka_unit_test(test_precision),          cmocka_unit_test(test_norms),     cmocka_unit_test(test_polls), cmocka_unit_test(test_memory),

@@ -82,7 +82,7 @@ static const char *value_of(const OptionSpec *spec, const char *text) {
     option_value_text(&options, spec, value, 1600);
     return value;
 }
-static bool is_number(const OptionSpec *spec) { return spec->kind == OPTION_INT || spec->kind == OPTION_NUM; }
+static bool is_number(const OptionSpec *spec) { return spec->kind == OPTION_INT || spec->kind == OPTION_NUM || spec->kind == OPTION_POWER; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The table itself
@@ -155,6 +155,7 @@ static const char *other_value(const OptionSpec *spec) {
     case OPTION_PICK: return strrchr(spec->choices, '|') + 1; // the first choices are the defaults
     case OPTION_FLAG: return *spec->fallback == '0' ? "1" : "0";
     case OPTION_INT: return "3";
+    case OPTION_POWER: return "64";
     default: return "0.25";
     }
 }
@@ -182,7 +183,7 @@ static void test_every_choice(void **state) {
         snprintf(choices, sizeof choices, "%s", spec->choices);
         for (char *choice; (choice = strsep(&rest, "|"));) {
             assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, choice)), choice);
-            check_refused(text_of("--%s %.2s", spec->name, choice), flag_of(spec), spec->choices);
+            check_refused(text_of("--%s '%.*s'", spec->name, (int)strlen(choice) - 1, choice), flag_of(spec), spec->choices);
             check_refused(text_of("--%s %sx", spec->name, choice), flag_of(spec), spec->choices);
         }
         check_refused(text_of("--%s ''", spec->name), flag_of(spec), spec->choices);
@@ -195,7 +196,7 @@ static void test_every_bound(void **state) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         if (!is_number(spec)) { continue; }
-        bool whole = spec->kind == OPTION_INT;
+        bool whole = spec->kind != OPTION_NUM;
         double below = whole           ? spec->low - 1
                        : spec->low > 0 ? nextafter(spec->low, 0)
                                        : -1e-9,
@@ -220,7 +221,7 @@ static void test_no_numbers(void **state) {
             check_refused(text_of("--%s %s", spec->name, texts[j]), flag_of(spec), " number, found");
         }
         check_refused(text_of("--%s=", spec->name), flag_of(spec), " number, found \"\"");
-        if (spec->kind == OPTION_INT) { check_refused(text_of("--%s 1.5", spec->name), flag_of(spec), "takes a whole number, found \"1.5\""); }
+        if (spec->kind != OPTION_NUM) { check_refused(text_of("--%s 1.5", spec->name), flag_of(spec), "takes a whole number, found \"1.5\""); }
     }
 }
 static void test_every_flag_value(void **state) {
@@ -384,6 +385,12 @@ static const char *const clashes[][3] = {
     {"--warmup 6 --steps 5", "warmup", "steps"},
     {"--profile-steps 5:6 --steps 5", "profile-steps", "steps"},
     {"--dtype fp32 --stochastic-rounding 1", "stochastic-rounding", "dtype"},
+    {"--zero-quantized-weights", "zero-quantized-weights", "zero"},
+    {"--zero 2 --zero-quantized-weights 1", "zero-quantized-weights", "zero"},
+    {"-z 1 --zero-hpz-partition-size 2", "zero-hpz-partition-size", "zero"},
+    {"--zero 3 --zero-gradient-bits 4", "zero-gradient-bits", "zero-quantized-gradients"},
+    {"--zero 3 --zero-error-feedback", "zero-error-feedback", "zero-quantized-gradients"},
+    {"--zero 3 --zero-quant-block 256", "zero-quant-block", "zero-quantized-weights"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
 static void test_every_pair_is_refused(void **state) {

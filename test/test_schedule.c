@@ -12,31 +12,28 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Making programs, as train_gpt.c does
 
-static UnitMap map_of(int layers) {
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false};
+static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
-    UnitMap map = {m.units, m.storages, NULL, NULL, NULL};
-    map.of_unit = calloc((size_t)m.units, sizeof *map.of_unit);
-    map.of_unit_count = calloc((size_t)m.units, sizeof(int));
-    map.by_input = calloc((size_t)m.units, sizeof *map.by_input);
-    for (int u = 0; u < m.units; u++) { map.of_unit_count[u] = gpt_unit_storages(&m, u, map.of_unit[u]); }
-    map.by_input[m.units - 1][1] = true; // the head's part of the wte gradient
-    return map;
+    return unit_map(&m, policy, ranks);
 }
-static Program empty_program(int layers, int ranks) {
+static Program empty_program(int layers, int ranks, const ZeroPolicy *policy) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = map_of(layers), p.ranks = ranks;
+    p.map = map_of(layers, policy, ranks), p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
-static Program sequential(int layers, int ranks, int64_t samples, int64_t rows, bool recompute) {
-    Program p = empty_program(layers, ranks);
+static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy) {
+    Program p = empty_program(layers, ranks, policy);
     schedule_sequential(&p, samples, rows, true);
     if (recompute) { schedule_lower_recompute(&p); }
-    zero_lower_parameters(&p);
-    zero_lower_updates(&p);
+    zero_lower(&p, policy, true);
     return p;
+}
+static Program sequential(int layers, int ranks, int64_t samples, int64_t rows, bool recompute) {
+    return sharded(layers, ranks, samples, rows, recompute, &plain);
 }
 
 // A pipeline by hand. Two units a stage. Per rank a text of steps, a letter and the micro-batch:
@@ -63,15 +60,14 @@ static void add_stage(Schedule *s, char step, int micro, int stage) {
     schedule_add(s, a);
 }
 static Program pipeline(int stages, const char *const steps[]) {
-    Program p = empty_program(2 * stages - 2, stages);
+    Program p = empty_program(2 * stages - 2, stages, &plain);
     for (int r = 0; r < stages; r++) {
         for (const char *c = steps[r]; *c; c++) {
             if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
         }
     }
     p.micro_batches = 2, p.slots = 2, p.samples = 4, p.works = 1;
-    zero_lower_parameters(&p);
-    zero_lower_updates(&p);
+    zero_lower(&p, &plain, true);
     return p;
 }
 static const char *const two_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 R1 s0 F1 B1 s1"};
@@ -163,7 +159,7 @@ static const Damage damages[] = {
     {"rows beyond the step", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, FIRST_ROW, 3, "a field is out of range"},
     {"a sample twice", BASE_PLAIN, 0, ACT_FORWARD, 0, 1, FIRST_ROW, 1, "sample 1 is computed already"},
     {"no weight buffers", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, WORKS, 0, "the weight part before it has not run"},
-    {"another order of reductions", BASE_RANKS, 1, ACT_REDUCE, 1, -1, SWAP, 0, "rank 1: reduces storage 0 where rank 0 reduces storage 1"},
+    {"another order of reductions", BASE_RANKS, 1, ACT_REDUCE, 1, -1, SWAP, 0, "rank 1: REDUCE of storage 0 where rank 0 has REDUCE of storage 1"},
     // compute
     {"no embedding forward", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, DROP, 0, "FORWARD unit 1 storage -1 micro-batch 0: its input is not there"},
     {"no block forward", BASE_PLAIN, 0, ACT_FORWARD, 1, 1, DROP, 0, "FORWARD unit 2 storage -1 micro-batch 1: its input is not there"},
@@ -179,7 +175,7 @@ static const Damage damages[] = {
     {"forward twice", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, REPEAT, 0, "FORWARD unit 1 storage -1 micro-batch 0: runs twice"},
     {"backward input twice", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, REPEAT, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: runs twice"},
     {"backward weight twice", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, REPEAT, 0, "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: runs twice"},
-    {"weight before input", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 2, 0, SWAP, 0,
+    {"weight before input", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_UP, 2, // over its input part and the release
      "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its backward input has not run"},
     {"backward before forward", BASE_PLAIN, 0, ACT_FORWARD, 3, 0, SWAP, 0, "BACKWARD_INPUT unit 3 storage -1 micro-batch 0: its forward has not run"},
     {"backward of the wrong unit", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 3, 0, UNIT, 2, "parameters of storage 3 are not acquired"},
@@ -188,7 +184,7 @@ static const Damage damages[] = {
     {"unit missing", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, UNIT, -1, "a field is out of range"},
     {"micro-batch too large", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO, 2, "a field is out of range"},
     {"micro-batch negative", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MICRO, -1, "a field is out of range"},
-    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, ROWS, 0, "a field is out of range"},
+    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, ROWS, 0, "rows differ from its forward's"},
     {"negative rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, -2, "a field is out of range"},
     {"fewer micro-batches than used", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO_BATCHES, 1, "a field is out of range"},
     {"no slots", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, SLOTS, 0, "more live micro-batches than the 0 slots"},
@@ -213,7 +209,7 @@ static const Damage damages[] = {
     {"released too early", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, MOVE_UP, 1, "FORWARD unit 1 storage -1 micro-batch 0: parameters of storage 2 are not acquired"},
     {"released another storage", BASE_PLAIN, 0, ACT_RELEASE, 2, -1, STORAGE, 3, "RELEASE unit -1 storage 3 micro-batch -1: is not acquired"},
     {"acquired after the update", BASE_PLAIN, 0, ACT_ACQUIRE, 2, -1, TO_END, 0, "parameters of storage 2 are not acquired"},
-    {"held at the end", BASE_PLAIN, 0, ACT_UPDATE, 2, -1, KIND, ACT_ACQUIRE, "storage 2 is not updated, or still held, at the end"},
+    {"held at the end", BASE_PLAIN, 0, ACT_PREFETCH, 2, -1, KIND, ACT_ACQUIRE, "storage 2 is not updated, or still held, at the end"},
     // gradients and updates
     {"no reduction", BASE_PLAIN, 0, ACT_REDUCE, 3, -1, DROP, 0, "NORM unit -1 storage -1 micro-batch -1: storage 3 is not reduced"},
     {"no reduction on rank 1", BASE_RANKS, 1, ACT_REDUCE, 0, -1, DROP, 0, "rank 1: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
@@ -230,10 +226,10 @@ static const Damage damages[] = {
     {"norm before the last reduction", BASE_PLAIN, 0, ACT_NORM, -1, -1, MOVE_UP, 3, "NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
     {"update before the norm", BASE_PLAIN, 0, ACT_NORM, -1, -1, SWAP, 0, "UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
     {"update before everything", BASE_PLAIN, 0, ACT_UPDATE, 2, -1, TO_FRONT, 0, "UPDATE unit -1 storage 2 micro-batch -1: needs REDUCE and NORM first"},
-    {"no update", BASE_PLAIN, 0, ACT_UPDATE, 1, -1, DROP, 0, "storage 1 is not updated, or still held, at the end"},
-    {"no update on rank 1", BASE_RANKS, 1, ACT_UPDATE, 1, -1, DROP, 0, "rank 1: storage 1 is not updated, or still held, at the end"},
+    {"no update", BASE_PLAIN, 0, ACT_UPDATE, 1, -1, DROP, 0, "PREFETCH unit -1 storage 1 micro-batch -1: version 1 is not the one that exists"},
+    {"no update on rank 1", BASE_RANKS, 1, ACT_UPDATE, 1, -1, DROP, 0, "rank 1: PREFETCH unit -1 storage 1 micro-batch -1: version 1"},
     {"updated twice", BASE_PLAIN, 0, ACT_UPDATE, 0, -1, REPEAT, 0, "UPDATE unit -1 storage 0 micro-batch -1: runs twice"},
-    {"updated another storage", BASE_PLAIN, 0, ACT_UPDATE, 3, -1, STORAGE, 4, "UPDATE unit -1 storage 4 micro-batch -1: runs twice"},
+    {"updated another storage", BASE_PLAIN, 0, ACT_UPDATE, 3, -1, STORAGE, 4, "PREFETCH unit -1 storage 3 micro-batch -1: version 1 is not"},
     {"updated while held", BASE_PLAIN, 0, ACT_RELEASE, 1, LAST, TO_END, 0, "UPDATE unit -1 storage 1 micro-batch -1: its parameters are in use"},
     {"never released", BASE_PLAIN, 0, ACT_RELEASE, 3, LAST, DROP, 0, "UPDATE unit -1 storage 3 micro-batch -1: its parameters are in use"},
     // messages
@@ -356,11 +352,12 @@ static ActionCost cost_of(const void *context, int rank, const Action *a) {
     const UnitCosts *c = (const UnitCosts *)context;
     ActionCost cost = {0, 0};
     (void)rank;
-    if (action_computes(a->kind)) { cost.compute_s = c->row > 0 ? c->row * (double)a->rows : 1; }
+    if (action_computes(a->kind)) { cost.compute_s = c->row > 0 ? c->row * (double)a->rows : a->rows > 0; }
     if (action_sends(a->kind) || action_receives(a->kind)) { cost.message_s = c->message; }
     if (a->kind == ACT_REDUCE) { cost.message_s = c->reduce; }
     if (a->kind == ACT_NORM) { cost.compute_s = c->norm; }
-    if (a->kind == ACT_UPDATE) { cost.compute_s = c->update, cost.message_s = c->gather; }
+    if (a->kind == ACT_UPDATE) { cost.compute_s = c->update; }
+    if (a->kind == ACT_PREFETCH) { cost.message_s = c->gather; }
     return cost;
 }
 typedef struct {
@@ -463,7 +460,7 @@ static void check_dealing(const Program *p, int64_t samples, int64_t rows, int u
         int micro = 0;
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];
-            if (a->kind != kind || a->unit != unit) { continue; }
+            if (a->kind != kind || a->unit != unit || !a->rows) { continue; }
             assert_int_equal(a->first_row, next);
             assert_in_range(a->rows, 1, rows);
             assert_int_equal(a->micro, micro++);
@@ -492,7 +489,7 @@ static void test_samples_are_dealt_once(void **state) {
 // Without training there are forwards only, of the same samples.
 static void test_evaluation_is_forward_only(void **state) {
     (void)state;
-    Program p = empty_program(2, 3);
+    Program p = empty_program(2, 3, &plain);
     schedule_sequential(&p, 7, 2, false);
     for (int unit = 0; unit < 4; unit++) { check_dealing(&p, 7, 2, unit, ACT_FORWARD); }
     for (int r = 0; r < 3; r++) {
