@@ -9,7 +9,7 @@ cluster      on emulated clusters (cluster.sh) of 2x2 and 4x2 nodes x ranks, eac
 convergence  on local ranks that pretend to be 2 nodes: validation loss on held-out plays of ZeRO-3, of ZeRO++, and of ZeRO++
              with one scale for a whole storage, the negative control. Data: data/text_bytes_* of `make data`.
 
---quick takes less than 5 minutes on 2 cores, with fewer links, steps and repetitions; --full about an hour.
+--quick takes less than 5 minutes on 2 cores, with fewer links and steps; --full about half an hour.
 FOLDER (default: out/zeropp_quick or out/zeropp_full) gets a folder with log.jsonl and output.txt for each run, rows.csv, the
 tables as table.md, and sweep.png and loss.png. The same command goes on where it was stopped: what is there is not run again.
 Ctrl-C leaves no process and no cluster behind. Where no cluster can be made, that part is skipped and says what is missing.
@@ -54,7 +54,6 @@ CONVERGENCE_SHAPE = "2x2"
 class Plan:
     """What --quick and --full differ in."""
     links: dict  # shape -> variant -> rates
-    rounds: int  # of the whole sweep
     steps: int  # of a run on the cluster, the first WARMUP of which are not looked at
     searches: int  # runs at the rate where ZeRO-3 is expected at a quarter of its speed
     model: str
@@ -64,19 +63,19 @@ class Plan:
 
 
 WARMUP = 2
-QUICK_RATES, FULL_RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100, 50)
+FEW_RATES, RATES = (UNLIMITED, 200, 50), (UNLIMITED, 1000, 400, 200, 100, 50, 20)
 SINGLE = ("qwZ", "hpZ", "qgZ")
 SWEEP_BATCH = ["--seq-len", "64", "--micro-batch", "2", "--val-every", "0"]
 PLANS = {
-    "quick": Plan(links={"2x2": {BASE: QUICK_RATES, **{name: QUICK_RATES[-1:] for name in SINGLE}, ALL: QUICK_RATES},
-                         "4x2": {BASE: (UNLIMITED, 50), ALL: (UNLIMITED, 50)}},
-                  rounds=1, steps=WARMUP + 3, searches=0, model="layers=4,heads=4,channels=256,vocab=256",
+    "quick": Plan(links={"2x2": {BASE: FEW_RATES, **dict.fromkeys(SINGLE, FEW_RATES[-1:]), ALL: FEW_RATES},
+                         "4x2": dict.fromkeys((BASE, ALL), (UNLIMITED, 50))},
+                  steps=WARMUP + 3, searches=0, model="layers=4,heads=4,channels=256,vocab=256",
                   training=("--model", "layers=4,heads=4,channels=128,vocab=256", "--seq-len", "64", "--micro-batch", "2", "--val-batches", "100"),
-                  training_steps=300, note="--quick: too few links, steps and repetitions to tell the goals; --full is the measurement."),
-    "full": Plan(links={shape: {name: FULL_RATES for name in VARIANTS} for shape in ("2x2", "4x2")},
-                 rounds=2, steps=WARMUP + 5, searches=3, model="layers=6,heads=6,channels=384,vocab=256",
-                 training=("--model", "layers=4,heads=6,channels=192,vocab=256", "--seq-len", "128", "--micro-batch", "4", "--val-batches", "100"),
-                 training_steps=1500, note=""),
+                  training_steps=300, note="--quick: a small model, few links and few steps. --full is the measurement."),
+    "full": Plan(links=dict.fromkeys(("2x2", "4x2"), {BASE: RATES, **dict.fromkeys(SINGLE, FEW_RATES), "qwZ+hpZ": FEW_RATES[-1:], ALL: RATES}),
+                 steps=WARMUP + 5, searches=3, model="layers=6,heads=4,channels=256,vocab=256",
+                 training=("--model", "layers=4,heads=6,channels=192,vocab=256", "--seq-len", "64", "--micro-batch", "4", "--val-batches", "100"),
+                 training_steps=1000, note=""),
 }
 TRAINING = ["--lr", "2e-3", "--warmup", "100", "--final-lr-fraction", "0.1", "--weight-decay", "0.1", "--beta2", "0.99"]
 
@@ -169,7 +168,6 @@ class Row:
     shape: str
     rate: float
     variant: str
-    round: int
     ms: float
     predicted_ms: float
     tokens_per_s: float
@@ -216,13 +214,13 @@ def rate_name(rate):
     return "unlimited" if rate == UNLIMITED else f"{rate:g}mbit"
 
 
-def read_row(log, shape, rate, variant, number):
+def read_row(log, shape, rate, variant):
     found = {}
     for event in plot.events(log):
         found.setdefault(event.get("event"), []).append(event)
     start, steps, end = found["start"][-1], [step for step in found["step"] if step["step"] > WARMUP], found["end"][-1]
     ranks = int(shape.split("x")[1])
-    return Row(shape, rate, variant, number, ms=statistics.median(step["ms"] for step in steps), predicted_ms=start["predicted"]["step_ms"],
+    return Row(shape, rate, variant, ms=statistics.median(step["ms"] for step in steps), predicted_ms=start["predicted"]["step_ms"],
                tokens_per_s=statistics.median(step["tokens_per_s"] for step in steps),
                node_bytes=ranks * end["traffic"]["measured"]["total"]["inter"],  # rank 0 stands for its neighbours
                parameters=start["parameters"], loss=steps[-1]["loss"])
@@ -242,51 +240,45 @@ class Sweep:
         return [CLUSTER, shape, *link, "--cpu", str(quota), "--", self.options.program, *COMMON, "--model", self.plan.model, *SWEEP_BATCH,
                 "--steps", str(self.plan.steps), *flags]
 
-    def measure(self, shape, rate, variant, number):
-        folder = self.options.into / f"{shape}-{rate_name(rate)}-{variant}-{number}"
+    def measure(self, shape, rate, variant):
+        folder = self.options.into / f"{shape}-{rate_name(rate)}-{variant}"
         log, fresh = complete(self.runner, folder, self.command(shape, rate, variant))
-        row = read_row(log, shape, rate, variant, number)
+        row = read_row(log, shape, rate, variant)
         self.rows.append(row)
         print(f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.1f} ms a step, {row.predicted_ms:.1f} predicted, {row.volume():.3f} M, loss {row.loss:.4f}", flush=True)
 
     def measure_all(self):
-        """A round has every rate once, and at a rate the variants follow each other, so a drift of the machine favours none."""
-        for number in range(1, self.plan.rounds + 1):
-            for shape, variants in self.plan.links.items():
-                for rate in max(variants.values(), key=len):
-                    for variant in (name for name, rates in variants.items() if rate in rates):
-                        self.measure(shape, rate, variant, number)
-        for shape in self.plan.links:
+        """At a rate the variants follow each other, so a drift of the machine favours none."""
+        for shape, variants in self.plan.links.items():
+            for rate in variants[BASE]:
+                for variant in (name for name, rates in variants.items() if rate in rates):
+                    self.measure(shape, rate, variant)
             self.search(shape)
 
     def search(self, shape):
         """Goes where ZeRO-3 is expected at a quarter of its speed, and looks again from there."""
-        for number in range(1, self.plan.searches + 1):
+        for _ in range(self.plan.searches):
             times = self.times(shape, BASE)
             rate = rate_at_share(times, QUARTER)
             if rate is None or round(rate) in times:
                 return
             for variant in (BASE, ALL):
-                self.measure(shape, round(rate), variant, number)
+                self.measure(shape, round(rate), variant)
             if abs(times[UNLIMITED] / self.times(shape, BASE)[round(rate)] - QUARTER) <= CLOSE:
                 return
 
     def times(self, shape, variant):
         """Median step time by rate."""
-        found = {}
-        for row in self.rows:
-            if (row.shape, row.variant) == (shape, variant):
-                found.setdefault(row.rate, []).append(row.ms)
-        return {rate: statistics.median(times) for rate, times in found.items()}
+        return {row.rate: row.ms for row in self.rows if (row.shape, row.variant) == (shape, variant)}
 
 
 def training_command(plan, program, variant):
-    """A convergence run: 4 ranks of this machine as 2 nodes, validated ten times."""
+    """A convergence run: 4 ranks of this machine as 2 nodes, validated five times."""
     nodes, ranks = map(int, CONVERGENCE_SHAPE.split("x"))
     parts = VARIANTS.get(variant, VARIANTS[ALL])
     flags = [word for part in parts for word in PARTS[part]] + (["--zero-quant-block", str(WHOLE)] if variant == CONTROL else [])
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(nodes * ranks), program, *COMMON, "--ranks-per-node", str(ranks),
-            *plan.training, *TRAINING, "--steps", str(plan.training_steps), "--val-every", str(plan.training_steps // 10), *flags]
+            *plan.training, *TRAINING, "--steps", str(plan.training_steps), "--val-every", str(plan.training_steps // 5), *flags]
 
 
 def train_all(plan, runner, options):
@@ -360,6 +352,11 @@ def both(texts):
     return "; ".join(texts) or "not measured"
 
 
+def alone_text(alone, together):
+    rate = min(min(ratios) for ratios in alone.values())
+    return f"{', '.join(f'{name} {ratios[rate]:.2f}x' for name, ratios in alone.items())}, all {together[rate]:.2f}x at {rate:g} Mbit/s"
+
+
 def cluster_claims(sweep):
     """Lines of the table of claims."""
     shapes = [shape for shape in sweep.plan.links if sweep.times(shape, ALL)]
@@ -368,7 +365,7 @@ def cluster_claims(sweep):
     found = {shape: at_quarter(sweep, shape) for shape in shapes}
     slowest = {shape: min(ratios[shape]) for shape in shapes}
     least = {shape: min(ratios[shape], key=ratios[shape].get) for shape in shapes}
-    alone = {shape: [(name, speedups(sweep, shape, name).get(slowest[shape])) for name in SINGLE if sweep.times(shape, name)] for shape in shapes}
+    alone = {shape: {name: speedups(sweep, shape, name) for name in SINGLE if sweep.times(shape, name)} for shape in shapes}
     wrong = [row.predicted_ms / row.ms for row in sweep.rows]
     return [
         ["traffic between nodes, ZeRO-3 over ZeRO++", "4x (3M, 0.75M)",
@@ -381,9 +378,8 @@ def cluster_claims(sweep):
          both(f"{shape}: {ratios[shape][slowest[shape]]:.2f}x at {slowest[shape]:g} Mbit/s" for shape in shapes), "the slower the link, the nearer to the ratio of the bytes"],
         ["lowest speed of the sweep (goal 0.95x)", "1.15x at 8 links",
          both(f"{shape}: {ratios[shape][least[shape]]:.2f}x at {rate_name(least[shape])}" for shape in shapes), "without a limit nothing is gained, and quantizing costs"],
-        ["each alone gains less than all", "so (figure)",
-         both(f"{shape}: {', '.join(f'{name} {ratio:.2f}x' for name, ratio in alone[shape])}, all {ratios[shape][slowest[shape]]:.2f}x" for shape in shapes if alone[shape]),
-         "at the slowest link"],
+        ["each alone gains less than all", "so (figure)", both(f"{shape}: {alone_text(alone[shape], ratios[shape])}" for shape in shapes if alone[shape]),
+         "the slowest link that each was measured at"],
         ["predicted over measured step time", "", f"{min(wrong):.2f}, {statistics.median(wrong):.2f}, {max(wrong):.2f} (lowest, median, highest of {len(wrong)} runs)",
          "rates are measured for a moment at start"],
     ]
