@@ -180,6 +180,41 @@ IN_KERNELS_TOO static inline uint16_t round_by_chance(float x, Rounding r, int64
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// An exact sum of doubles that are not negative: a number of fixed point, so wide that it holds each of them. It is the same whatever
+// the order of the terms and whoever added which. limb[i] counts 2^(32 i - EXACT_POINT); carries wait: up to 2^30 terms.
+enum { EXACT_POINT = 1088, EXACT_LIMBS = (EXACT_POINT + 1024) / 32 + 2 };
+typedef struct {
+    int64_t limb[EXACT_LIMBS];
+    int64_t strange; // terms that are no numbers
+} ExactSum;
+static inline void exact_add(ExactSum *sum, double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    const uint64_t exponent = bits >> 52 & 0x7ff, mantissa = (bits & 0xfffffffffffffu) | (uint64_t)(exponent > 0) << 52;
+    if (exponent == 0x7ff) {
+        sum->strange++;
+        return;
+    }
+    const uint64_t place = (exponent ? exponent : 1) + EXACT_POINT - 1075, low = (mantissa & 0xffffffffu) << place % 32, high = (mantissa >> 32) << place % 32;
+    int64_t *limb = sum->limb + place / 32;
+    limb[0] += (int64_t)(low & 0xffffffffu);
+    limb[1] += (int64_t)((low >> 32) + (high & 0xffffffffu));
+    limb[2] += (int64_t)(high >> 32);
+}
+static inline void exact_join(ExactSum *sum, const ExactSum *other) {
+    for (int i = 0; i < EXACT_LIMBS; i++) { sum->limb[i] += other->limb[i]; }
+    sum->strange += other->strange;
+}
+static inline double exact_value(ExactSum sum) { // of its three highest limbs; NaN where a term was no number
+    int top = 0;
+    for (int i = 0; i + 1 < EXACT_LIMBS; i++) { sum.limb[i + 1] += sum.limb[i] >> 32, sum.limb[i] &= 0xffffffff; }
+    for (int i = 0; i < EXACT_LIMBS; i++) { top = sum.limb[i] ? i : top; }
+    double value = 0;
+    for (int i = top; i >= 0 && i > top - 3; i--) { value += ldexp((double)sum.limb[i], 32 * i - EXACT_POINT); }
+    return sum.strange ? (double)NAN : value;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Checksum of files: four independent multiply-rotate lanes over 8-byte words (xxHash64's round), so it runs at memory
 // speed; not cryptographic. Feed any number of pieces; only the concatenation matters.
 typedef struct {

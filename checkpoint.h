@@ -215,7 +215,7 @@ static inline int state_file_write(const char *path, const Store *s, int member,
     for (int pass = 0; pass < 3; pass++) { // count, table, data
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int kind = 0; kind < STATE_KINDS; kind++) {
-            for (int storage = 0; storage < s->model->storages && store_state(s, (StateKind)kind, storage); storage++) {
+            for (int storage = 0; storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
                 const int64_t *bounds = store_slices(s, storage) + member;
                 StatePiece piece = {kind, storage, bounds[0], bounds[1] - bounds[0]};
                 if (pass == 0) { header.pieces++; }
@@ -237,7 +237,7 @@ static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
 static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
     if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= s->model->storages) { return false; }
     int64_t elements = gpt_storage_elements(s->model, (int)p->storage);
-    return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin && store_state(s, (StateKind)p->state, (int)p->storage);
+    return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin && store_has_state(s, (StateKind)p->state);
 }
 
 // The data of a piece; what lies in my slice goes into the store. sum NULL: what is not needed is passed over.
@@ -615,7 +615,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
     }
     for (int i = 0; good && i < STATE_KINDS * s->model->storages; i++) {
         int storage = i % s->model->storages;
-        int64_t expected = store_state(s, (StateKind)(i / s->model->storages), storage) ? gpt_storage_elements(s->model, storage) : 0;
+        int64_t expected = store_has_state(s, (StateKind)(i / s->model->storages)) ? gpt_storage_elements(s->model, storage) : 0;
         good = filled[i] == expected;
         if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not whole", folder, state_names[i / s->model->storages], storage); }
     }

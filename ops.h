@@ -167,7 +167,8 @@ static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
 static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n); // out += in
 
-// --- quantization: n elements as records of quantize.h, which begin with a block. The same bits on both builds --------------
+// --- quantization: n elements, which begin with a block, as records of quantize.h -------------------------------------
+// The same bits for any thread count, and on both builds (but for which NaN). Records are aligned to 4 bytes.
 static void ops_quantize(Stream *s, void *out, const void *in, DType dtype, int64_t n, QuantFormat f);   // storage precision -> records
 static void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, int64_t n, QuantFormat f); // records -> storage, nearest even
 // out [+]= the sum of `count` contributions; the records of contribution k are at in + k * stride bytes. fp32, in this order; out is the
@@ -175,7 +176,7 @@ static void ops_dequantize(Stream *s, void *out, DType dtype, const void *in, in
 static void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const void *in, int64_t stride, int count, int64_t n, QuantFormat f);
 // The records of such a sum, which is never held. count > 0.
 static void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride, int count, int64_t n, QuantFormat f);
-// Records of x = in + error. error (bf16, kept by the caller from call to call) = (1 - beta) error + beta (x - its value), nearest even.
+// Records of x = in + error; error = (1 - beta) error + beta (x - its value), to nearest even: bf16, which the caller keeps from call to call.
 static void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error, float beta, int64_t n, QuantFormat f);
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include "base.h" // die
+#include "quantize.h" // limits of blocks; base.h
 
 enum { OPTION_TEXT_MAX = 900 }; // paths built from an option fit the buffers of 1100 bytes and more that hold them
 
@@ -79,7 +79,7 @@ enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-
     X(FLAG, "ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0", 0, 1, "", "qwZ: gathers carry INT8 (stage 3)")                    \
     X(INT, "ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks", "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward pass (stage 3); 1: off") \
     X(FLAG, "ZeRO", zero_quantized_gradients, "zero-quantized-gradients", "", "0", 0, 1, "", "qgZ: gradients are reduced by two exchanges of INT4 or INT8") \
-    X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", 16, 1 << 30, "elements", "that share a scale, a power of two")                 \
+    X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK, QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one")  \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \

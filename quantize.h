@@ -7,15 +7,16 @@
 // Scale      The extreme e is the value of largest magnitude, the negative one of two. d = e / -2^(bits-1), so e itself has the code
 //            -2^(bits-1), the one that has no opposite: e comes back exactly, and a value near -e errs by at most |d|.
 // Value      d * code. Sums are fp32 and begin with 0: sum = fma(code, d, sum).
-// Edges      |e| < 2^-100: d = 0, and all is 0. A NaN or an infinity in the block: d is a NaN, so the whole block is.
+// Edges      |e| < 2^-100: d = 0, and all is 0. A NaN or an infinity in the block: d is a NaN, so all values are (and all codes the largest).
 #ifndef QUANTIZE_H
 #define QUANTIZE_H
 
 #include "base.h" // IN_KERNELS_TOO
 
+enum { QUANT_LEAST_BLOCK = 16, QUANT_MOST_BLOCK = 1 << 30 };
 typedef struct {
     int bits;      // 8 or 4
-    int64_t block; // elements of a record: a power of two, 16 to 2^30
+    int64_t block; // elements of a record: a power of two
 } QuantFormat;
 
 // Of the records of n elements that begin with a block; the codes of a whole block fill whole words.
@@ -38,7 +39,7 @@ IN_KERNELS_TOO static inline float quant_scale(uint32_t rank_of_extreme, int bit
 }
 IN_KERNELS_TOO static inline float quant_inverse(float d) { return d == 0.0f ? 0.0f : 1.0f / d; } // normal: |d| is 2^-107 to 2^125
 IN_KERNELS_TOO static inline int quant_code(float x, float inverse, int bits) {
-    const float most = bits == 8 ? 127.0f : 7.0f; // what rounds to -e / d, and a NaN, are cut; beyond e there is nothing
+    const float most = bits == 8 ? 127.0f : 7.0f; // cuts what rounds to -e / d, and a NaN; no x goes beyond e
     float code = x * inverse;
     uint32_t pattern;
     code = (code < most ? code : most) + 0x1.8p23f; // rounds to nearest even, and leaves an integer in the lower bits
@@ -49,7 +50,8 @@ IN_KERNELS_TOO static inline float quant_value(int code, float d) { return d * (
 IN_KERNELS_TOO static inline uint16_t quant_value_bf16(int code, float d) { return d == d ? number_to_bf16(quant_value(code, d)) : 0x7fc0u; }
 IN_KERNELS_TOO static inline float quant_add(float sum, int code, float d) { return fmaf((float)code, d, sum); }
 
-// Error feedback (arXiv 2407.04480): what of x was lost goes into the average that is added to the next x. A NaN would stay for ever.
+// Error feedback (arXiv 2407.04480): what of x was lost goes into the average that is added to the next x. A block of NaN leaves 0: a NaN
+// would stay for ever.
 IN_KERNELS_TOO static inline uint16_t quant_error(float error, float beta, float x, int code, float d) {
     return d == d ? number_to_bf16(fmaf(beta, fmaf((float)-code, d, x), (1.0f - beta) * error)) : 0;
 }

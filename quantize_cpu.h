@@ -10,7 +10,7 @@
 
 #include "ops_cpu.h" // the team, polling
 
-enum { QUANT_TILE = 2048, QUANT_LEAST_BLOCK = 16 };
+enum { QUANT_TILE = 2048 };
 
 static inline void poll_after_element(Stream *s, int64_t end) {
     if (end % ((int64_t)BLOCK * BLOCKS_A_POLL) == 0) { poll_messages(s); }
@@ -27,6 +27,7 @@ static inline void unpack_nibbles(int8_t *codes, const uint8_t *in, int64_t n) {
     for (int64_t i = 0; i < n / 2; i++) { codes[2 * i] = (int8_t)((in[i] & 15) - 8), codes[2 * i + 1] = (int8_t)((in[i] >> 4) - 8); }
     if (n % 2) { codes[n - 1] = (int8_t)((in[n / 2] & 15) - 8); }
 }
+// (Without `omp simd`, whose reductions go through memory at their end.)
 static inline uint32_t highest_rank(uint32_t highest, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) { highest = quant_rank(x[i]) > highest ? quant_rank(x[i]) : highest; }
     return highest;
@@ -64,14 +65,14 @@ static inline void value_tile(void *out, DType dtype, const void *in, int64_t be
         const int8_t *codes;
         const int64_t n = min_i64(r.part, end - at);
         const float d = read_part(&codes, unpacked, record, &r, n, f);
-        float *y = (float *)out + at;
-        uint16_t *rounded = (uint16_t *)out + at;
         if (dtype == DTYPE_FP32) {
+            float *y = (float *)out + at;
 #pragma omp simd
             for (int64_t i = 0; i < n; i++) { y[i] = quant_value(codes[i], d); }
         } else {
+            uint16_t *y = (uint16_t *)out + at;
 #pragma omp simd
-            for (int64_t i = 0; i < n; i++) { rounded[i] = quant_value_bf16(codes[i], d); }
+            for (int64_t i = 0; i < n; i++) { y[i] = quant_value_bf16(codes[i], d); }
         }
     }
 }
@@ -117,18 +118,17 @@ typedef struct {
     float beta;
 } QuantSource;
 static inline const float *source_tile(const QuantSource *from, float *room, int64_t begin, int64_t end, QuantFormat f) {
-    const float *x = (const float *)from->in + begin;
-    const uint16_t *x16 = (const uint16_t *)from->in + begin, *error = from->error + begin;
+    const float *x = (const float *)from->in;
+    const uint16_t *x16 = (const uint16_t *)from->in, *error = from->error;
+    if (!from->count && !error && from->dtype == DTYPE_FP32) { return x + begin; }
     if (from->count) {
         sum_tile(room, false, from->in, from->stride, from->count, begin, end, f);
-    } else if (from->error) {
+    } else if (error) {
 #pragma omp simd
-        for (int64_t i = 0; i < end - begin; i++) { room[i] = x[i] + bf16_to_float(error[i]); }
-    } else if (from->dtype == DTYPE_BF16) {
-#pragma omp simd
-        for (int64_t i = 0; i < end - begin; i++) { room[i] = bf16_to_float(x16[i]); }
+        for (int64_t i = begin; i < end; i++) { room[i - begin] = x[i] + bf16_to_float(error[i]); }
     } else {
-        return x;
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++) { room[i - begin] = bf16_to_float(x16[i]); }
     }
     return room;
 }

@@ -61,9 +61,15 @@ template <int BITS> __device__ uint32_t codes_of(const uint32_t *record, Records
     return record[1 + (element & (((int64_t)1 << r.log_block) - 1)) * BITS / 32];
 }
 __device__ float scale_of(const uint32_t *record) {
+    const uint32_t pattern = *record;
     float d;
-    memcpy(&d, record, 4);
+    memcpy(&d, &pattern, 4); // between registers: memory is touched in words
     return d;
+}
+__device__ void set_scale(uint32_t *record, float d) {
+    uint32_t pattern;
+    memcpy(&pattern, &d, 4);
+    *record = pattern;
 }
 static inline Records records_of(QuantFormat f) {
     const Records r = {63 - __builtin_clzll((unsigned long long)f.block), quant_bytes(f, f.block) / 4};
@@ -152,24 +158,24 @@ __device__ uint32_t group_highest(uint32_t x, int group) {
 }
 template <int BITS, class From> __global__ void quantize_kernel(uint32_t *out, From from, int64_t n, Records r, int group) {
     enum { N = 32 / BITS };
-    const int64_t block = thread_index() / group, first = (block << r.log_block) + (int64_t)N * (threadIdx.x % group),
-                  end = least(n, (block + 1) << r.log_block);
-    if (block << r.log_block >= n) { return; }
-    float x[N];
+    const int64_t block = thread_index() / group, lane = threadIdx.x % group, begin = block << r.log_block, end = least(n, begin + ((int64_t)1 << r.log_block));
+    if (begin >= n) { return; }
     uint32_t highest = 0, *record = out + block * r.record;
-    for (int64_t e = first; e < end; e += N * group) {
+    for (int64_t e = begin + N * lane; e < end; e += N * group) {
+        float x[N];
         take<BITS>(x, from, e, end - e, r);
         UNROLL for (int j = 0; j < N; j++) {
             if (j < end - e && quant_rank(x[j]) > highest) { highest = quant_rank(x[j]); }
         }
     }
     const float d = quant_scale(group_highest(highest, group), BITS), inverse = quant_inverse(d);
-    if (threadIdx.x % group == 0) { memcpy(record, &d, 4); }
-    for (int64_t e = first; e < end; e += N * group) {
+    if (lane == 0) { set_scale(record, d); }
+    for (int64_t e = begin + N * lane; e < end; e += N * group) {
+        float x[N];
         uint32_t word = 0;
         take<BITS>(x, from, e, end - e, r);
         UNROLL for (int j = 0; j < N; j++) { word |= j < end - e ? word_of_code<BITS>(quant_code(x[j], inverse, BITS), j) : 0; }
-        record[1 + (e - (block << r.log_block)) * BITS / 32] = word;
+        record[1 + (e - begin) / N] = word;
         note<BITS>(from, x, word, d, e, end - e);
     }
 }

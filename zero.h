@@ -23,8 +23,8 @@
 //            A shelf that holds slices and lends whole arrays has ROOMS for these: blocks share a few, in turns; the few
 //            other storages have their own, in which the slice has its place where nothing else must be kept beside it.
 // Slices     are cut at multiples of NORM_CHUNK elements (and of the quantization block): no padding, and any number of ranks.
-// Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added in chunk order, so
-//            they do not depend on the layout.
+// Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added exactly, so they do not
+//            depend on the layout.
 #ifndef ZERO_H
 #define ZERO_H
 
@@ -34,12 +34,14 @@
 #include "schedule.h" // lowering
 
 enum {
-    NORM_CHUNK = 2048,
-    ROOMS = 2,                 // that blocks share: one is in use while the other's block travels
-    PARCELS = 2,               // quantized reductions under way: one in each of its two exchanges
-    PARCEL_ELEMENTS = 1 << 20, // of small storages wait for the next ones, and travel in one message with them
-    ERROR_STEPS = 1024         // errors that are fed back begin anew after so many updates
+    NORM_CHUNK = 256,
+    ROOMS = 2,         // that blocks share: one is in use while the other's block travels
+    PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
+    ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
 };
+#ifndef PARCEL_ELEMENTS           // tests make it small
+#define PARCEL_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
+#endif
 static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
 
 // The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
@@ -155,7 +157,7 @@ static inline Shelf shelf_plan(const GptModel *m, ShelfLayout layout, const Slic
     return shelf;
 }
 static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
-    if (shelf->held) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
+    if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
 }
 static inline void shelf_free(Shelf *shelf) {
     ops_free(shelf->base);
@@ -206,8 +208,8 @@ typedef struct {
     Shelf params, master, m, v, grads, secondary, codes, errors;
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
-    double *partials;             // [all chunks] of the norm: rank by rank, storage by storage
-    int64_t *partial_bounds;      // [ranks + 1]
+    double *partials;             // [my chunks] of the norm
+    ExactSum *sums;               // [ranks] of them
     // where it stands, [storages] each
     bool *fresh;      // the gradient has no contribution since its last reduction
     bool *summed;     // the slice has sums of earlier micro-steps
@@ -372,13 +374,10 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
-    s->partial_bounds = (int64_t *)checked_calloc((size_t)all->n + 1, sizeof(int64_t), "store");
-    for (int i = 0; i < s->model->storages; i++) {
-        for (int r = 0; r < all->n; r++) { s->partial_bounds[r + 1] += ceil_div(slice_length(store_slices(s, i), r), NORM_CHUNK); }
-        s->fresh[i] = true;
-    }
-    for (int r = 0; r < all->n; r++) { s->partial_bounds[r + 1] += s->partial_bounds[r]; }
-    s->partials = (double *)memory_take_host((size_t)s->partial_bounds[all->n] * sizeof(double), "norm partials");
+    s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
+    size_t chunks = 0;
+    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK), s->fresh[i] = true; }
+    s->partials = (double *)memory_take_host(chunks * sizeof(double), "norm partials");
     for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
 }
 
@@ -393,14 +392,15 @@ static inline void store_free(Store *s) {
     group_free(&s->groups.near), group_free(&s->groups.node), group_free(&s->groups.across);
     ops_free(s->unpacked), ops_free(s->parcel_base);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
-    free(s->partial_bounds);
+    free(s->sums);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
 
-// States by name, for checkpoints: my slice of a storage, fp32, on the device; NULL where there is no such state.
+// States by name, for checkpoints: my slice of a storage, fp32, on the device; NULL where there is no such state, or I own nothing.
 typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
+static inline bool store_has_state(const Store *s, StateKind kind) { return kind != STATE_V || s->adam; }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
     const Shelf *master = s->dtype == DTYPE_FP32 ? &s->params : &s->master; // fp32 parameters are their own masters
     return (float *)(void *)shelf_slice(kind == STATE_MASTER ? master : kind == STATE_M ? &s->m : &s->v, storage);
@@ -659,26 +659,25 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
 // Waits for all reductions and everything else that was started, and returns the norm of the whole gradient, every storage counted
 // once. All members call it.
 static inline double store_norm(Store *s) {
-    int ranks = s->groups.all->n, me = s->groups.all->me, last = (int)((s->parcels + PARCELS - 1) % PARCELS);
-    double *mine = s->partials + s->partial_bounds[me], sum = 0;
+    int last = (int)((s->parcels + PARCELS - 1) % PARCELS);
+    double *end = s->partials;
+    ExactSum sum;
+    memset(&sum, 0, sizeof sum);
     parcel_send_on(s, &s->parcel[last]), parcel_finish(s, &s->parcel[1 - last]), parcel_finish(s, &s->parcel[last]);
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i); }
     for (int i = 0; i < s->model->storages; i++) {
         int64_t n = store_own_elements(s, i);
-        ops_norm_partials(s->stream, mine, (const float *)(void *)shelf_slice(&s->grads, i), n, NORM_CHUNK);
-        mine += ceil_div(n, NORM_CHUNK);
+        ops_norm_partials(s->stream, end, (const float *)(void *)shelf_slice(&s->grads, i), n, NORM_CHUNK);
+        end += ceil_div(n, NORM_CHUNK);
         s->summed[i] = false;
     }
     ops_wait(s->stream);
-    comm_all_gather_doubles(s->comm, s->partials, s->partial_bounds);
-    for (int i = 0; i < s->model->storages; i++) { // in the order of the elements: a rank's chunks of a storage follow those before
-        for (int r = 0; r < ranks; r++) {
-            const double *theirs = s->partials + s->partial_bounds[r];
-            for (int j = 0; j < i; j++) { theirs += ceil_div(slice_length(store_slices(s, j), r), NORM_CHUNK); }
-            for (int64_t c = 0; c < ceil_div(slice_length(store_slices(s, i), r), NORM_CHUNK); c++) { sum += theirs[c]; }
-        }
+    for (const double *p = s->partials; p < end; p++) { exact_add(&sum, *p); }
+    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
+    for (int r = 0; r < s->comm->ranks; r++) {
+        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
     }
-    return sqrt(sum);
+    return sqrt(exact_value(sum));
 }
 
 // Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.

@@ -4,6 +4,7 @@
 //   matrix products    the bound is cblas_sgemm alone on the same shape, threaded by the BLAS itself; a ratio of 1 means that bias,
 //                      GELU and the cutting into tiles cost nothing
 //   attention          the bound is sgemm's rate (of the large product above it) on the multiplications below the diagonal
+//   quantization       the bound is ops_copy() of as many bytes; records of 256 elements
 //   the rest           the bound is a plain pass that reads and writes as many bytes
 // Times are the best of several; operation and bound are timed in turn, so that what else the machine does hits both.
 // Usage: bench_ops [threads] [rounds]
@@ -185,6 +186,39 @@ static void bench_optimizers(Stream *s) {
     ops_free(p), ops_free(m), ops_free(v), ops_free(g), ops_free(stored), free(partials);
 }
 
+static void bench_quantize(Stream *s) {
+    const int64_t n = ELEMENTS / ADAM_PART, part = n / 4 / 2048 * 2048;
+    float *x = filled(n), *y = filled(n), *error = filled(n / 2 + 1), *records = filled(n / 2 + 1);
+    const char *const names[] = {"quantize", "dequantize", "quantize bf16", "dequantize bf16", "quantize with feedback", "sum of 4", "requantized sum of 4"};
+    ops_convert_float(s, error, x, DTYPE_BF16, n, round_to_nearest()); // bf16 numbers, which serve as errors too
+    print_head("quantization, parameters / 4");
+    const double plain_rate = pass_rate;
+    for (int bits = 8; bits >= 4; bits -= 4) {
+        const QuantFormat f = {bits, 256};
+        const double r = (double)quant_bytes(f, n), number = (double)n;
+        const double bytes[7] = {r + 4 * number, r + 4 * number, r + 2 * number, r + 2 * number, r + 8 * number, r + number, 1.25 * r};
+        double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+        for (int i = 0; i < rounds; i++) {
+            BEST(best[0], ops_quantize(s, records, x, DTYPE_FP32, n, f));
+            BEST(best[1], ops_dequantize(s, y, DTYPE_FP32, records, n, f));
+            BEST(best[2], ops_quantize(s, records, error, DTYPE_BF16, n, f));
+            BEST(best[3], ops_dequantize(s, y, DTYPE_BF16, records, n, f));
+            BEST(best[4], ops_quantize_feedback(s, records, x, (uint16_t *)(void *)error, 0.8f, n, f));
+            BEST(best[5], ops_dequantize_sum(s, y, false, records, quant_bytes(f, part), 4, part, f));
+            BEST(best[6], ops_requantize_sum(s, y, records, quant_bytes(f, part), 4, part, f));
+            BEST(best[7], ops_copy(s, y, x, (size_t)n * sizeof(float)));
+        }
+        pass_rate = 8 * number / best[7];
+        for (int k = 0; k < 7; k++) {
+            char label[64];
+            snprintf(label, sizeof label, "%s, %d bits", names[k], bits);
+            row_pass(label, 0, best[k], bytes[k]);
+        }
+    }
+    pass_rate = plain_rate;
+    ops_free(x), ops_free(y), ops_free(error), ops_free(records);
+}
+
 static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     const int64_t N = rows * T;
     OpsShape shape = {rows, T, C, NH, V, Vp};
@@ -214,6 +248,7 @@ int main(int argc, char **argv) {
     printf("%d threads, best of %d\n", s.threads, rounds);
     bench_optimizers(&s);
     Step optimizer = step;
+    bench_quantize(&s);
     bench_step(&s, 4, 64, optimizer);
     bench_step(&s, 4, 256, optimizer);
     bench_step(&s, 1, 1024, optimizer);

@@ -21,7 +21,7 @@ import test_train as base
 from test_train import ALL, EXIT_INPUT, ROOT, SAME, SEED, T, VOCAB, TestCase, header, put, shard, train, train_all
 
 END = 0  # the end-of-text token of a vocabulary below 256
-LAYOUTS = [dict(ranks=r, micro_batch=b, batch_tokens=s * T) for r, b, s in ((1, 3, 3), (2, 1, 5), (3, 8, 8), (4, 2, 1))]
+LAYOUTS = [dict(ranks=r, micro_batch=b, batch_tokens=s * T, zero=r - 1) for r, b, s in ((1, 3, 3), (2, 1, 5), (3, 8, 8), (4, 2, 1))]
 LAYOUTS += [dict(ranks=r, micro_batch=b, batch_tokens=s * T) for r in (1, 2, 3, 4) for b in (1, 4, 5) for s in (1, 4, 6, 32)] if ALL else []
 
 

@@ -83,7 +83,7 @@ class Faulty:
 
 
 class Actions(unittest.TestCase):
-    KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "ACQUIRE", "RELEASE", "REDUCE", "NORM", "UPDATE")
+    KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "PREFETCH", "ACQUIRE", "RELEASE", "REDUCE", "NORM", "UPDATE")
 
     @classmethod
     def setUpClass(cls):

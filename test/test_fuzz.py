@@ -199,7 +199,8 @@ class Model(File):
     words = [(4 * i, 4) for i in range(8)] + [(1024, 4), (len(base) - 4, 4)]
 
     def use(self, draw, path, data):
-        how = draw.choice((dict(), dict(dtype="bf16"), dict(steps=0, val_every=1, val_batches=1), dict(recompute="block", optimizer="sgd")))
+        how = draw.choice((dict(), dict(dtype="bf16"), dict(steps=0, val_every=1, val_batches=1), dict(recompute="block", optimizer="sgd"),
+                           dict(zero=3, zero_quantized_weights=1, zero_quantized_gradients=1, zero_quant_block=draw.choice((16, 1 << 30)))))
         return flags(model=path, **how), self.verdict(data)
 
     @staticmethod
@@ -324,7 +325,7 @@ class Checkpoint:
         os.makedirs(inside)
         for name, data in files.items():
             self.create(os.path.join(inside, name), data)
-        return flags(model=f"layers=1,heads=1,channels=4,vocab={VOCAB}", out=os.path.join(folder, "out"), resume=1, steps=3), verdict
+        return flags(model=f"layers=1,heads=1,channels=4,vocab={VOCAB}", out=os.path.join(folder, "out"), resume=1, steps=3, zero=draw.randrange(4)), verdict
 
     @staticmethod
     def create(path, data):

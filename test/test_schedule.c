@@ -1,6 +1,7 @@
-// test_schedule.c: proves that schedule.h and the lowerings of zero.h make valid programs for every small layout, that the
+// test_schedule.c: proves that schedule.h and the lowerings of zero.h make valid programs for every small layout and stage, that the
 // validator refuses each kind of hand-made damage for the right reason, that the simulator gives the times one works out
-// with a pencil, that the printer leaves nothing out, and that each sample is dealt to exactly one rank.
+// with a pencil, that the printer leaves nothing out, that each sample is dealt to exactly one rank, and how often and how far ahead
+// parameters travel.
 #include "ops_cpu.h"
 #include "zero.h"
 
@@ -13,6 +14,8 @@
 // Making programs, as train_gpt.c does
 
 static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false};
+static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true};
+static const ZeroPolicy stage_three = {3, 2, false, false, false, {8, 256}, {4, 256}, true}; // with secondary copies on pairs of ranks
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
@@ -76,12 +79,14 @@ static const char *const three_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 S0 
 static const char *const crossing_sends[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
 static const char *const crossing_receives[] = {"F0 r0 S0 B0 F1 S1 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
 
-typedef enum { BASE_PLAIN, BASE_RECOMPUTE, BASE_RANKS, BASE_TWO, BASE_THREE, BASE_SENDS, BASE_RECEIVES, BASES } Base;
+typedef enum { BASE_PLAIN, BASE_RECOMPUTE, BASE_RANKS, BASE_GRADIENTS, BASE_PARAMETERS, BASE_TWO, BASE_THREE, BASE_SENDS, BASE_RECEIVES, BASES } Base;
 static Program base_program(Base base) {
     switch (base) {
     case BASE_PLAIN: return sequential(2, 1, 4, 2, false); // units 0..3, storages 0..4, micro-batches 0 and 1
     case BASE_RECOMPUTE: return sequential(2, 1, 4, 2, true);
     case BASE_RANKS: return sequential(2, 2, 4, 1, false);
+    case BASE_GRADIENTS: return sharded(4, 2, 4, 1, false, &stage_two); // units 0..5, storages 0..6: blocks 2 and 4 share a room, 3 and 5
+    case BASE_PARAMETERS: return sharded(4, 2, 4, 1, false, &stage_three);
     case BASE_TWO: return pipeline(2, two_stages);
     case BASE_THREE: return pipeline(3, three_stages);
     case BASE_SENDS: return pipeline(2, crossing_sends);
@@ -95,13 +100,16 @@ static Program base_program(Base base) {
 static void test_sequential_programs_are_valid(void **state) {
     (void)state;
     char error[400];
-    for (int i = 0; i < 3 * 4 * 9 * 4 * 2; i++) {
-        int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = 1 + i / 12 % 9, rows = 1 + i / 108 % 4, recompute = i / 432;
-        Program p = sequential(layers, ranks, samples, rows, recompute);
-        if (!schedule_validate(&p, error, sizeof error)) {
-            fail_msg("layers %d ranks %d samples %d rows %d recompute %d: %s", layers, ranks, samples, rows, recompute, error);
+    for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
+        int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
+        for (int j = 0; j < 4 * 2 * 2; j++) { // stages, with and without a partition, and quantized
+            ZeroPolicy policy = {j % 4, j / 4 % 2 ? ranks : 1, j / 8, j / 8, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows};
+            Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
+            if (!schedule_validate(&p, error, sizeof error)) {
+                fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
+            }
+            program_free(&p);
         }
-        program_free(&p);
     }
 }
 static void test_pipelines_are_valid(void **state) {
@@ -135,6 +143,7 @@ typedef enum {
     FIRST_ROW,
     VERSION,
     PEER,
+    COPIES,
     KIND, // = value
     SLOTS,
     WORKS,
@@ -232,6 +241,36 @@ static const Damage damages[] = {
     {"updated another storage", BASE_PLAIN, 0, ACT_UPDATE, 3, -1, STORAGE, 4, "PREFETCH unit -1 storage 3 micro-batch -1: version 1 is not"},
     {"updated while held", BASE_PLAIN, 0, ACT_RELEASE, 1, LAST, TO_END, 0, "UPDATE unit -1 storage 1 micro-batch -1: its parameters are in use"},
     {"never released", BASE_PLAIN, 0, ACT_RELEASE, 3, LAST, DROP, 0, "UPDATE unit -1 storage 3 micro-batch -1: its parameters are in use"},
+    // stage 2: gradients that leave in each micro-batch, from rooms that blocks share
+    {"not reduced in a micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, DROP, 0, "the room of storage 5 holds the gradient of storage 3"},
+    {"not reduced before the next takes its room", BASE_GRADIENTS, 0, ACT_REDUCE, 5, 0, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
+    {"wte not reduced in the first micro-batch", BASE_GRADIENTS, 1, ACT_REDUCE, 0, 0, DROP, 0,
+     "rank 1: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
+    {"reduced as another micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, MICRO, 1,
+     "REDUCE unit -1 storage 3 micro-batch 1: 1 contributions are still to come"},
+    {"reduced in no micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 0, MICRO, -1, "a field is out of range"},
+    {"reduced twice in a micro-batch", BASE_GRADIENTS, 0, ACT_REDUCE, 3, 1, REPEAT, 0, "REDUCE unit -1 storage 3 micro-batch 1: runs twice"},
+    {"other reductions of a micro-batch on a rank", BASE_GRADIENTS, 1, ACT_REDUCE, 1, 0, SWAP, 0,
+     "rank 1: REDUCE of storage 0 where rank 0 has REDUCE of storage 1"},
+    {"gathered before the update", BASE_GRADIENTS, 0, ACT_UPDATE, 3, -1, SWAP, 0,
+     "PREFETCH unit -1 storage 3 micro-batch -1: version 1 is not the one that exists"},
+    // stage 3: parameters that come for each use, into rooms that blocks share
+    {"not gathered", BASE_PARAMETERS, 0, ACT_PREFETCH, 3, -1, DROP, 0, "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
+    {"not gathered the last time", BASE_PARAMETERS, 1, ACT_PREFETCH, 3, LAST, DROP, 0,
+     "rank 1: ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
+    {"used before it is gathered", BASE_PARAMETERS, 0, ACT_ACQUIRE, 4, -1, MOVE_UP, 8, "ACQUIRE unit -1 storage 4 micro-batch -1: no gather is under way"},
+    {"gathered twice", BASE_PARAMETERS, 0, ACT_PREFETCH, 1, -1, REPEAT, 0, "PREFETCH unit -1 storage 1 micro-batch -1: its parameters are in use"},
+    {"gathered into a room in use", BASE_PARAMETERS, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 1, "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
+    {"gathered while it is held", BASE_PARAMETERS, 0, ACT_RELEASE, 0, -1, TO_END, 0, "PREFETCH unit -1 storage 0 micro-batch -1: its parameters are in use"},
+    {"gathered the next version", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, VERSION, 1, "version 1 is not the one that exists"},
+    {"gathered for nobody", BASE_PARAMETERS, 0, ACT_UPDATE, 6, -1, KIND, ACT_PREFETCH, "storage 6 is not updated, or still held, at the end"},
+    {"gathered no storage", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, STORAGE, 7, "a field is out of range"},
+    {"copies that nobody has made", BASE_PARAMETERS, 0, ACT_PREFETCH, 2, -1, COPIES, 1,
+     "PREFETCH unit -1 storage 2 micro-batch -1: no gather has made the copies"},
+    {"copies on one rank only", BASE_PARAMETERS, 1, ACT_PREFETCH, 4, LAST, COPIES, 0, "rank 1: PREFETCH of storage 4 where rank 0 has PREFETCH of storage 4"},
+    {"gathers in another order", BASE_PARAMETERS, 1, ACT_PREFETCH, 2, -1, SWAP, 0, "rank 1: PREFETCH of storage 3 where rank 0 has PREFETCH of storage 2"},
+    {"a gather before a reduction", BASE_PARAMETERS, 1, ACT_PREFETCH, 1, LAST, MOVE_UP, 6,
+     "rank 1: PREFETCH of storage 1 where rank 0 has REDUCE of storage 5"},
     // messages
     {"sends that cross", BASE_SENDS, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
     {"receives that wait for each other", BASE_RECEIVES, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
@@ -309,6 +348,7 @@ static void damage(Program *p, const Damage *d) {
     case FIRST_ROW: a->first_row = d->value; break;
     case VERSION: a->version = d->value; break;
     case PEER: a->peer = d->value; break;
+    case COPIES: a->near = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
     case SLOTS: p->slots = d->value; break;
     case WORKS: p->works = d->value; break;
@@ -408,6 +448,20 @@ static void test_simulated_times(void **state) {
         program_free(&p);
     }
     assert_int_equal(wrong, 0);
+}
+
+// One block on one rank at stage 3; what takes time costs 1. Gathers of wte, wpe, the block and lnf begin with the step, that of wte for
+// the head at 4 and that of the block for its backward at 5: so forwards begin at 2, 3 and 5, the backward of the head at 6 and that
+// of the block at 8.
+static void test_simulated_gathers(void **state) {
+    (void)state;
+    const UnitCosts costs = {0, 0, 0, 0, 0, 1};
+    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false};
+    Program p = sharded(1, 1, 1, 1, false, &policy);
+    double busy;
+    assert_true(schedule_simulate(&p, cost_of, &costs, &busy) == 11);
+    assert_true(busy == 8);
+    program_free(&p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -514,17 +568,35 @@ static void test_reductions_have_one_order(void **state) {
     }
 }
 
+// At stage 3 a storage is gathered for each unit's forward and again for its backward, which the head has at once and the embedding does
+// without: in each micro-batch, also of a rank without samples. The first gather of a step is from all ranks, the others from the copies.
+// Never do more than two blocks travel or stay at once.
+static void check_gathers(const Program *p, int rank) {
+    int gathers[8] = {0}, blocks = 0, last = p->map.storages - 1;
+    for (int i = 0; i < p->rank[rank].count; i++) {
+        const Action *a = &p->rank[rank].actions[i];
+        bool block = a->storage > 1 && a->storage < last;
+        if (a->kind == ACT_PREFETCH) { assert_int_equal(a->near, gathers[a->storage]++ > 0), blocks += block; }
+        if (a->kind == ACT_RELEASE) { blocks -= block; }
+        assert_true(blocks <= ROOMS);
+    }
+    for (int s = 0; s <= last; s++) { assert_int_equal(gathers[s], (s == 1 || s == last ? 1 : 2) * p->micro_batches); }
+}
+static void test_gathers_of_a_step(void **state) {
+    (void)state;
+    for (int samples = 1; samples <= 9; samples++) {
+        Program p = sharded(5, 4, samples, 1, samples % 2, &stage_three);
+        for (int r = 0; r < 4; r++) { check_gathers(&p, r); }
+        program_free(&p);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sequential_programs_are_valid),
-        cmocka_unit_test(test_pipelines_are_valid),
-        cmocka_unit_test(test_damage_is_refused),
-        cmocka_unit_test(test_error_is_cut_to_its_buffer),
-        cmocka_unit_test(test_simulated_times),
-        cmocka_unit_test(test_printer_shows_each_action_once),
-        cmocka_unit_test(test_samples_are_dealt_once),
-        cmocka_unit_test(test_evaluation_is_forward_only),
-        cmocka_unit_test(test_reductions_have_one_order),
+        cmocka_unit_test(test_sequential_programs_are_valid),  cmocka_unit_test(test_pipelines_are_valid),    cmocka_unit_test(test_damage_is_refused),
+        cmocka_unit_test(test_error_is_cut_to_its_buffer),     cmocka_unit_test(test_simulated_times),        cmocka_unit_test(test_simulated_gathers),
+        cmocka_unit_test(test_printer_shows_each_action_once), cmocka_unit_test(test_samples_are_dealt_once), cmocka_unit_test(test_evaluation_is_forward_only),
+        cmocka_unit_test(test_reductions_have_one_order),      cmocka_unit_test(test_gathers_of_a_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

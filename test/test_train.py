@@ -55,7 +55,7 @@ SAME = 1e-5
 SAME_NORM = 1e-4  # norms are sums over gradients that are themselves differences
 PARAMETERS, LAYERS, CHANNELS, VOCAB, PADDED, POSITIONS = 92208, 3, 48, 101, 128, 24  # of the golden model
 T, WINDOWS = 20, 28  # the tests' sequence length; whole windows of it in the 571 golden tokens
-NORM_CHUNK = 2048    # slices of the gradient are cut at multiples of this (zero.h)
+NORM_CHUNK = 256  # slices of the gradient are cut at multiples of this (zero.h)
 
 TRAIN = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": T, "micro-batch": 3, "batch-tokens": 60, "steps": 10, "lr": "1e-3",
          "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 0}
@@ -669,20 +669,21 @@ class Resume(TestCase):
 # ---------------------------------------------------------------------------------------------------------------------
 class Kills(TestCase):
     EVERY = 2  # steps between checkpoints
+    RUN = dict(ranks=2, shuffle=1, micro_batch=1)
+    KILLS = 1000 if ALL else 20
 
     def test_chain(self):
-        kills = 1000 if ALL else 20
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            list(pool.map(self.chain, (SEED, SEED + 1), (kills // 2, kills - kills // 2)))
+            list(pool.map(self.chain, (SEED, SEED + 1), (self.KILLS // 2, self.KILLS - self.KILLS // 2)))
 
     def chain(self, seed, kills):
         """Run, kill at a random moment, resume; the final part runs to a step that nobody knew before."""
         draw, folder = random.Random(seed), scratch()
         out, log = os.path.join(folder, "out"), os.path.join(folder, "log")
-        same = dict(ranks=2, shuffle=1, micro_batch=1, seed=seed)
+        same = dict(self.RUN, seed=seed)
         for _ in range(kills):
             job = Job(**same, steps=10**9, out=out, log=log, save_every=self.EVERY, keep=3, resume=int(bool(checkpoints(out))))
-            job.wait_until(lambda: len(job.pids()) == 2, "two ranks")
+            job.wait_until(lambda: len(job.pids()) == self.RUN["ranks"], "all ranks")
             starting = draw.random() > 0.7
             if not starting:
                 seen = job.logged()
@@ -734,12 +735,12 @@ KINDS = {"parameters", "gradients", "optimizer", "activations", "buffers", "devi
 COLLECTIVES = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"}
 
 
-def slices(elements, ranks):
-    """Sizes of a storage's slices: whole chunks, equally many with at most a sixteenth more in the last, or else nearly equally many."""
-    chunks, each = -(-elements // NORM_CHUNK), elements // NORM_CHUNK // ranks * NORM_CHUNK
-    if elements - ranks * each <= each / 16:
+def slices(elements, ranks, grain=NORM_CHUNK):
+    """Sizes of a storage's slices: whole grains, equally many with at most a 32nd more in the last, or else nearly equally many."""
+    grains, each = -(-elements // grain), elements // grain // ranks * grain
+    if elements - ranks * each <= each / 32:
         return [each] * (ranks - 1) + [elements - (ranks - 1) * each]
-    bounds = [min(chunks * r // ranks * NORM_CHUNK, elements) for r in range(ranks + 1)]
+    bounds = [min(grains * r // ranks * grain, elements) for r in range(ranks + 1)]
     return [b - a for a, b in zip(bounds, bounds[1:])]
 
 
@@ -901,6 +902,8 @@ class Failures(TestCase):
              ("bad number", dict(steps="ten"), "--steps"), ("trailing letters", dict(lr="1e-3x"), "--lr"), ("fraction", dict(micro_batch=1.5), "--micro-batch"),
              ("not a number", dict(lr="nan"), "--lr"), ("overflow", dict(lr="1e999"), "--lr"), ("too small", dict(seq_len=0), "--seq-len"),
              ("too large", dict(beta2=1), "--beta2"), ("nothing to round", dict(stochastic_rounding=1), "--stochastic-rounding"),
+             ("no such stage", dict(zero=4), "--zero must be from 0 to 3"), ("no such block", dict(zero=3, zero_quantized_weights=1, zero_quant_block=48), "--zero-quant-block"),
+             ("a partition of more ranks than there are", dict(zero=3, zero_hpz_partition_size=3), "--zero-hpz-partition-size 3 is more than the"),
              ("no such choice", dict(dtype="fp16"), "--dtype takes one of fp32|bf16"), ("no such model", dict(model="gpt5"), "gpt5"),
              ("impossible model", dict(model="layers=2,heads=5,channels=48,vocab=101"), "heads=5"),
              ("unknown part of a model", dict(model="layer=2"), "layer=2"),
@@ -913,11 +916,11 @@ class Failures(TestCase):
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
              (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32")),
-            (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
-            (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
-            (("zero-gradient-bits", "zero-quantized-gradients"), dict(zero=3, zero_gradient_bits=8)),
-            (("zero-error-feedback", "zero-quantized-gradients"), dict(zero=3, zero_error_feedback=1)),
-            (("zero-quant-block", "zero-quantized-weights"), dict(zero=3, zero_quant_block=64))]
+             (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
+             (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
+             (("zero-gradient-bits", "zero-quantized-gradients"), dict(zero=3, zero_gradient_bits=8)),
+             (("zero-error-feedback", "zero-quantized-gradients"), dict(zero=3, zero_error_feedback=1)),
+             (("zero-quant-block", "zero-quantized-weights"), dict(zero=3, zero_quant_block=64))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS

@@ -4,9 +4,11 @@
 //   stop    be stopped, as by kill -STOP
 //   hang    live on without doing anything
 //   crash   run into a segmentation fault
+// Quantized gradients of the tests' small models travel in several parcels here.
 #include <signal.h>
 #include "schedule.h" // Action
 
+#define PARCEL_ELEMENTS 20000
 static void fault_here(const Action *a, int64_t step);
 #define EXECUTOR_HOOK(action, step) fault_here(action, step)
 #ifdef __cplusplus

@@ -1,0 +1,82 @@
+// test_base.c: the exact sum of base.h. Whatever the order of the terms, and however they are split among ranks, it has the same bits,
+// and they are right.
+#include "base.h"
+
+#include <setjmp.h> // cmocka needs it
+#include <stddef.h> // cmocka needs it
+
+#include <cmocka.h> // after the headers it needs
+
+enum { TERMS = 3000, PARTS = 7 };
+
+// Not negative, of exponents from `low` to `high`.
+static double term(uint64_t seed, int i, int low, int high) {
+    double fraction = 1 + random_uniform(seed, 1, (uint64_t)i);
+    return ldexp(fraction, low + (int)(random_u64(seed, 2, (uint64_t)i) % (uint64_t)(high - low + 1)));
+}
+static ExactSum nothing(void) {
+    ExactSum sum;
+    memset(&sum, 0, sizeof sum);
+    return sum;
+}
+
+static void test_order_does_not_matter(void **state) {
+    (void)state;
+    const int ranges[][2] = {{-20, 20}, {-1074, 1000}, {-300, -250}, {900, 1010}, {0, 0}};
+    for (int r = 0; r < 5; r++) {
+        for (uint64_t seed = 1; seed <= 20; seed++) {
+            ExactSum forward = nothing(), backward = nothing(), joined = nothing(), part[PARTS];
+            memset(part, 0, sizeof part);
+            for (int i = 0; i < TERMS; i++) {
+                exact_add(&forward, term(seed, i, ranges[r][0], ranges[r][1]));
+                exact_add(&backward, term(seed, TERMS - 1 - i, ranges[r][0], ranges[r][1]));
+                exact_add(&part[random_u64(seed, 3, (uint64_t)i) % PARTS], term(seed, i, ranges[r][0], ranges[r][1]));
+            }
+            for (int k = 0; k < PARTS; k++) { exact_join(&joined, &part[k]); }
+            double value = exact_value(forward);
+            assert_true(value > 0 && value == exact_value(backward) && value == exact_value(joined));
+        }
+    }
+}
+// Terms of 24 bits whose sums a long double (64 bits) holds exactly.
+static void test_value_is_right(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 50; seed++) {
+        ExactSum sum = nothing();
+        long double expected = 0;
+        for (int i = 0; i < TERMS; i++) {
+            double x = ldexp((double)(random_u64(seed, 1, (uint64_t)i) >> 40), (int)(seed * 37 % 1800) - 1000);
+            exact_add(&sum, x), expected += x;
+        }
+        assert_true(exact_value(sum) == (double)expected);
+    }
+    ExactSum sum = nothing();
+    assert_true(exact_value(sum) == 0);
+    exact_add(&sum, 0x1p-1074), exact_add(&sum, 0);
+    assert_true(exact_value(sum) == 0x1p-1074);
+    exact_add(&sum, 0x1p1000);
+    assert_true(exact_value(sum) == 0x1p1000);
+    for (int i = 0; i < 1 << 20; i++) { exact_add(&sum, 0x1.fffffffffffffp900); } // carries
+    assert_true(exact_value(sum) == 0x1p1000);
+    sum = nothing();
+    for (int i = 0; i < 1 << 20; i++) { exact_add(&sum, 0x1.fffffffffffffp900); }
+    assert_true(exact_value(sum) == 0x1.fffffffffffffp920);
+}
+static void test_no_numbers(void **state) {
+    (void)state;
+    const double strange[] = {INFINITY, NAN, -NAN};
+    for (int i = 0; i < 3; i++) {
+        ExactSum sum = nothing(), other = nothing();
+        exact_add(&sum, 3), exact_add(&other, strange[i]), exact_join(&sum, &other), exact_add(&sum, 4);
+        assert_true(isnan(exact_value(sum)));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_order_does_not_matter),
+        cmocka_unit_test(test_value_is_right),
+        cmocka_unit_test(test_no_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
