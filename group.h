@@ -54,6 +54,15 @@ static inline Group group_part(const Group *g, const int *members, int n) {
     free(ranks), free(node_of);
     return part;
 }
+// All ranks of a cluster of equal nodes, seen from the first.
+static inline Group group_cluster(int nodes, int ranks_of_node) {
+    int n = nodes * ranks_of_node, *ranks = (int *)checked_malloc((size_t)n * sizeof(int), "group"),
+        *node_of = (int *)checked_malloc((size_t)n * sizeof(int), "group");
+    for (int i = 0; i < n; i++) { ranks[i] = i, node_of[i] = i / ranks_of_node; }
+    Group g = group_make(ranks, n, 0, node_of);
+    free(ranks), free(node_of);
+    return g;
+}
 static inline void group_free(Group *g) {
     free(g->ranks), free(g->node), free(g->local), free(g->at);
     memset(g, 0, sizeof *g);

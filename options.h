@@ -9,6 +9,8 @@
 
 #include "quantize.h" // limits of blocks; base.h
 
+#include <ctype.h> // isdigit
+
 enum { OPTION_TEXT_MAX = 900 }; // paths built from an option fit the buffers of 1100 bytes and more that hold them
 
 // Kinds: INT int64_t | NUM double | POWER int64_t, a power of two | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1
@@ -83,7 +85,8 @@ enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one")  \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
-    X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are")
+    X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are") \
+    X(TEXT, "cluster", cluster, "cluster", "", "", 0, 0, "2x8,intra=25,inter=3", "--dry-run predicts for this cluster: nodes x ranks of a node, then its rates")
 // clang-format on
 
 typedef struct {
@@ -122,6 +125,78 @@ typedef struct {
 static inline void *option_slot(const Options *options, const OptionSpec *spec) { return (char *)(uintptr_t)options + spec->offset; }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks of a node, then keys in any order
+typedef struct {
+    int nodes, ranks;                                                    // ranks of a node; 0 x 0: no --cluster
+    double intra, inter, gather, latency, tflops, half, memory, overlap; // in the units of the keys; tflops, memory 0: measured here
+} Cluster;
+enum { CLUSTER_INTRA, CLUSTER_INTER, CLUSTER_GATHER, CLUSTER_LATENCY, CLUSTER_TFLOPS, CLUSTER_HALF, CLUSTER_MEMORY, CLUSTER_OVERLAP, CLUSTER_KEYS };
+typedef struct {
+    const char *name;
+    size_t offset; // of a double in Cluster
+    double low, high, fallback;
+    const char *help;
+} ClusterKey;
+static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
+    {"intra", offsetof(Cluster, intra), 1e-6, 1e6, INFINITY, "GB/s that a rank sends inside its node"},
+    {"inter", offsetof(Cluster, inter), 1e-6, 1e6, INFINITY, "GB/s of a node's link, in each direction"},
+    {"gather", offsetof(Cluster, gather), 1e-6, 1e6, 0, "GB/s into a node that many send single messages to (inter)"},
+    {"latency", offsetof(Cluster, latency), 0, 1e9, 0, "microseconds of a message (0)"},
+    {"tflops", offsetof(Cluster, tflops), 1e-6, 1e6, 0, "of a rank's large matrix products (as measured here)"},
+    {"half", offsetof(Cluster, half), 0, 1e9, 0, "tokens in a micro-step at which products reach half of that (0)"},
+    {"memory", offsetof(Cluster, memory), 1e-6, 1e6, 0, "GB/s of a rank's memory (as measured here)"},
+    {"overlap", offsetof(Cluster, overlap), 0, 1, 1, "share of the time of messages in which a rank computes undisturbed (1)"},
+};
+enum { CLUSTER_RANKS = 16384 };
+
+__attribute__((noreturn, format(printf, 1, 2))) static inline void cluster_refuse(const char *format, ...) {
+    char what[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    die(EXIT_INPUT, "such as --cluster 2x8,intra=25,inter=3,gather=1,latency=20; --help lists the keys", "--cluster %s", what);
+}
+// One "name=number" of the text; returns where it ends.
+static inline const char *cluster_take(Cluster *c, const char *text, bool seen[CLUSTER_KEYS]) {
+    int k = 0;
+    size_t length = strcspn(text, "=,");
+    while (k < CLUSTER_KEYS && (strlen(cluster_keys[k].name) != length || strncmp(cluster_keys[k].name, text, length))) { k++; }
+    if (k == CLUSTER_KEYS || text[length] != '=') { cluster_refuse("takes keys with a number, found \"%.40s\"", text); }
+    const ClusterKey *key = &cluster_keys[k];
+    const char *number = text + length + 1;
+    char *end = NULL;
+    double value = strtod(number, &end);
+    bool bad = !isdigit((unsigned char)*number) || (*end && *end != ',');
+    if (bad || !(value >= key->low && value <= key->high)) {
+        cluster_refuse("takes %s from %g to %g, found \"%.40s\"", key->name, key->low, key->high, number);
+    }
+    if (seen[k]) { cluster_refuse("has %s twice", key->name); }
+    seen[k] = true;
+    *(double *)(void *)((char *)c + key->offset) = value;
+    return end;
+}
+// The cluster that the text describes, 0 x 0 for an empty one; ends the program where it is no such text.
+static inline Cluster cluster_parse(const char *text) {
+    Cluster c;
+    bool seen[CLUSTER_KEYS] = {false};
+    const char *const digits = "0123456789";
+    memset(&c, 0, sizeof c);
+    if (!*text) { return c; }
+    for (int k = 0; k < CLUSTER_KEYS; k++) { *(double *)(void *)((char *)&c + cluster_keys[k].offset) = cluster_keys[k].fallback; }
+    size_t nodes = strspn(text, digits), ranks = text[nodes] == 'x' ? strspn(text + nodes + 1, digits) : 0;
+    const char *rest = text + nodes + 1 + ranks;
+    if (!nodes || nodes > 4 || !ranks || ranks > 4 || (*rest && *rest != ',')) { cluster_refuse("begins with nodes x ranks of a node, found \"%.40s\"", text); }
+    c.nodes = atoi(text), c.ranks = atoi(text + nodes + 1);
+    if (c.nodes * c.ranks < 1 || c.nodes * c.ranks > CLUSTER_RANKS) { cluster_refuse("takes from 1 to %d ranks, found %.9s", CLUSTER_RANKS, text); }
+    while (*rest) { rest = cluster_take(&c, rest + 1, seen); }
+    if (c.ranks > 1 && isinf(c.intra)) { cluster_refuse("needs intra=, the GB/s inside a node"); }
+    if (c.nodes > 1 && isinf(c.inter)) { cluster_refuse("needs inter=, the GB/s between nodes"); }
+    if (!seen[CLUSTER_GATHER]) { c.gather = c.inter; }
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Printing values: the startup table, the log header and --help all come through here.
 static inline void option_value_text(const Options *options, const OptionSpec *spec, char *out, size_t bytes) {
     const void *slot = option_slot(options, spec);
@@ -153,6 +228,8 @@ static inline void options_print_help(FILE *to) {
         fprintf(to, "  %-26s %s%s%s%s%s (default %s)\n", left, *spec->choices ? "<" : "", spec->choices, *spec->choices ? ">" : "", *spec->choices ? " " : "",
                 spec->help, *spec->fallback ? spec->fallback : "none");
     }
+    fprintf(to, "\nkeys of --cluster\n");
+    for (int k = 0; k < CLUSTER_KEYS; k++) { fprintf(to, "  %-26s %s\n", cluster_keys[k].name, cluster_keys[k].help); }
     fprintf(to, "\nExit codes: 0 done, 2 bad input, 3 resources (memory, disk), 4 a peer was lost.\n");
 }
 
@@ -279,6 +356,8 @@ static inline bool clash_resume_out(const Options *o, const OptionsGiven *g) { r
 static inline bool clash_save_out(const Options *o, const OptionsGiven *g) { return (void)g, o->save_every && !*o->out; }
 static inline bool clash_hellaswag_val(const Options *o, const OptionsGiven *g) { return (void)g, *o->hellaswag && !o->val_every; }
 static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run; }
+static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { return (void)g, *o->cluster && !o->dry_run; }
+static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
     return o->optimizer == OPTIMIZER_SGD && (g->at[OPTION_INDEX_beta1] || g->at[OPTION_INDEX_beta2] || g->at[OPTION_INDEX_eps]);
@@ -315,6 +394,8 @@ static const OptionPair option_pairs[] = {
     {"save-every", "out", "needs a folder to save into", clash_save_out},
     {"hellaswag", "val-every", "it is scored with each validation: give --val-every steps", clash_hellaswag_val},
     {"json", "dry-run", "only a dry run prints an object; training writes JSON lines to --log FILE", clash_json_dry},
+    {"cluster", "dry-run", "a real run is on the ranks that there are", clash_cluster_dry},
+    {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
     {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
@@ -343,6 +424,7 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     if (!options_profile_steps(options, &steps[0], &steps[1])) {
         die(EXIT_INPUT, "such as 3:5, both in it", "--profile-steps takes two steps A:B, the first at least 1, found \"%.80s\"", options->profile_steps);
     }
+    cluster_parse(options->cluster);
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
         if (pair->clash(options, given)) { die(EXIT_INPUT, "--compat lists what does not combine", "--%s with --%s: %s", pair->a, pair->b, pair->why); }

@@ -79,13 +79,17 @@ static inline void log_line(Log *log, TextBuffer *t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rates of this machine, measured at start with all ranks at work: what predicted times refer to
+// Rates that predicted times refer to: of this machine, measured at start with all ranks at work, or of --cluster (what it does not tell
+// is measured here)
 typedef struct {
-    double flops_per_s;         // matrix products of this rank, its threads
-    double bytes_per_s;         // streaming memory
-    double message_bytes_per_s; // sending to other ranks
-    double peak_flops_per_s;    // what MFU refers to: the same, or what the device's maker states
-    const char *device;         // its name; "": the processor
+    double flops_per_s;                     // matrix products of this rank, its threads
+    double bytes_per_s;                     // streaming memory
+    double message_bytes_per_s[LINK_KINDS]; // that a rank sends inside its node, and to other nodes, while all others do the same
+    double peak_flops_per_s;                // what MFU refers to: the same, or what the device's maker states
+    const char *device;                     // its name; "": the processor
+    double message_s[LINK_KINDS];           // latency
+    double half_tokens;                     // in a micro-step, at which products reach half of their rate
+    double lost;                            // share of a message's time that its rank cannot compute in
 } Rates;
 
 static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
@@ -123,25 +127,36 @@ static inline double measure_bytes(Stream *s) {
     ops_free(a), ops_free(b);
     return best;
 }
-static inline double measure_messages(Stream *s, Comm *comm, const Group *group) {
-    if (comm->ranks == 1) { return INFINITY; }
-    int64_t n = 1 << 20, *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
+// Seconds of a sum of n elements over the group, the best of a few, while other groups do the same: ranks share links.
+static inline double measure_sum(Stream *s, Comm *comm, const Group *group, float *data, int64_t n, int64_t sent[LINK_KINDS]) {
+    int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
+    double best = INFINITY;
     for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
-    float *data = (float *)ops_alloc((size_t)n * 4);
-    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
-    double best = 0;
-    int64_t sent[LINK_KINDS] = {0, 0};
     comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, 4, sent);
     for (int i = 0; i < 3; i++) {
         comm_barrier(comm);
         double t = seconds_now();
         comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
         ops_wait(s);
-        best = fmax(best, (double)(sent[0] + sent[1]) / (seconds_now() - t));
+        comm_barrier(comm);
+        best = fmin(best, seconds_now() - t);
     }
-    comm_reset_counters(comm);
-    ops_free(data), free(bounds);
+    free(bounds);
     return best;
+}
+// Messages of a link, by sums over a group that goes over it: short ones show the latency of their two phases, longer ones the rate.
+static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm *comm, const Group *group, int64_t n) {
+    const int64_t few = 1 << 10;
+    int64_t sent[LINK_KINDS] = {0, 0}, ignored[LINK_KINDS] = {0, 0};
+    rates->message_bytes_per_s[link] = INFINITY, rates->message_s[link] = 0;
+    if (group->n == 1) { return; }
+    float *data = (float *)ops_alloc((size_t)n * 4);
+    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
+    double shorter = measure_sum(s, comm, group, data, few, ignored), longer = measure_sum(s, comm, group, data, n, sent);
+    rates->message_s[link] = fmin(shorter, longer / 2) / 2;
+    rates->message_bytes_per_s[link] = (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
+    comm_reset_counters(comm);
+    ops_free(data);
 }
 
 // The kernel's record of this process's memory begins anew: buffers of measurements do not belong to the run. Failing is harmless.
@@ -149,14 +164,31 @@ static inline void forget_peak_memory(void) {
     FILE *f = fopen("/proc/self/clear_refs", "w");
     if (f) { fputs("5", f), fclose(f); }
 }
-static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Group *group, DType dtype) {
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const ZeroGroups *groups, DType dtype) {
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
-    rates->message_bytes_per_s = measure_messages(s, comm, group);
+    bool levels = groups->across.n > 1;
+    measure_messages(rates, LINK_INTRA, s, comm, &groups->node, 1 << 20);
+    measure_messages(rates, LINK_INTER, s, comm, levels ? &groups->across : &groups->node, 1 << 18); // may be a slow link
     rates->device = ops_device(&rates->peak_flops_per_s);
     if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
     forget_peak_memory();
+}
+static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
+    rates->flops_per_s = rates->peak_flops_per_s = c->tflops > 0 ? c->tflops * 1e12 : measure_flops(s);
+    rates->bytes_per_s = c->memory > 0 ? c->memory * 1e9 : measure_bytes(s);
+    rates->message_bytes_per_s[LINK_INTRA] = c->intra * 1e9, rates->message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
+    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6, rates->half_tokens = c->half, rates->lost = 1 - c->overlap;
+    rates->device = "";
+}
+static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const ZeroGroups *groups, DType dtype) {
+    memset(rates, 0, sizeof *rates);
+    if (cluster->nodes) {
+        cluster_rates(rates, cluster, s);
+    } else {
+        measure_rates(rates, s, comm, groups, dtype);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -172,6 +204,8 @@ typedef struct {
     const Options *options;
     const GptModel *model;
     const Comm *comm;
+    const Cluster *cluster; // 0 x 0: the run's own ranks
+    const Group *ranks;     // of the run, or of the cluster: predictions are for them, seen from their member `me`
     const Program *program;
     const Rates *rates;
     Prediction *predicted;
@@ -184,7 +218,7 @@ typedef struct {
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute, size_t memory[MEMORY_KINDS]) {
     int64_t T = run->options->seq_len;
-    Executor counted = executor_make(run->model, run->program, run->comm->rank, NULL, NULL, run->store->dtype, rows, T, recompute, false,
+    Executor counted = executor_make(run->model, run->program, run->ranks->me, NULL, NULL, run->store->dtype, rows, T, recompute, false,
                                      &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
@@ -216,14 +250,20 @@ typedef struct {
     Rates rates;
     double T;
 } Costs;
-// Seconds of the messages of a PREFETCH or REDUCE of this rank.
-static inline double message_cost(const Costs *c, const Action *a) {
+// A PREFETCH or REDUCE of this rank: its messages, level by level, and what is made into records and from them.
+static inline ActionCost message_cost(const Costs *c, const Action *a) {
     ZeroMessage m[2];
-    int64_t sent[LINK_KINDS] = {0, 0};
+    ActionCost cost = {store_coding_bytes(c->store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
     for (int k = action_messages(c->store, a, m) - 1; k >= 0; k--) {
-        comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, sent);
+        const Group *g = m[k].group;
+        int64_t sent[LINK_KINDS] = {0, 0};
+        comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
+        for (int l = 0; l < LINK_KINDS; l++) { cost.message_s += (double)sent[l] / c->rates.message_bytes_per_s[l]; }
+        bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, inside = g->n > 1 && (g->nodes > 1 || !spans);
+        cost.message_s += (spans ? c->rates.message_s[LINK_INTER] : 0) + (inside ? c->rates.message_s[LINK_INTRA] : 0);
     }
-    return (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / c->rates.message_bytes_per_s;
+    cost.compute_s += c->rates.lost * cost.message_s;
+    return cost;
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
@@ -231,8 +271,9 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels, ranks = c->store->groups.all->n;
     double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
-    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / c->rates.flops_per_s : 0;
-    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / c->rates.flops_per_s : 0;
+    double products_per_s = c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens);
+    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
+    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
     ActionCost cost = {0, 0};
     switch (a->kind) {
@@ -241,7 +282,10 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_BACKWARD_INPUT: cost.compute_s = product + 3 * classifier + (block ? 20 : 6) * pass; break;
     case ACT_BACKWARD_WEIGHT: cost.compute_s = product + 4 * pass; break;
     case ACT_PREFETCH:
-    case ACT_REDUCE: cost.message_s = message_cost(c, a); break;
+    case ACT_REDUCE: return message_cost(c, a);
+    case ACT_ACQUIRE:
+        cost.compute_s = store_converts(c->store->dtype) ? elements * (double)(dtype_size(c->store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
+        break;
     case ACT_NORM: cost.compute_s = (double)c->model->parameters * 4 / ranks / c->rates.bytes_per_s; break;
     case ACT_UPDATE: cost.compute_s = elements * (c->store->adam ? 28 : 20) / ranks / c->rates.bytes_per_s; break;
     default: break;
@@ -350,6 +394,22 @@ static inline double memory_available(void) {
     }
     if (f) { fclose(f); }
     return bytes;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// All of it
+
+// Everything the startup table says, before anything of it is allocated.
+static inline void predict(const RunFacts *run) {
+    Prediction *p = run->predicted;
+    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len};
+    double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
+    predict_memory(run, run->rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
+    p->host = host_bytes("VmRSS:");
+    predict_traffic(&run->program->rank[run->ranks->me], run->store, p->traffic);
+    p->step_s = schedule_simulate(run->program, action_cost, &costs, busy);
+    p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
+    free(busy);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -483,8 +543,13 @@ static inline void print_start(const RunFacts *run) {
            " positions; %.1f M parameters, %s\n",
            o->model, c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, (double)run->model->parameters / 1e6,
            dtype_name(run->store->dtype));
-    printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks,
-           run->comm->nodes, run->threads, run->comm->transport.name, run->rates->flops_per_s / 1e9);
+    if (run->cluster->nodes) {
+        printf("placement  %d ranks on %d nodes of --cluster; %.1f GFLOP/s matrix-multiply peak a rank\n", run->ranks->n, run->cluster->nodes,
+               run->rates->flops_per_s / 1e9);
+    } else {
+        printf("placement  %d ranks on %d nodes, %d threads each, messages by %s; %.1f GFLOP/s measured matrix-multiply peak a rank\n", run->comm->ranks,
+               run->comm->nodes, run->threads, run->comm->transport.name, run->rates->flops_per_s / 1e9);
+    }
     if (*run->rates->device) { printf("device     %s; MFU is the share of %.4g TFLOP/s\n", run->rates->device, run->rates->peak_flops_per_s / 1e12); }
     const ZeroPolicy *z = &run->store->policy;
     printf("ZeRO       stage %d", z->stage);
@@ -495,10 +560,10 @@ static inline void print_start(const RunFacts *run) {
     }
     printf("\n");
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
-           o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->comm->rank].count);
+           o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->ranks->me].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
     print_memory(p->memory, p->host, NULL, 0);
-    if (run->comm->ranks > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
+    if (run->ranks->n > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);
     }
@@ -515,12 +580,16 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
 }
 
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
-    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":", run->model->parameters, run->comm->ranks,
-             run->comm->transport.name);
+    text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":", run->model->parameters, run->ranks->n,
+             run->cluster->nodes ? "none" : run->comm->transport.name);
     json_add_flags(line, run->options);
     text_add(line, ",\"device\":"), json_add_string(line, run->rates->device);
     json_add_field(line, "peak_flops", run->rates->peak_flops_per_s);
-    text_add(line, ",\"predicted\":"), json_add_predicted(run->predicted, line);
+    text_add(line, ",\"rates\":{\"flops\":"), json_add_number(line, run->rates->flops_per_s);
+    json_add_field(line, "memory", run->rates->bytes_per_s);
+    for (int l = 0; l < LINK_KINDS; l++) { json_add_field(line, comm_link_names[l], run->rates->message_bytes_per_s[l]); }
+    json_add_field(line, "latency", run->rates->message_s[LINK_INTER]);
+    text_add(line, "},\"predicted\":"), json_add_predicted(run->predicted, line);
     text_add(line, "}");
 }
 

@@ -32,6 +32,9 @@ typedef struct {
     Comm comm;
     Stream stream;
     Rates rates;
+    Cluster cluster;     // --cluster; 0 x 0: there is none
+    Group cluster_ranks; // of it
+    const Group *ranks;  // all that the plan is for: of the run, or of the cluster
     // what
     GptModel model;
     DType dtype;
@@ -113,31 +116,40 @@ static void setup_model(Trainer *t) {
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
 }
 
+// Whom the plan is for.
+static void setup_ranks(Trainer *t) {
+    t->cluster = cluster_parse(t->options.cluster);
+    t->ranks = &t->comm.everyone;
+    if (t->cluster.nodes) { t->cluster_ranks = group_cluster(t->cluster.nodes, t->cluster.ranks), t->ranks = &t->cluster_ranks; }
+}
+
 // Samples of a step and rows of a micro-step. --batch-tokens 0 stands for one micro-step of every rank.
 static void setup_batch(Trainer *t) {
     const Options *o = &t->options;
-    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * t->comm.ranks;
+    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * t->ranks->n;
     if (tokens % o->seq_len) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
     t->samples = tokens / o->seq_len;
-    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->comm.ranks));
+    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n));
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(o, t->comm.ranks, ceil_div(t->samples, t->comm.ranks) > t->rows), t->dtype,
-                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->samples, t->ranks->n) > t->rows), t->dtype, (DType)o->reduce_dtype,
+                          o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
+// The whole job. Of --cluster one rank stands for all, which do alike: one that has most samples.
 static Program make_program(const Trainer *t, bool training) {
+    int alike = t->cluster.nodes ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model, &t->store.policy, t->comm.ranks);
-    p.ranks = t->comm.ranks;
+    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n);
+    p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
-    schedule_sequential(&p, t->samples, t->rows, training);
+    schedule_sequential(&p, ceil_div(t->samples, alike), t->rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
     zero_lower(&p, &t->store.policy, training);
     return p;
@@ -155,28 +167,14 @@ static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
     transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most);
+    store_join(&t->store, &t->comm);
 }
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options, &t->model, &t->comm,          &t->program, &t->rates, &t->predicted,
-                      &t->train,   &t->store, t->stream.threads, t->samples,  t->rows,   t->steps};
+    RunFacts facts = {&t->options,   &t->model, &t->comm,  &t->cluster,       t->ranks,   &t->program, &t->rates,
+                      &t->predicted, &t->train, &t->store, t->stream.threads, t->samples, t->rows,     t->steps};
     return facts;
-}
-
-// Everything the startup table says, before anything of it is allocated.
-static void predict(Trainer *t) {
-    const Options *o = &t->options;
-    Prediction *p = &t->predicted;
-    RunFacts facts = run_facts(t);
-    predict_memory(&facts, t->rows, o->recompute == RECOMPUTE_BLOCK, p->memory);
-    p->host = host_bytes("VmRSS:");
-    predict_traffic(&t->program.rank[t->comm.rank], &t->store, p->traffic);
-    Costs costs = {&t->model, &t->store, t->rates, (double)o->seq_len};
-    double *busy = (double *)checked_calloc((size_t)t->comm.ranks, sizeof(double), "prediction");
-    p->step_s = schedule_simulate(&t->program, action_cost, &costs, busy);
-    p->idle = p->step_s > 0 ? 1 - busy[t->comm.rank] / p->step_s : 0;
-    free(busy);
 }
 
 // Samples of one validation (labelled ones once at most), and the bytes of text that their targets stand for.
@@ -503,14 +501,16 @@ static void start(Trainer *t, int argc, char **argv) {
 }
 
 static void plan(Trainer *t) {
+    setup_ranks(t);
     setup_model(t);
     setup_batch(t);
     setup_store(t);
     setup_schedule(t);
-    setup_messages(t);
+    if (!t->cluster.nodes) { setup_messages(t); }
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
-    measure_rates(&t->rates, &t->stream, &t->comm, &t->comm.everyone, t->dtype);
-    predict(t);
+    find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.groups, t->dtype);
+    RunFacts facts = run_facts(t);
+    predict(&facts);
 }
 
 // The modes that only print; true when there was one.

@@ -355,12 +355,15 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
         s->params.rooms + s->grads.rooms + s->codes.held + s->codes.rooms + s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
-// Takes the memory of a planned store. comm and stream must outlive it. All members call it, in one order with what else they start.
+// Makes the collectives of a planned store possible.
+static inline void store_join(Store *s, Comm *comm) { comm_join(comm, &s->groups.near), comm_join(comm, &s->groups.node), comm_join(comm, &s->groups.across); }
+
+// Takes the memory of a planned store, after store_join. comm and stream must outlive it. All members call it, in one order with what else
+// they start.
 static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     const Group *all = s->groups.all;
     size_t n = (size_t)s->model->storages;
     s->comm = comm, s->stream = stream;
-    comm_join(comm, &s->groups.near), comm_join(comm, &s->groups.node), comm_join(comm, &s->groups.across);
     shelf_allocate(&s->params, MEMORY_PARAMETERS, "parameters"), shelf_allocate(&s->secondary, MEMORY_PARAMETERS, "secondary parameters");
     shelf_allocate(&s->grads, MEMORY_GRADIENTS, "gradients"), shelf_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
     shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
@@ -439,6 +442,16 @@ static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage
     ZeroMessage inside = {COMM_ALL_TO_ALL, &s->groups.node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &s->groups.across, b->to_nodes, 1};
     m[0] = inside, m[1] = between;
     return storage > b->last ? 0 : s->groups.across.n > 1 ? 2 : 1;
+}
+
+// Bytes of memory that a gather's or a reduction's records take beside the messages: written by those who quantize, read by those who add.
+static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
+    double elements = (double)gpt_storage_elements(s->model, storage), size = (double)dtype_size(s->dtype);
+    const int64_t *records = slices_of(s, reduces ? &s->gradient_records : &s->weight_records, storage);
+    double coded = (double)records[s->groups.all->n];
+    if (reduces) { return s->parcel_bytes ? elements * 4 + 3 * coded : 0; } // made, added on the node, made again, added: the sums are few
+    double kept = store_has_secondary(s) && !near ? elements * 2 * size / s->groups.near.n : 0;
+    return kept + (s->policy.quantized_weights && !near ? coded + elements * size : 0);
 }
 
 // Brings `slice`, this member's part of the message, into its place in the whole array, and starts the gather.

@@ -420,6 +420,8 @@ class Flags:
     MODELS = ("d12", "gpt:100B", "gpt3:175B", "gpt2:d84", "layers=1,heads=1,channels=1", "layers=100,heads=1,channels=1048576,vocab=16777216",
               "layers=1000000000,heads=1,channels=1", "layers=9223372036854775807,heads=1,channels=8", "layers=1,heads=3,channels=8", "layers=1,layers=1",
               "heads=0,layers=1,channels=4", "layers=1,heads=1,channels=4,vocab=-1", "layers=1,heads=1,channels=4,", ",", "=", "layers", "layers=1,heads=1048576,channels=1048576")
+    CLUSTERS = ("1x1", "2x8,intra=25,inter=3,gather=1,latency=20", "4x2,inter=1e-6,intra=1e6,latency=1e9,half=1e9,overlap=0", "4096x4,intra=1,inter=1,tflops=1e-6,memory=1e6",
+                "0x1", "16385x1,inter=1", "99999999999x1", "1x", "1x1,", "1x1,intra", "1x1,intra=", "1x1,intra=1,intra=1", "2x1,inter=nan", "2x2,inter=1", "1x1;", "1x1,overlap=2")
     GARBAGE = ("x", "\udcff\udcfe", "\x1b[2J", "%s%n%x", "\n", "a" * 900, "a" * 901, "9" * 100000, "../" * 400, "\u202e", "{a,b}*", "[", "/dev/zero", "/dev/stdin", "/")
 
     @classmethod
@@ -450,6 +452,8 @@ class Flags:
 
     def absurd(self, draw, name, letter, kind):
         value = draw.choice(self.MODELS) if name == "model" and draw.random() < 0.7 else draw.choice(draw.choice((self.ABSURD, self.ABSURD, self.GARBAGE)))
+        if name == "cluster" and draw.random() < 0.7:
+            value = draw.choice(self.CLUSTERS)
         if name in ("out", "log", "export"):
             value = "nowhere/" + value.strip("/")
         refused = len(value) > 900 or (kind in ("number", "choice", "switch") and value in self.GARBAGE) or (kind == "choice" and value in self.ABSURD)

@@ -320,6 +320,27 @@ static const char *const refused[][3] = {
     {"--profile-steps 5:3", "--profile-steps takes two steps A:B", "such as 3:5"},
     {"--profile-steps 1:2x", "--profile-steps takes two steps A:B", "such as 3:5"},
     {"--profile-steps 1:99999999999999999999", "--profile-steps takes two steps A:B", "such as 3:5"},
+    {"--cluster 8 --dry-run", "--cluster begins with nodes x ranks", "found \"8\""},
+    {"--cluster x8 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
+    {"--cluster 2x --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
+    {"--cluster -2x8 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
+    {"--cluster 2x8x2 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
+    {"--cluster 2x10000 --dry-run", "--cluster begins with nodes x ranks", "2x8,intra=25"},
+    {"--cluster 0x8 --dry-run", "--cluster takes from 1 to 16384 ranks", "found 0x8"},
+    {"--cluster 9999x9999 --dry-run", "--cluster takes from 1 to 16384 ranks", "found 9999x9999"},
+    {"--cluster 2x8 --dry-run", "--cluster needs intra=", "GB/s"},
+    {"--cluster 2x1 --dry-run", "--cluster needs inter=", "GB/s"},
+    {"--cluster 2x8,intra=25 --dry-run", "--cluster needs inter=", "GB/s"},
+    {"--cluster 2x8,intra=25,inter --dry-run", "--cluster takes keys with a number", "found \"inter\""},
+    {"--cluster 2x8,intra=25,intre=3 --dry-run", "--cluster takes keys with a number", "found \"intre=3\""},
+    {"--cluster 2x8,intra=25,inter=3, --dry-run", "--cluster takes keys with a number", "found \"\""},
+    {"--cluster 2x8,intra=25,inter=3,inter=3 --dry-run", "--cluster has inter twice", "--help"},
+    {"--cluster 2x8,intra=25,inter=0 --dry-run", "--cluster takes inter from 1e-06 to 1e+06", "found \"0\""},
+    {"--cluster 2x8,intra=25,inter=-3 --dry-run", "--cluster takes inter from", "found \"-3\""},
+    {"--cluster 2x8,intra=25,inter=nan --dry-run", "--cluster takes inter from", "found \"nan\""},
+    {"--cluster 2x8,intra=25,inter=1e999 --dry-run", "--cluster takes inter from", "found \"1e999\""},
+    {"--cluster 2x8,intra=25,inter=3x --dry-run", "--cluster takes inter from", "found \"3x\""},
+    {"--cluster 2x8,intra=25,inter=3,overlap=1.1 --dry-run", "--cluster takes overlap from 0 to 1", "found \"1.1\""},
     {"--step 5", "unknown flag --step\n", "--steps;"},
     {"--stesp=5", "unknown flag --stesp=5", "--steps;"},
     {"--lr-shedule linear", "unknown flag --lr-shedule", "--lr-schedule;"},
@@ -366,6 +387,18 @@ static void test_distance(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { assert_int_equal(option_distance(cases[i].a, cases[i].b), cases[i].distance); }
 }
 
+static void test_cluster(void **state) {
+    (void)state;
+    Cluster none = cluster_parse(""), few = cluster_parse("2x8,inter=3,intra=25"), one = cluster_parse("1x1"),
+            all = cluster_parse("24x16,intra=1,inter=2,gather=3,latency=4,tflops=5,half=6,memory=7,overlap=0.5");
+    assert_int_equal(none.nodes, 0), assert_int_equal(few.nodes, 2), assert_int_equal(few.ranks, 8);
+    assert_true(few.intra == 25 && few.inter == 3 && few.gather == 3 && few.latency == 0 && few.tflops == 0 && few.half == 0 && few.memory == 0);
+    assert_true(few.overlap == 1 && isinf(one.inter) && isinf(one.intra)); // nobody sends anything
+    assert_int_equal(all.nodes, 24), assert_int_equal(all.ranks, 16);
+    assert_true(all.intra == 1 && all.inter == 2 && all.gather == 3 && all.latency == 4 && all.tflops == 5 && all.half == 6 && all.memory == 7);
+    assert_true(all.overlap == 0.5);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Pairs
 
@@ -377,6 +410,8 @@ static const char *const clashes[][3] = {
     {"--hellaswag file --val-every 0", "hellaswag", "val-every"},
     {"--json", "json", "dry-run"},
     {"--json --dry-run 0", "json", "dry-run"},
+    {"--cluster 1x1", "cluster", "dry-run"},
+    {"--cluster 1x1 --dry-run --ranks-per-node 0", "cluster", "ranks-per-node"},
     {"--momentum 0.9", "momentum", "optimizer"},
     {"--momentum 0.5 --optimizer adamw", "momentum", "optimizer"},
     {"--beta1 0.9 --optimizer sgd", "beta1", "optimizer"},
@@ -409,7 +444,7 @@ static void test_near_misses_are_accepted(void **state) {
     static const char *const lines[] = {
         "--resume 0",           "--save-every 0", "--save-every 5 --out x",         "--resume --out x",   "--hellaswag file",
         "--val-every 0",        "--json 0",       "--optimizer sgd --momentum 0.5", "--optimizer sgd",    "--beta1 0.8 --beta2 0.9 --eps 1e-6",
-        "--warmup 5 --steps 5", "--warmup 5",     "--warmup 5 --steps -1",          "--json --dry-run 1",
+        "--warmup 5 --steps 5", "--warmup 5",     "--warmup 5 --steps -1",          "--json --dry-run 1", "--cluster=",
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         Options options;
@@ -485,6 +520,7 @@ int main(void) {
         cmocka_unit_test(test_refused_lines),
         cmocka_unit_test(test_long_unknown_flags),
         cmocka_unit_test(test_distance),
+        cmocka_unit_test(test_cluster),
         cmocka_unit_test(test_every_pair_is_refused),
         cmocka_unit_test(test_near_misses_are_accepted),
         cmocka_unit_test(test_help_prints_every_flag),

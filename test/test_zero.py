@@ -200,7 +200,7 @@ class Equality(Check):
     def test_one_result(self):
         """Stages x ranks x accumulation in fp32, against one rank at stage 0. 16 samples: 3 ranks have unequal parts."""
         cases = [(optimizer, ranks, accumulation) for optimizer in ("adamw", "sgd") for ranks in (1, 2, 3, 4) for accumulation in (1, 4)]
-        for optimizer, ranks, accumulation in sample(cases, 2):
+        for optimizer, ranks, accumulation in {("adamw", 4, 4), *sample(cases, 1)}:
             samples = -(-16 // ranks)
             case = dict(ranks=ranks, batch_tokens=16 * T, micro_batch=-(-samples // accumulation), optimizer=optimizer, lr=0.1 if optimizer == "sgd" else "1e-3")
             one, *jobs = self.trained([dict(case, ranks=1, micro_batch=16), *(dict(case, zero=stage) for stage in range(4))])
@@ -211,11 +211,11 @@ class Equality(Check):
             if accumulation == 1 or ranks == 1:  # else stages 2 and 3 sum over the ranks in each micro-step, the others once
                 self.assert_same(jobs[2], jobs[0], dict(case, zero=2))
 
-    VARIANTS = [dict(ranks=4, dtype="bf16", reduce_dtype="bf16", recompute="block", batch_tokens=5 * T),
+    VARIANTS = [dict(ranks=3, model="layers=1,heads=1,channels=7,vocab=97", batch_tokens=5 * T, ranks_per_node=1),  # a rank owns nothing: storages of less than a chunk
+                dict(ranks=4, dtype="bf16", reduce_dtype="bf16", recompute="block", batch_tokens=5 * T),
                 dict(ranks=3, dtype="bf16", stochastic_rounding=1, batch_tokens=3 * T),
                 dict(ranks=4, optimizer="sgd", lr=0.05, batch_tokens=3 * T, shuffle=1),  # a rank without samples
                 dict(ranks=4, model="layers=2,heads=4,channels=52,vocab=97", batch_tokens=5 * T),
-                dict(ranks=3, model="layers=1,heads=1,channels=7,vocab=97", batch_tokens=5 * T, ranks_per_node=1),  # storages of less than a chunk
                 dict(ranks=4, ranks_per_node=2, reduce_dtype="bf16", grad_clip=0.5, windows="document"),
                 dict(ranks=4, ranks_per_node=2, zero_quantized_gradients=1, zero_error_feedback=1),
                 dict(ranks=5, ranks_per_node=2, zero_quantized_gradients=1, dtype="bf16", zero_gradient_bits=8),  # nodes of two, two and one
@@ -224,7 +224,7 @@ class Equality(Check):
     def test_variants(self):
         """One micro-step: bit by bit at each number of ranks."""
         tokens = shard([token % 97 for token in golden_tokens()])
-        for variant in sample(self.VARIANTS, 3):
+        for variant in [self.VARIANTS[0], *sample(self.VARIANTS[1:], 2)]:
             case = dict(dict(train=tokens, val=tokens, tokenizer=printable() if "sample_every" in variant else None, micro_batch=5, steps=6), **variant)
             others = (1, 2, 3) if ALL else (random.Random(f"{SEED}{variant}").choice((1, 2)), 3)
             whole, *jobs = self.trained([dict(case, zero=stage) for stage in (0, *others)])
