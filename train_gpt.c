@@ -7,6 +7,7 @@
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
+//   accountant.h  what private steps give away
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -18,6 +19,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements) {
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "accountant.h"
 #include "profile.h"
 #include "report.h"
 
@@ -127,7 +129,8 @@ static void setup_batch(Trainer *t) {
 
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(o, t->comm.ranks, ceil_div(t->samples, t->comm.ranks) > t->rows), t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, &t->comm.everyone, zero_policy(o, t->comm.ranks, ceil_div(t->samples, t->comm.ranks) > t->rows), t->dtype,
+                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 static Program make_program(const Trainer *t, bool training) {
@@ -515,9 +518,12 @@ static void plan(Trainer *t) {
 // The modes that only print; true when there was one.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
-    if (!o->compat && !o->dry_run && !o->show_schedule) { return false; }
-    if (o->compat) {
-        if (t->comm.rank == 0) { options_print_compat(stdout); }
+    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule) { return false; }
+    if (o->compat || *o->dp_account) {
+        if (t->comm.rank == 0 && o->compat) { options_print_compat(stdout); }
+        if (t->comm.rank == 0 && *o->dp_account) {
+            account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json);
+        }
         return true;
     }
     plan(t);
@@ -533,8 +539,7 @@ static bool print_and_stop(Trainer *t) {
     }
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
-    printf("%s\n", line.text);
-    free(line.text);
+    printf("%s\n", line.text), free(line.text);
     return true;
 }
 
