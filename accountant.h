@@ -112,7 +112,7 @@ static const double MASS_BEYOND = 1e-5;                           // of delta: w
 // exp(x_i+1) times its mass of Q less its mass of P: both positive.
 typedef struct {
     double first, h;
-    int64_t bins;
+    int64_t bins, middle;      // middle: the bin with most mass
     double *surplus, *deficit; // [bins]
     double below, above;       // mass of P beyond the ends
 } Losses;
@@ -146,26 +146,69 @@ static inline void losses_add_panel(const PrivacySetting *s, double z, double wi
         *deficit += weight[i] * width * lack;
     }
 }
-// The losses of P against Q; or `turned`, of Q against P: they change sign, and surplus and deficit change places.
-static inline Losses losses_make(const PrivacySetting *s, double h, bool turned) {
-    double end = 1 + s->sigma * sqrt(2 * log((double)s->steps / (MASS_BEYOND * s->delta))), first = loss_of(s, -end), a = -end;
-    int64_t bins = (int64_t)ceil((loss_of(s, end) - first) / h);
-    double *surplus = (double *)checked_calloc((size_t)bins, sizeof(double), "privacy losses");
-    double *deficit = (double *)checked_calloc((size_t)bins, sizeof(double), "privacy losses");
-    for (int64_t i = 0; i < bins; i++) {
-        double b = output_of(s, first + (double)(i + 1) * h), ea = exp(first + (double)i * h), eb = ea * exp(h), gain = 0, lack = 0;
-        double steep = (1 + fmax(fabs(a), fabs(b))) / (s->sigma * s->sigma); // how fast exponents change
-        int64_t panels = (int64_t)fmin(fmax(ceil((b - a) * steep / 0.04), 1), 1e6);
+// Outputs beyond +-this do not count.
+static inline double output_end(const PrivacySetting *s) { return 1 + s->sigma * sqrt(2 * log((double)s->steps / (MASS_BEYOND * s->delta))); }
+
+// The losses of P against Q, on a grid that begins `shift` bins before the least; or `turned`, of Q against P: they change sign, and
+// surplus and deficit change places.
+static inline Losses losses_make(const PrivacySetting *s, double h, double shift, bool turned) {
+    double end = output_end(s), least = loss_of(s, -end), first = least - shift * h, a = -end, most = 0;
+    Losses l = {first, h, 1 + (int64_t)ceil((loss_of(s, end) - least) / h), 0, NULL, NULL, 0, 0};
+    l.surplus = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
+    l.deficit = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
+    for (int64_t i = 0; i < l.bins; i++) {
+        double b = output_of(s, first + (double)(i + 1) * h), ea = exp(fmax(first + (double)i * h, least)), eb = exp(first + (double)(i + 1) * h);
+        double steep = (1 + fmax(fabs(a), fabs(b))) / (s->sigma * s->sigma), gain = 0, lack = 0; // steep: how fast exponents change
+        int64_t panels = (int64_t)fmin(fmax(ceil((b - a) * steep / 0.04), 1), 1e6), at = turned ? l.bins - 1 - i : i;
         double width = (b - a) / (double)panels;
         for (int64_t k = 0; k < panels; k++) { losses_add_panel(s, a + (double)k * width, width, a, b, ea, eb, &gain, &lack); }
-        surplus[turned ? bins - 1 - i : i] = turned ? lack / eb : gain;
-        deficit[turned ? bins - 1 - i : i] = turned ? gain / ea : lack;
+        if (i == 0) { gain += (gain + lack) / (eb - ea) * (ea - exp(first)); } // the mass of Q, whose surplus is that above the grid's first point
+        l.surplus[at] = turned ? lack / eb : gain;
+        l.deficit[at] = turned ? gain / exp(first + (double)i * h) : lack;
+        if (gain + lack > most) { most = gain + lack, l.middle = at; }
         a = b;
     }
-    double p_below = (1 - s->q) * normal_above(end / s->sigma) + s->q * normal_above((end + 1) / s->sigma);
-    Losses l = {first, h, bins, surplus, deficit, p_below, mass_above(s, a)};
-    if (turned) { l.first = -(first + (double)bins * h), l.below = normal_above(a / s->sigma), l.above = normal_above(end / s->sigma); }
+    l.above = mass_above(s, a);
+    l.below = (1 - s->q) * normal_above(end / s->sigma) + s->q * normal_above((end + 1) / s->sigma);
+    if (turned) { l.first = -(first + (double)l.bins * h), l.below = normal_above(a / s->sigma), l.above = normal_above(end / s->sigma); }
     return l;
+}
+static inline void losses_free(Losses *l) { free(l->surplus), free(l->deficit), l->surplus = l->deficit = NULL; }
+
+// For the low end: share[i] is how much of bin i is merged into its right end, the rest is merged into the left. What is merged must not lack
+// mass of P: from both ends on, a bin lifts what its neighbour's other part can take, so errors shrink as masses grow. They meet in the middle
+// (the bin with most mass), where a part is left over; negative: is wanted twice. It would be rounded down, T times. Returns this part.
+static inline double losses_merge(const Losses *l, double *share) {
+    double lift = 0, needed = 0; // share of the next bin that can go up; that has to stay down
+    for (int64_t i = l->bins - 1; i > l->middle; i--) {
+        share[i] = lift;
+        lift = fmin(1, (1 - lift) * l->surplus[i] / l->deficit[i - 1]);
+    }
+    for (int64_t i = 0; i < l->middle; i++) {
+        share[i] = fmin(1 - needed, l->surplus[i + 1] / l->deficit[i]);
+        needed = l->surplus[i + 1] > 0 ? share[i] * l->deficit[i] / l->surplus[i + 1] : 0;
+    }
+    share[l->middle] = fmin(1 - needed, lift);
+    return 1 - needed - lift;
+}
+// Shifts the grid until the parts meet: what is left over changes its sign from bin to bin, so there is such a shift below 1.
+static inline Losses losses_align(const PrivacySetting *s, double h, bool turned, double **share) {
+    double from = 0, to = 1, left_from = 0, left_to = 0, shift = 0;
+    for (int tries = 0;; tries++) {
+        Losses l = losses_make(s, h, shift, turned);
+        *share = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
+        double left = losses_merge(&l, *share) * (l.middle % 2 ? -1 : 1), lost = (double)s->steps * fabs(left) * (l.surplus[l.middle] + l.deficit[l.middle]);
+        if (lost < 1e-5 || tries == 12) { return l; }
+        if (tries == 0) {
+            left_from = left, left_to = -left;
+        } else if ((left > 0) == (left_from > 0)) { // regula falsi; an end that stays counts half
+            from = shift, left_from = left, left_to /= 2;
+        } else {
+            to = shift, left_to = left, left_from /= 2;
+        }
+        shift = (from * left_to - to * left_from) / (left_to - left_from);
+        losses_free(&l), free(*share);
+    }
 }
 
 // The same as masses at the grid points first + i h.
@@ -175,44 +218,20 @@ typedef struct {
     int64_t points;
     double *mass[2]; // [points] of END_LOW, END_HIGH
 } LossGrid;
-// Each bin's mass lies at its left end. Lifts as much as can be of the bins above `middle` to their right ends; returns the share of the middle's
-// mass that the grid point above it could take.
-static inline double grid_lift_from_above(const Losses *l, double *mass, int64_t middle) {
-    double share = 0; // of the bin's mass that goes up: none of the last
-    for (int64_t i = l->bins - 1; i > middle; i--) {
-        double moved = share * mass[i];
-        mass[i] -= moved, mass[i + 1] += moved;
-        share = fmin(1, (1 - share) * l->surplus[i] / l->deficit[i - 1]);
-    }
-    return share;
-}
-// The same for those below the middle, and at last the middle, of which `most` may go up.
-static inline void grid_lift_from_below(const Losses *l, double *mass, int64_t middle, double most) {
-    double needed = 0, into = 0; // the share of the bin's mass that what came from below needs; that mass
-    for (int64_t i = 0; i <= middle; i++) {
-        double limit = i == middle ? most : l->surplus[i + 1] / l->deficit[i], share = fmin(1 - needed, limit), moved = share * mass[i];
-        mass[i] += into - moved, into = moved;
-        needed = i < middle && l->surplus[i + 1] > 0 ? share * l->deficit[i] / l->surplus[i + 1] : 0;
-    }
-    mass[middle + 1] += into;
-}
 static inline LossGrid grid_make(const PrivacySetting *s, double h, bool turned) {
-    Losses l = losses_make(s, h, turned);
+    double *share, part = 1 / -expm1(-h), less = exp(-h);
+    Losses l = losses_align(s, h, turned, &share);
     LossGrid g = {l.first, h, l.above, l.bins + 1, {NULL, NULL}};
     for (int e = 0; e < 2; e++) { g.mass[e] = (double *)checked_calloc((size_t)g.points, sizeof(double), "privacy losses"); }
-    double part = 1 / -expm1(-h), less = exp(-h), most = 0;
-    int64_t middle = 0; // the bin with most mass: the shares are right there, wherever they began at the ends
     g.mass[END_HIGH][0] = l.below;
     for (int64_t i = 0; i < l.bins; i++) {
         double up = part * l.surplus[i], down = part * less * l.deficit[i];
         g.mass[END_HIGH][i] += down;
         g.mass[END_HIGH][i + 1] += up;
-        g.mass[END_LOW][i] = up + down;
-        if (up + down > most) { most = up + down, middle = i; }
+        g.mass[END_LOW][i] += (1 - share[i]) * (up + down);
+        g.mass[END_LOW][i + 1] += share[i] * (up + down);
     }
-    double lifted = grid_lift_from_above(&l, g.mass[END_LOW], middle);
-    grid_lift_from_below(&l, g.mass[END_LOW], middle, lifted);
-    free(l.surplus), free(l.deficit);
+    losses_free(&l), free(share);
     return g;
 }
 static inline void grid_free(LossGrid *g) { free(g->mass[END_LOW]), free(g->mass[END_HIGH]); }
@@ -369,7 +388,7 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
     sum.error = 4 * (T + 1) * (relative + 3 * ROUNDING) * sqrt(norm) * grown;                             // 4: two sequences that share re and im, both ways
     sum.beyond[END_HIGH] = exp(T * (grid_log_moment(g, END_HIGH, d->theta + d->right) - base) - d->right * (sum.from + (double)n * g->h));
     sum.beyond[END_LOW] =
-        sum.beyond[END_HIGH] + exp(T * (grid_log_moment(g, END_LOW, d->theta - d->left) - base) + d->left * (sum.from - (double)(n / 4) * g->h));
+        sum.beyond[END_HIGH] + exp(T * (grid_log_moment(g, END_LOW, d->theta - d->left) - base) + d->left * (sum.from - (double)(n / 9) * g->h));
     return sum;
 }
 
@@ -378,7 +397,7 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
     double r = exp(-sum->theta * sum->h), shrink = exp(-sum->h), rest = -expm1(-sum->h), square = r * r, fall = -expm1(-2 * sum->theta * sum->h);
     // The norm of the weights exp(-theta y) (1 - exp(-y)) over the grid, at most that of exp(-theta y) min(1, y).
     double weights = sqrt(fmin(sum->h * sum->h * square * (1 + square) / (fall * fall * fall), (double)sum->n));
-    int64_t start = end == END_HIGH ? sum->n - 1 : sum->n - 1 - sum->n / 4;
+    int64_t start = end == END_HIGH ? sum->n - 1 : sum->n - 1 - sum->n / 9;
     double slack = (end == END_HIGH ? 1 : -1) * (sum->beyond[end] + sum->error * weights), above = 0, gained = 0, before = 0;
     for (int64_t k = start; k >= 0; k--) {
         double x = sum->from + (double)k * sum->h;
@@ -396,7 +415,7 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
 
 // Narrows the direction's interval by an FFT over n points.
 static inline void direction_refine(Direction *d, const PrivacySetting *s, int64_t n) {
-    double T = (double)s->steps, h = fmax((d->to - d->from) / (double)n, d->range / (1 << 24));
+    double T = (double)s->steps, h = fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (1 << 24));
     LossGrid g = grid_make(s, h, d->turned);
     if (g.points < 1 << 16) { direction_plan(d, s, &g); }
     LossSum sum = sum_make(&g, d, s->steps, n);
@@ -414,7 +433,7 @@ static inline PrivacyLoss prv_epsilon(const PrivacySetting *s) {
     Direction d[2];
     PrivacyLoss loss = {0, INFINITY};
     for (int i = 0; i < directions; i++) {
-        double end = 1 + s->sigma * sqrt(2 * log((double)s->steps / (MASS_BEYOND * s->delta)));
+        double end = output_end(s);
         Direction r = {i == 1, loss_of(s, end) - loss_of(s, -end), 0, 0, 0, 0, 0, {0, INFINITY}};
         LossGrid g = grid_make(s, r.range / 8192, i == 1);
         direction_plan(&r, s, &g);
@@ -427,7 +446,7 @@ static inline PrivacyLoss prv_epsilon(const PrivacySetting *s) {
             if (d[i].loss.high > loss.low) { direction_refine(&d[i], s, n); }
             loss.low = fmax(loss.low, d[i].loss.low), high = fmax(high, d[i].loss.high);
         }
-        loss.high = high;
+        loss.high = high; if (getenv("V")) { printf("n %ld: %.7g %.7g   A %.7g %.7g B %.7g %.7g | theta %g window %g %g cpu %g\n", (long)n, loss.low, loss.high, d[0].loss.low, d[0].loss.high, d[1].loss.low, d[1].loss.high, d[0].theta, d[0].from, d[0].to, clock()/1e6); }
     }
     return loss;
 }
