@@ -31,6 +31,8 @@
 
 #include "base.h" // die
 
+#include <float.h> // LDBL_EPSILON
+
 typedef struct {
     double q, sigma, delta; // (0, 1]; noise over clipping threshold; (0, 1)
     int64_t steps;
@@ -177,12 +179,12 @@ static inline void losses_free(Losses *l) { free(l->surplus), free(l->deficit), 
 
 // For the low end: share[i] is how much of bin i is merged into its right end, the rest is merged into the left. What is merged must not lack
 // mass of P: from both ends on, a bin lifts what its neighbour's other part can take, so errors shrink as masses grow. They meet in the middle
-// (the bin with most mass), where a part is left over; negative: is wanted twice. It would be rounded down, T times. Returns this part.
+// (the bin with most mass), where a part is left over (negative: is wanted twice), which is rounded down. Returns this part.
 static inline double losses_merge(const Losses *l, double *share) {
     double lift = 0, needed = 0; // share of the next bin that can go up; that has to stay down
     for (int64_t i = l->bins - 1; i > l->middle; i--) {
-        share[i] = lift;
-        lift = fmin(1, (1 - lift) * l->surplus[i] / l->deficit[i - 1]);
+        share[i] = fmin(1, lift);
+        lift = (1 - share[i]) * l->surplus[i] / l->deficit[i - 1];
     }
     for (int64_t i = 0; i < l->middle; i++) {
         share[i] = fmin(1 - needed, l->surplus[i + 1] / l->deficit[i]);
@@ -191,22 +193,19 @@ static inline double losses_merge(const Losses *l, double *share) {
     share[l->middle] = fmin(1 - needed, lift);
     return 1 - needed - lift;
 }
-// Shifts the grid until the parts meet: what is left over changes its sign from bin to bin, so there is such a shift below 1.
+// Shifts the grid until nothing is left over, T times: the rest changes its sign from bin to bin, so a shift below 1 does it.
 static inline Losses losses_align(const PrivacySetting *s, double h, bool turned, double **share) {
-    double from = 0, to = 1, left_from = 0, left_to = 0, shift = 0;
-    for (int tries = 0;; tries++) {
+    double at[2] = {0, 1}, rest[2] = {0, 0}, shift = 0;
+    for (int tries = 0, side = 0;; tries++) {
         Losses l = losses_make(s, h, shift, turned);
         *share = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
         double left = losses_merge(&l, *share) * (l.middle % 2 ? -1 : 1), lost = (double)s->steps * fabs(left) * (l.surplus[l.middle] + l.deficit[l.middle]);
         if (lost < 1e-5 || tries == 12) { return l; }
-        if (tries == 0) {
-            left_from = left, left_to = -left;
-        } else if ((left > 0) == (left_from > 0)) { // regula falsi; an end that stays counts half
-            from = shift, left_from = left, left_to /= 2;
-        } else {
-            to = shift, left_to = left, left_from /= 2;
-        }
-        shift = (from * left_to - to * left_from) / (left_to - left_from);
+        if (tries == 0) { rest[0] = left, rest[1] = -left; }
+        int now = (left > 0) != (rest[0] > 0); // the end that moves: regula falsi, where an end that stays twice counts half
+        if (tries > 1 && now == side) { rest[!now] /= 2; }
+        side = now, at[now] = shift, rest[now] = left;
+        shift = (at[0] * rest[1] - at[1] * rest[0]) / (rest[1] - rest[0]);
         losses_free(&l), free(*share);
     }
 }
@@ -240,7 +239,7 @@ static inline void grid_free(LossGrid *g) { free(g->mass[END_LOW]), free(g->mass
 // FFT of n = 2^k complex numbers, in place; the frequencies come in bit-reversed order, which the inverse expects.
 
 typedef struct {
-    double re, im;
+    long double re, im;
 } FftNumber;
 
 static inline FftNumber fft_product(FftNumber a, FftNumber b) {
@@ -251,8 +250,8 @@ static inline FftNumber fft_product(FftNumber a, FftNumber b) {
 static inline FftNumber *fft_roots(int64_t n) {
     FftNumber *roots = (FftNumber *)checked_malloc((size_t)n * sizeof(FftNumber), "roots of unity");
     for (int64_t k = 0; k < n / 2; k++) {
-        double angle = -6.283185307179586477 * (double)k / (double)n;
-        roots[n / 2 + k].re = cos(angle), roots[n / 2 + k].im = sin(angle);
+        long double angle = -6.283185307179586476925286766559L * (long double)k / (long double)n;
+        roots[n / 2 + k].re = cosl(angle), roots[n / 2 + k].im = sinl(angle);
     }
     for (int64_t i = n / 2 - 1; i > 0; i--) { roots[i] = roots[2 * i]; }
     return roots;
@@ -339,7 +338,7 @@ static inline double chernoff_best(const LossGrid *g, double T, double theta, do
 // How the sum of one direction is computed: tilted by exp(theta x), in a window from `from` to `to`, with Chernoff's bounds of what lies
 // left and right of it taken at theta - left and theta + right. Nothing here has to be exact: the bounds hold for any choice.
 typedef struct {
-    bool turned;
+    bool turned, below;                         // below: epsilon was found to lie left of the window, which then moves
     double range, theta, left, right, from, to; // range: of one step's losses
     PrivacyLoss loss;
 } Direction;
@@ -375,17 +374,18 @@ static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t st
         ring[i % n].re += g->mass[END_LOW][i] * half * half;
         ring[i % n].im += g->mass[END_HIGH][i] * half * half;
     }
-    for (int64_t i = 0; i < n; i++) { norm += ring[i].re * ring[i].re + ring[i].im * ring[i].im; }
+    for (int64_t i = 0; i < n; i++) { norm += (double)(ring[i].re * ring[i].re + ring[i].im * ring[i].im); }
     fft_convolve(ring, n, steps, roots);
     free(roots);
     sum.mass = (FftNumber *)checked_malloc((size_t)n * sizeof(FftNumber), "privacy losses");
     for (int64_t k = 0; k < n; k++) {
         FftNumber m = ring[((start + k) % n + n) % n];
-        sum.mass[k].re = fmax(m.re, 0) / (double)n, sum.mass[k].im = fmax(m.im, 0) / (double)n;
+        sum.mass[k].re = fmaxl(m.re, 0) / (double)n, sum.mass[k].im = fmaxl(m.im, 0) / (double)n;
     }
     free(ring);
-    double relative = 8 * ROUNDING * log2((double)n), grown = exp(T * relative * sqrt((double)n * norm)); // of a frequency above 1
-    sum.error = 4 * (T + 1) * (relative + 3 * ROUNDING) * sqrt(norm) * grown;                             // 4: two sequences that share re and im, both ways
+    double unit = (double)LDBL_EPSILON / 2, relative = 13 * unit * log2((double)n),
+           grown = exp(T * relative * sqrt((double)n * norm));            // of a frequency above 1
+    sum.error = 4 * (T + 1) * (relative + 3 * unit) * sqrt(norm) * grown; // 4: two sequences that share re and im, both ways
     sum.beyond[END_HIGH] = exp(T * (grid_log_moment(g, END_HIGH, d->theta + d->right) - base) - d->right * (sum.from + (double)n * g->h));
     sum.beyond[END_LOW] =
         sum.beyond[END_HIGH] + exp(T * (grid_log_moment(g, END_LOW, d->theta - d->left) - base) + d->left * (sum.from - (double)(n / 9) * g->h));
@@ -403,104 +403,145 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
         double x = sum->from + (double)k * sum->h;
         // sums over all y > x of tilted masses times exp(-theta (y - x)), and of these times 1 - exp(x - y)
         gained = r * (shrink * gained + rest * above);
-        above = (end == END_HIGH ? sum->mass[k].im : sum->mass[k].re) + r * above;
+        above = (double)(end == END_HIGH ? sum->mass[k].im : sum->mass[k].re) + r * above;
         double value = infinite + factor * exp(sum->scale - sum->theta * x) * fmax(gained + slack, 0);
-        if (value > delta && k == start) { return end == END_HIGH ? INFINITY : x; }
-        if (value > delta) { return x + log1p((value - delta) / (value - before) * expm1(sum->h)); } // between grid points delta is linear in exp(epsilon)
-        if (x <= 0) { break; }
+        if (!(value <= delta) && k == start) { return end == END_HIGH ? INFINITY : x; }
+        if (!(value <= delta)) { return x + log1p((value - delta) / (value - before) * expm1(sum->h)); } // between grid points delta is linear in exp(epsilon)
+        if (x <= 0) { return 0; }
         before = value;
     }
-    return 0;
+    return end == END_HIGH ? sum->from : 0; // it is below the window
 }
 
+static inline Direction direction_start(const PrivacySetting *s, bool turned) {
+    double end = output_end(s), range = loss_of(s, end) - loss_of(s, -end);
+    Direction d = {turned, false, range, 0, 0, 0, 0, 0, {0, INFINITY}};
+    LossGrid g = grid_make(s, range / 8192, turned);
+    direction_plan(&d, s, &g);
+    grid_free(&g);
+    return d;
+}
 // Narrows the direction's interval by an FFT over n points.
 static inline void direction_refine(Direction *d, const PrivacySetting *s, int64_t n) {
     double T = (double)s->steps, h = fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (1 << 24));
     LossGrid g = grid_make(s, h, d->turned);
-    if (g.points < 1 << 16) { direction_plan(d, s, &g); }
+    if (g.points < 1 << 16 || d->below) { direction_plan(d, s, &g); }
     LossSum sum = sum_make(&g, d, s->steps, n);
     double far = fmax(fabs(g.first), fabs(g.first + (double)g.points * h));
     double mass = T * (ROUNDING_OF_MASS + 8 * ROUNDING * d->theta * far), grid = T * 8 * ROUNDING * (far - log(s->q) + 1);
-    d->loss.high = fmin(d->loss.high, grid + sum_epsilon(&sum, END_HIGH, s->delta, exp(mass), T * g.infinite));
+    double high = sum_epsilon(&sum, END_HIGH, s->delta, exp(mass), T * g.infinite);
+    d->below = high > 0 && high == sum.from;
+    d->loss.high = fmin(d->loss.high, grid + high);
     d->loss.low = fmax(d->loss.low, -grid + sum_epsilon(&sum, END_LOW, s->delta, exp(-mass), 0));
     grid_free(&g);
     free(sum.mass);
 }
 
-// Finer and finer grids until the interval is narrow enough.
-static inline PrivacyLoss prv_epsilon(const PrivacySetting *s) {
-    int directions = s->replace_one ? 1 : 2;
-    Direction d[2];
+// Finer and finer grids until the interval is narrow, or until `target` is not in it any more (NAN: there is none).
+enum { PRV_MOST_POINTS = 1 << 22 };
+static const double PRV_WIDTH[2] = {5e-4, 1e-4}; // of an answer; for a comparison
+static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
+    int directions = s->replace_one || s->q == 1 ? 1 : 2; // the others are symmetric
+    Direction d[2] = {direction_start(s, false), direction_start(s, true)};
     PrivacyLoss loss = {0, INFINITY};
-    for (int i = 0; i < directions; i++) {
-        double end = output_end(s);
-        Direction r = {i == 1, loss_of(s, end) - loss_of(s, -end), 0, 0, 0, 0, 0, {0, INFINITY}};
-        LossGrid g = grid_make(s, r.range / 8192, i == 1);
-        direction_plan(&r, s, &g);
-        grid_free(&g);
-        d[i] = r;
-    }
-    for (int64_t n = 1 << 12; n <= 1 << 22 && loss.high - loss.low > 1e-4; n *= 4) {
-        double high = 0;
+    bool moved = true;
+    for (int64_t n = 1 << 12, moves = 0; n <= PRV_MOST_POINTS && loss.high - loss.low > PRV_WIDTH[!isnan(target)]; n *= moved && moves++ < 20 ? 1 : 4) {
+        moved = false;
         for (int i = 0; i < directions; i++) {
-            if (d[i].loss.high > loss.low) { direction_refine(&d[i], s, n); }
-            loss.low = fmax(loss.low, d[i].loss.low), high = fmax(high, d[i].loss.high);
+            if (d[i].loss.high > loss.low) { direction_refine(&d[i], s, n), moved |= d[i].below; } // else the other one is worse
+            loss.low = fmax(loss.low, d[i].loss.low);
         }
-        loss.high = high; if (getenv("V")) { printf("n %ld: %.7g %.7g   A %.7g %.7g B %.7g %.7g | theta %g window %g %g cpu %g\n", (long)n, loss.low, loss.high, d[0].loss.low, d[0].loss.high, d[1].loss.low, d[1].loss.high, d[0].theta, d[0].from, d[0].to, clock()/1e6); }
+        loss.high = fmax(d[0].loss.high, directions == 2 ? d[1].loss.high : 0);
+        if (loss.high <= target || loss.low > target) { break; }
     }
     return loss;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Answers: three of q, sigma, steps and delta ... and the fourth
+// Answers
 
-// Epsilon of a setting, by its accountant.
-static inline PrivacyLoss account_epsilon(const PrivacySetting *s) {
-    if (!s->rdp) { return prv_epsilon(s); }
-    PrivacyLoss loss = {0, rdp_epsilon(s, NULL)};
-    return loss;
+static const double LEAST_SIGMA = 0.1, MOST_SIGMA = 1e4, SIGMA_STEP = 1e-4, MOST_STEPS = 1e9;
+
+// Epsilon of a setting, by its accountant; where only a comparison with `target` is wanted (else NAN), no narrower than that needs.
+static inline PrivacyLoss account_epsilon(const PrivacySetting *s, double target) {
+    PrivacyLoss loss = {0, INFINITY};
+    if (s->rdp) { loss.high = rdp_epsilon(s, NULL); }
+    return s->rdp ? loss : prv_epsilon(s, target);
 }
 
-// One of "q=0.01,sigma=1,steps=1000,delta=1e-5", all four in any order; ends the program on anything else.
-static inline void account_take(const char *key, const char *text, double low, double high, double *value) {
-    char *end = NULL;
-    *value = strtod(text, &end);
-    if (end == text || *end || !(*value >= low && *value <= high)) {
-        die(EXIT_INPUT, "such as q=0.01,sigma=1,steps=1000,delta=1e-5", "--dp-account: %s must be a number from %g to %g, found \"%.80s\"", key, low, high,
-            text);
-    }
-}
-static inline PrivacySetting account_parse(const char *text, bool rdp, bool replace_one) {
-    static const struct {
-        const char *key;
-        double low, high;
-    } keys[4] = {{"q", 1e-12, 1}, {"sigma", 0.1, 1e4}, {"steps", 1, 1e9}, {"delta", 1e-100, 0.999999}};
-    double value[4] = {NAN, NAN, NAN, NAN};
-    char copy[1000], *rest = copy;
-    snprintf(copy, sizeof copy, "%s", text);
-    for (char *item; (item = strsep(&rest, ","));) {
-        char *equals = strchr(item, '=');
-        int i = 0;
-        if (equals) { *equals = 0; }
-        while (i < 4 && strcmp(item, keys[i].key)) { i++; }
-        if (i == 4 || !equals || !isnan(value[i])) {
-            die(EXIT_INPUT, "such as q=0.01,sigma=1,steps=1000,delta=1e-5", "--dp-account takes q=, sigma=, steps= and delta=, each once, found \"%.80s\"",
-                text);
+// Between a number of units that keeps epsilon and one that does not, the last that does, or one that is short of it by less than 1 in 10,000.
+// A unit: SIGMA_STEP of sigma, or a step. Both ends' epsilons (0: not known) tell where to look; every second time it is half way.
+static inline int64_t account_search(PrivacySetting s, double epsilon, bool of_sigma, int64_t keeps, int64_t fails) {
+    double at_keeps = 0, at_fails = 0;
+    for (int tries = 0; llabs(keeps - fails) > max_i64(1, min_i64(keeps, fails) / 10000); tries++) {
+        double part = tries % 2 && at_keeps > 0 && at_fails > 0 ? log(epsilon / at_keeps) / log(at_fails / at_keeps) : 0.5;
+        double guess = exp((1 - part) * log((double)max_i64(keeps, 1)) + part * log((double)fails));
+        int64_t middle = max_i64(min_i64(keeps, fails) + 1, min_i64(max_i64(keeps, fails) - 1, (int64_t)guess));
+        if (of_sigma) {
+            s.sigma = (double)middle * SIGMA_STEP;
+        } else {
+            s.steps = middle;
         }
-        account_take(item, equals + 1, keys[i].low, keys[i].high, &value[i]);
+        PrivacyLoss loss = account_epsilon(&s, epsilon);
+        if (loss.high <= epsilon) {
+            keeps = middle, at_keeps = loss.high;
+        } else {
+            fails = middle, at_fails = isinf(loss.high) ? 0 : loss.high;
+        }
     }
-    for (int i = 0; i < 4; i++) {
-        if (isnan(value[i])) { die(EXIT_INPUT, "such as q=0.01,sigma=1,steps=1000,delta=1e-5", "--dp-account lacks %s=", keys[i].key); }
+    return keeps;
+}
+// The smallest sigma, to 1e-4, with which the setting keeps epsilon; INFINITY: none does.
+static inline double account_sigma(const PrivacySetting *s, double epsilon) {
+    PrivacySetting most = *s;
+    most.sigma = MOST_SIGMA;
+    if (account_epsilon(&most, epsilon).high > epsilon) { return INFINITY; }
+    return SIGMA_STEP * (double)account_search(*s, epsilon, true, (int64_t)(MOST_SIGMA / SIGMA_STEP), (int64_t)(LEAST_SIGMA / SIGMA_STEP) - 1);
+}
+// The largest number of steps, to 1 in 10,000, with which it keeps epsilon; 0: not even one does.
+static inline int64_t account_steps(const PrivacySetting *s, double epsilon) { return account_search(*s, epsilon, false, 0, (int64_t)MOST_STEPS + 1); }
+
+// What --dp-account says: q, delta and two of sigma, steps, epsilon, each once, in any order. Ends the program on anything else.
+enum { ACCOUNT_Q, ACCOUNT_DELTA, ACCOUNT_SIGMA, ACCOUNT_STEPS, ACCOUNT_EPSILON, ACCOUNT_KEYS };
+static const char *const ACCOUNT_HINT = "such as q=0.01,sigma=1,steps=1000,delta=1e-5; epsilon= in the place of sigma or steps asks for that";
+static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
+    static const char *const keys[ACCOUNT_KEYS] = {"q", "delta", "sigma", "steps", "epsilon"};
+    const double low[ACCOUNT_KEYS] = {1e-12, 1e-100, LEAST_SIGMA, 1, 1e-6}, high[ACCOUNT_KEYS] = {1, 0.999999, MOST_SIGMA, MOST_STEPS, 1000};
+    char copy[1000], *rest = copy, *end = NULL;
+    int given = 0;
+    snprintf(copy, sizeof copy, "%s", text);
+    for (int i = 0; i < ACCOUNT_KEYS; i++) { value[i] = NAN; }
+    for (char *item; (item = strsep(&rest, ",")); given++) {
+        int i = 0;
+        size_t length = strcspn(item, "=");
+        while (i < ACCOUNT_KEYS && (strlen(keys[i]) != length || strncmp(item, keys[i], length))) { i++; }
+        if (i == ACCOUNT_KEYS || !item[length]) {
+            die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account takes q=, delta=, sigma=, steps=, epsilon=, found \"%.80s\"", item);
+        }
+        if (!isnan(value[i])) { die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account: %s= is given twice", keys[i]); }
+        value[i] = strtod(item + length + 1, &end);
+        if (end == item + length + 1 || *end || !(value[i] >= low[i] && value[i] <= high[i]) || (i == ACCOUNT_STEPS && value[i] != floor(value[i]))) {
+            const char *kind = i == ACCOUNT_STEPS ? "whole number" : "number";
+            die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account: %s must be a %s from %g to %g, found \"%.80s\"", keys[i], kind, low[i], high[i], item + length + 1);
+        }
     }
-    if (value[2] != floor(value[2])) { die(EXIT_INPUT, "steps are counted", "--dp-account: steps must be a whole number, found %.15g", value[2]); }
-    PrivacySetting s = {value[0], value[1], value[3], (int64_t)value[2], rdp, replace_one};
-    return s;
+    if (given != 4 || isnan(value[ACCOUNT_Q]) || isnan(value[ACCOUNT_DELTA])) {
+        die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account needs q=, delta= and two of sigma=, steps=, epsilon=, found \"%.200s\"", text);
+    }
 }
 // Prints what --dp-account asks for as a table, or as one JSON object.
 static inline void account_answer(FILE *to, const char *text, bool rdp, bool replace_one, bool json) {
     const char *accountant = rdp ? "rdp" : "prv", *neighbours = replace_one ? "replace-one" : "add-remove";
-    PrivacySetting s = account_parse(text, rdp, replace_one);
-    PrivacyLoss loss = account_epsilon(&s);
+    double value[ACCOUNT_KEYS], *sigma = &value[ACCOUNT_SIGMA], target;
+    account_parse(text, value);
+    target = value[ACCOUNT_EPSILON];
+    PrivacySetting s = {value[ACCOUNT_Q], *sigma, value[ACCOUNT_DELTA], isnan(value[ACCOUNT_STEPS]) ? 0 : (int64_t)value[ACCOUNT_STEPS], rdp, replace_one};
+    if (isnan(*sigma)) { s.sigma = account_sigma(&s, target); }
+    if (s.steps == 0) { s.steps = account_steps(&s, target); }
+    if (isinf(s.sigma) || s.steps == 0) {
+        die(EXIT_INPUT, "ask for more epsilon or delta, or sample less", "--dp-account: no %s keeps epsilon %g", isinf(s.sigma) ? "sigma" : "step", target);
+    }
+    PrivacyLoss loss = account_epsilon(&s, NAN);
     if (json) {
         fprintf(to, "{\"epsilon\":%.17g,\"low\":%.17g,\"high\":%.17g,\"delta\":%.17g,\"q\":%.17g,\"sigma\":%.17g,\"steps\":%" PRId64, loss.high, loss.low,
                 loss.high, s.delta, s.q, s.sigma, s.steps);
