@@ -19,13 +19,15 @@
 // Both are wrong by about T h^2, of opposite signs: the grid is refined until they meet. The masses are integrals of positive functions
 // (Gauss-Legendre, three points on panels so short that its error is far below ROUNDING_OF_MASS), so nothing cancels.
 // The sum of T losses is a circular convolution. Masses are multiplied by exp(theta x) before it (tilted: theta + 1 is the order at which
-// Renyi would convert), which puts the sum's bulk where epsilon is: errors are then relative to delta, however small delta is, and
-// double suffices where an untilted FFT has its floor at 1e-12 and needs extended precision. Bounds that the interval carries:
+// Renyi would convert), which puts the sum's bulk where epsilon is: errors are then relative to delta, however small delta is, where
+// an untilted FFT has a floor. Bounds that the interval carries:
 //     masses, tilt    relative errors e of each mass: a factor (1 + e)^T of delta
 //     grid            a computed grid point is off by rounding, T times: added to epsilon
 //     window          what lies outside of the N grid points that are kept comes back elsewhere: Chernoff's bound of its tilted mass
-//     FFT             ||error||_2 <= 8 u log2(N) ||data||_2 (Higham, Accuracy and Stability, theorem 24.2, u = 2^-53), times T for the power
-// An own FFT of 20 lines: FFTW would be a dependency for something that takes a tenth of the time, and would come without that bound.
+//     beyond the grid MASS_BEYOND of delta: the high end counts such losses as infinite, the low end leaves them out
+//     FFT             ||error||_2 <= 13 u log2(N) ||data||_2 (Higham, Accuracy and Stability, theorem 24.2; roots of unity to 7 u), times T
+//                     for the power; in long double, as T and a heavy tail multiply it: u = 2^-64 on x86
+// An own FFT of 40 lines: FFTW would be a dependency that CI has to install, for a tenth of the time, and states no such bound.
 #ifndef ACCOUNTANT_H
 #define ACCOUNTANT_H
 
