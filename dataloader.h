@@ -513,6 +513,11 @@ static inline int64_t dataset_window_targets(const Dataset *ds, int64_t window) 
 
 // Real targets of sample g, without reading its tokens: the sum over a step's samples divides the step's loss on any rank.
 static inline int64_t dataset_targets(const Dataset *ds, int64_t g) { return dataset_window_targets(ds, dataset_window(ds, g)); }
+static inline int64_t dataset_count_targets(const Dataset *d, int64_t first, int64_t samples) {
+    int64_t targets = 0;
+    for (int64_t g = first; g < first + samples; g++) { targets += dataset_targets(d, g); }
+    return targets;
+}
 
 // inputs(T), targets(T) of one window.
 static inline void dataset_fill_window(const Dataset *ds, int64_t window, int32_t *inputs, int32_t *targets) {

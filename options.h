@@ -27,6 +27,8 @@ enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // order of --lr-schedule
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // order of --optimizer
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-bits
+enum { DP_RDP, DP_PRV };                            // order of --dp-accountant
+enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
 
 // clang-format off
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
@@ -43,7 +45,7 @@ enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-
     X(INT, "run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")                                              \
     X(TEXT, "run", out, "out", "o", "", 0, 0, "folder", "where checkpoints go; empty: none are written")                                       \
     X(TEXT, "run", log, "log", "", "", 0, 0, "file", "JSON lines")                                                                             \
-    X(FLAG, "run", json, "json", "", "0", 0, 1, "", "--dry-run as one JSON object on stdout")                                                  \
+    X(FLAG, "run", json, "json", "", "0", 0, 1, "", "--dry-run or --dp-account as one JSON object on stdout")                                                  \
     X(TEXT, "run", export_file, "export", "", "", 0, 0, "file", "write the model in llm.c's format after the last step")                       \
     X(FLAG, "run", dry_run, "dry-run", "", "0", 0, 1, "", "print the prediction of memory, traffic and time, and stop")                        \
     X(FLAG, "run", compat, "compat", "", "0", 0, 1, "", "print which flags do not combine, and stop")                                          \
@@ -84,6 +86,9 @@ enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-
     X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK, QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one; begins anew with each checkpoint")  \
+    X(TEXT, "privacy", dp_account, "dp-account", "", "", 0, 0, "q=,sigma=,steps=,delta=", "print epsilon of so many private steps, and stop")  \
+    X(PICK, "privacy", dp_accountant, "dp-accountant", "", "prv", 0, 0, "rdp|prv", "prv: an interval around the exact value; rdp: the older upper bound") \
+    X(PICK, "privacy", dp_neighbours, "dp-neighbours", "", "add-remove", 0, 0, "add-remove|replace-one", "data sets that must not be told apart differ by a sample that is there or not, or by another in its place") \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
     X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are") \
     X(TEXT, "cluster", cluster, "cluster", "", "", 0, 0, "2x8,intra=25,inter=3", "--dry-run predicts for this cluster: nodes x ranks of a node, then its rates")
@@ -355,7 +360,7 @@ typedef struct {
 static inline bool clash_resume_out(const Options *o, const OptionsGiven *g) { return (void)g, o->resume && !*o->out; }
 static inline bool clash_save_out(const Options *o, const OptionsGiven *g) { return (void)g, o->save_every && !*o->out; }
 static inline bool clash_hellaswag_val(const Options *o, const OptionsGiven *g) { return (void)g, *o->hellaswag && !o->val_every; }
-static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run; }
+static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run && !*o->dp_account; }
 static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { return (void)g, *o->cluster && !o->dry_run; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
@@ -389,11 +394,17 @@ static inline bool clash_block_unused(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_zero_quant_block] && !o->zero_quantized_weights && !o->zero_quantized_gradients;
 }
 
+static inline bool clash_accountant_account(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_dp_accountant] && !*o->dp_account; }
+static inline bool clash_neighbours_account(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_dp_neighbours] && !*o->dp_account; }
+static inline bool clash_replace_rdp(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->dp_neighbours == DP_REPLACE_ONE && o->dp_accountant == DP_RDP;
+}
+
 static const OptionPair option_pairs[] = {
     {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},
     {"save-every", "out", "needs a folder to save into", clash_save_out},
     {"hellaswag", "val-every", "it is scored with each validation: give --val-every steps", clash_hellaswag_val},
-    {"json", "dry-run", "only a dry run prints an object; training writes JSON lines to --log FILE", clash_json_dry},
+    {"json", "dry-run", "only this and --dp-account print an object; training writes JSON lines to --log FILE", clash_json_dry},
     {"cluster", "dry-run", "a real run is on the ranks that there are", clash_cluster_dry},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
@@ -406,6 +417,9 @@ static const OptionPair option_pairs[] = {
     {"zero-gradient-bits", "zero-quantized-gradients", "needs it", clash_bits_gradients},
     {"zero-error-feedback", "zero-quantized-gradients", "needs it", clash_feedback_gradients},
     {"zero-quant-block", "zero-quantized-weights", "nothing is quantized: give this or --zero-quantized-gradients", clash_block_unused},
+    {"dp-accountant", "dp-account", "needs it: nothing else is accounted", clash_accountant_account},
+    {"dp-neighbours", "dp-account", "needs it: nothing else is accounted", clash_neighbours_account},
+    {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
 };
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
 

@@ -8,6 +8,7 @@
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
+//   accountant.h  what private steps give away
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -20,6 +21,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "accountant.h"
 #include "profile.h"
 #include "report.h"
 
@@ -280,12 +282,6 @@ static double sum_losses(Trainer *t, int64_t samples, bool *stop) {
     return sum;
 }
 
-static int64_t count_targets(const Dataset *data, int64_t first, int64_t samples) {
-    int64_t targets = 0;
-    for (int64_t g = first; g < first + samples; g++) { targets += dataset_targets(data, g); }
-    return targets;
-}
-
 static void log_step(Trainer *t, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
     double tokens = (double)(t->samples * t->options.seq_len);
@@ -320,7 +316,7 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
 
 static void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
-    int64_t targets = count_targets(&t->train, t->progress.position, t->samples);
+    int64_t targets = dataset_count_targets(&t->train, t->progress.position, t->samples);
     Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
@@ -371,7 +367,7 @@ static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
         executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
         bool stop = false; // asked of training steps only
         e.loss += sum_losses(t, count, &stop);
-        e.targets += count_targets(data, first, count);
+        e.targets += dataset_count_targets(data, first, count);
         if (data->labels) { comm_all_gather_doubles(&t->comm, t->sample_right, t->sample_bounds); }
         for (int64_t i = 0; i < count; i++) {
             if (data->labels) { e.right += t->sample_right[i] != 0; }
@@ -518,9 +514,12 @@ static void plan(Trainer *t) {
 // The modes that only print; true when there was one.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
-    if (!o->compat && !o->dry_run && !o->show_schedule) { return false; }
-    if (o->compat) {
-        if (t->comm.rank == 0) { options_print_compat(stdout); }
+    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule) { return false; }
+    if (o->compat || *o->dp_account) {
+        if (t->comm.rank == 0 && o->compat) { options_print_compat(stdout); }
+        if (t->comm.rank == 0 && *o->dp_account) {
+            account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json);
+        }
         return true;
     }
     plan(t);
@@ -536,8 +535,7 @@ static bool print_and_stop(Trainer *t) {
     }
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
-    printf("%s\n", line.text);
-    free(line.text);
+    printf("%s\n", line.text), free(line.text);
     return true;
 }
 

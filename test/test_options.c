@@ -117,7 +117,7 @@ static void test_names_stay(void **state) {
         "weight-decay/c", "beta1",          "beta2",          "eps",
         "grad-clip",      "skip-loss-z/sl", "skip-grad-z/sg", "dtype",
         "reduce-dtype",   "recompute",      "ranks-per-node", "show-schedule",
-        "hellaswag",
+        "hellaswag",      "dp-account",     "dp-accountant",  "dp-neighbours",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t n = strcspn(names[i], "/");
@@ -426,6 +426,9 @@ static const char *const clashes[][3] = {
     {"--zero 3 --zero-gradient-bits 4", "zero-gradient-bits", "zero-quantized-gradients"},
     {"--zero 3 --zero-error-feedback", "zero-error-feedback", "zero-quantized-gradients"},
     {"--zero 3 --zero-quant-block 256", "zero-quant-block", "zero-quantized-weights"},
+    {"--dp-accountant rdp", "dp-accountant", "dp-account"},
+    {"--dp-neighbours add-remove", "dp-neighbours", "dp-account"},
+    {"--dp-account x --dp-neighbours replace-one --dp-accountant rdp", "dp-neighbours", "dp-accountant"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
 static void test_every_pair_is_refused(void **state) {
@@ -442,9 +445,23 @@ static void test_every_pair_is_refused(void **state) {
 static void test_near_misses_are_accepted(void **state) {
     (void)state;
     static const char *const lines[] = {
-        "--resume 0",           "--save-every 0", "--save-every 5 --out x",         "--resume --out x",   "--hellaswag file",
-        "--val-every 0",        "--json 0",       "--optimizer sgd --momentum 0.5", "--optimizer sgd",    "--beta1 0.8 --beta2 0.9 --eps 1e-6",
-        "--warmup 5 --steps 5", "--warmup 5",     "--warmup 5 --steps -1",          "--json --dry-run 1", "--cluster=",
+        "--resume 0",
+        "--save-every 0",
+        "--save-every 5 --out x",
+        "--resume --out x",
+        "--hellaswag file",
+        "--val-every 0",
+        "--json 0",
+        "--optimizer sgd --momentum 0.5",
+        "--optimizer sgd",
+        "--beta1 0.8 --beta2 0.9 --eps 1e-6",
+        "--warmup 5 --steps 5",
+        "--warmup 5",
+        "--warmup 5 --steps -1",
+        "--json --dry-run 1",
+        "--json --dp-account x --dp-accountant rdp",
+        "--dp-account x --dp-neighbours replace-one",
+        "--cluster=",
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         Options options;

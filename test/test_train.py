@@ -916,11 +916,13 @@ class Failures(TestCase):
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
              (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32")),
-             (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
-             (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
-             (("zero-gradient-bits", "zero-quantized-gradients"), dict(zero=3, zero_gradient_bits=8)),
-             (("zero-error-feedback", "zero-quantized-gradients"), dict(zero=3, zero_error_feedback=1)),
-             (("zero-quant-block", "zero-quantized-weights"), dict(zero=3, zero_quant_block=64))]
+            (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
+            (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
+            (("zero-gradient-bits", "zero-quantized-gradients"), dict(zero=3, zero_gradient_bits=8)),
+            (("zero-error-feedback", "zero-quantized-gradients"), dict(zero=3, zero_error_feedback=1)),
+            (("zero-quant-block", "zero-quantized-weights"), dict(zero=3, zero_quant_block=64)),
+            (("dp-accountant", "dp-account"), dict(dp_accountant="rdp")), (("dp-neighbours", "dp-account"), dict(dp_neighbours="replace-one")),
+            (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS

@@ -1,0 +1,558 @@
+// accountant.h: what differs between "this sample was in the data" and "it was not" after T private steps: epsilon for a given delta.
+//
+// A step samples every sequence with probability q (Poisson), adds up clipped gradients of norm at most R and noise of standard deviation
+// sigma R. With R = 1 and in the only direction that matters the output is z ~ N(0, sigma^2), or, where the sample is in the data,
+//     add-remove     P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)    against    Q = N(0, sigma^2), and Q against P: the worse of both
+//     replace-one    P as above                                     against    Q = (1 - q) N(0, sigma^2) + q N(-1, sigma^2), symmetric
+// The privacy loss of an output is L(z) = ln P(z)/Q(z), which grows with z. T steps lose the sum of T independent losses, and
+//     delta(epsilon) = E[1 - exp(epsilon - L_1 - ... - L_T)]+ ,  each L_t of z ~ P.
+// A cap on the batch at its mean + 6.5 standard deviations changes none of the digits (dp-accounting's events for truncated sampling).
+//
+// rdp: Renyi divergences of a step, times T, converted (arXiv 1908.10530, 2004.00010 proposition 12) at the orders that dp-accounting tries;
+// at fractional orders the series is summed with absolute values, as there. An upper bound, up to several times too high at small q.
+//
+// prv: the distribution of the sum itself, by FFT (as arXiv 2106.02848), with an interval [low, high] that holds epsilon; high is the claim.
+// delta(epsilon) can only grow when losses or their mass grow, or when U = exp(-L) is spread with its mean kept (the bracket is convex in U);
+// in the other direction it can only fall. So, with the losses x_i = first + i h as a grid (arXiv 2207.04380 for the upper end):
+//     high   what lies between x_i and x_i+1 is split over both so that P's and Q's mass stay; losses beyond the grid are infinite
+//     low    what lies left and right of x_i is merged into x_i, as much of the left as the right can lift to x_i
+// Both are wrong by about T h^2, of opposite signs: the grid is refined until they meet. The masses are integrals of positive functions
+// (Gauss-Legendre, three points on panels so short that its error is far below ROUNDING_OF_MASS), so nothing cancels.
+// The sum of T losses is a circular convolution. Masses are multiplied by exp(theta x) before it (tilted: theta + 1 is the order at which
+// Renyi would convert), which puts the sum's bulk where epsilon is: errors are then relative to delta, however small delta is, where
+// an untilted FFT has a floor. Bounds that the interval carries:
+//     masses, tilt    relative errors e of each mass: a factor (1 + e)^T of delta
+//     grid            a computed grid point is off by rounding, T times: added to epsilon
+//     window          what lies outside of the N grid points that are kept comes back elsewhere: Chernoff's bound of its tilted mass
+//     beyond the grid MASS_BEYOND of delta: the high end counts such losses as infinite, the low end leaves them out
+//     FFT             ||error||_2 <= 13 u log2(N) ||data||_2 (Higham, Accuracy and Stability, theorem 24.2; roots of unity to 7 u), times T
+//                     for the power; in long double, as T and a heavy tail multiply it: u = 2^-64 on x86
+// An own FFT of 40 lines: FFTW would be a dependency that CI has to install, for a tenth of the time, and states no such bound.
+#ifndef ACCOUNTANT_H
+#define ACCOUNTANT_H
+
+#include "base.h" // die
+
+#include <float.h> // LDBL_EPSILON
+
+typedef struct {
+    double q, sigma, delta; // (0, 1]; noise over clipping threshold; (0, 1)
+    int64_t steps;
+    bool rdp, replace_one; // else prv, add-remove
+} PrivacySetting;
+
+typedef struct {
+    double low, high; // epsilon is between; high is what may be claimed. rdp knows no lower end: 0
+} PrivacyLoss;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rdp
+
+enum { RDP_ORDERS = 99 + 53 + 4 }; // 1.1, 1.2 ... 10.9, 11, 12 ... 63, 128, 256, 512, 1024
+static inline double rdp_order(int i) { return i < 99 ? (double)(11 + i) / 10 : i < 152 ? i - 88 : (double)(128 << (i - 152)); }
+
+static inline double log_add_exp(double a, double b) { // of terms; -INFINITY stands for 0
+    double most = fmax(a, b);
+    return most == -INFINITY ? most : most + log1p(exp(fmin(a, b) - most));
+}
+static inline double log_erfc(double x) { // far out by its asymptotic series
+    double v = 1 / (2 * x * x);
+    return x < 20 ? log(erfc(x)) : -x * x - log(x * 1.7724538509055160) + log1p(-v * (1 - 3 * v * (1 - 5 * v)));
+}
+static inline double log_binomial(double n, double k) { return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1); } // of its absolute value
+
+// ln E_Q[(P/Q)^n] for whole orders n: the binomial sum less 1, whose terms are all positive.
+static inline double rdp_log_moment_whole(double q, double sigma, int n) {
+    double sum = -INFINITY;
+    for (int k = 2; k <= n; k++) {
+        double c = k * (k - 1) / (2 * sigma * sigma);
+        sum = log_add_exp(sum, log_binomial(n, k) + (n - k) * log1p(-q) + k * log(q) + c + log(-expm1(-c)));
+    }
+    return log_add_exp(0, sum);
+}
+// The same for orders between: two series, of the integrals below and above the point where both parts of P are equal.
+static inline double rdp_log_moment(double q, double sigma, double order) {
+    double sum = -INFINITY, before[2] = {-INFINITY, -INFINITY}, wide = 1 / (sqrt(2.0) * sigma), middle = sigma * sigma * log(1 / q - 1) + 0.5;
+    for (int i = 0; i < 1000; i++) {
+        double j = order - i, binomial = log_binomial(order, i) - log(2.0);
+        double below = binomial + i * log(q) + j * log1p(-q) + i * (i - 1) * wide * wide + log_erfc((i - middle) * wide);
+        double above = binomial + j * log(q) + i * log1p(-q) + j * (j - 1) * wide * wide + log_erfc((middle - j) * wide);
+        sum = log_add_exp(sum, log_add_exp(below, above));
+        if (below < before[0] && above < before[1] && fmax(below, above) < sum - 30) { return sum; }
+        before[0] = below, before[1] = above;
+    }
+    return INFINITY; // another order will do
+}
+// Renyi divergence of one step.
+static inline double rdp_of_step(double q, double sigma, double order) {
+    if (q == 1) { return order / (2 * sigma * sigma); }
+    int whole = (int)order;
+    double below = rdp_log_moment_whole(q, sigma, whole), part = order - whole, log_moment = part ? rdp_log_moment(q, sigma, order) : below;
+    // Near 0 the series is lost in rounding; the moments' logarithm is convex in the order, so the chord is above it.
+    if (part && log_moment < 1e-9) { log_moment = (1 - part) * below + part * rdp_log_moment_whole(q, sigma, whole + 1); }
+    return log_moment / (order - 1);
+}
+// The order that gives it goes to *best, where that is wanted.
+static inline double rdp_epsilon(const PrivacySetting *s, double *best) {
+    double least = INFINITY;
+    for (int i = 0; i < RDP_ORDERS; i++) {
+        double order = rdp_order(i), r = (double)s->steps * rdp_of_step(s->q, s->sigma, order);
+        double epsilon = s->delta * s->delta + expm1(-r) > 0 ? 0 : r + log1p(-1 / order) - log(s->delta * order) / (order - 1); // 0: by total variation
+        if (epsilon < least) {
+            least = epsilon;
+            if (best) { *best = order; }
+        }
+    }
+    return fmax(least, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// prv: losses of one step
+
+static const double ROUNDING = 0x1p-53, ROUNDING_OF_MASS = 1e-12; // relative; the second of integrals with their exponentials
+static const double MASS_BEYOND = 1e-5;                           // of delta: what losses beyond the grid may add
+
+// Losses of one step in bins of equal width h. A bin's surplus is its mass of P less exp(x_i) times its mass of Q, its deficit is
+// exp(x_i+1) times its mass of Q less its mass of P: both positive.
+typedef struct {
+    double first, h;
+    int64_t bins, middle;      // middle: the bin with most mass
+    double *surplus, *deficit; // [bins]
+    double below, above;       // mass of P beyond the ends
+} Losses;
+
+static inline double normal_above(double u) { return 0.5 * erfc(u * 0.70710678118654752); }
+static inline double loss_to_nothing(const PrivacySetting *s, double z) { // ln P(z) / N(0, sigma^2)(z)
+    double y = (z - 0.5) / (s->sigma * s->sigma), more = s->q * expm1(y);
+    return more > -0.5 ? log1p(more) : log(1 - s->q + s->q * exp(y)); // each where it does not cancel
+}
+static inline double loss_of(const PrivacySetting *s, double z) { return loss_to_nothing(s, z) - (s->replace_one ? loss_to_nothing(s, -z) : 0); }
+static inline double output_of(const PrivacySetting *s, double loss) { // where the loss is this
+    double v = s->sigma * s->sigma;
+    if (s->replace_one) { return v * (loss / 2 + asinh((1 - s->q) * sinh(loss / 2) / s->q * exp(0.5 / v))); }
+    return 0.5 + v * (loss > -0.5 ? log1p(expm1(loss) / s->q) : log((exp(loss) - (1 - s->q)) / s->q));
+}
+// Density at z of N(0, sigma^2) times q |w(z) - w(anchor)|, where w(z) = exp((z - 1/2) / sigma^2).
+static inline double mass_against(const PrivacySetting *s, double z, double anchor) {
+    double v = s->sigma * s->sigma;
+    return s->q * exp((fmax(z, anchor) - 0.5 - 0.5 * z * z) / v) * -expm1(-fabs(z - anchor) / v) * (0.3989422804014327 / s->sigma);
+}
+static inline double mass_above(const PrivacySetting *s, double z) { return (1 - s->q) * normal_above(z / s->sigma) + s->q * normal_above((z - 1) / s->sigma); }
+
+// Adds the integrals from z to z + width of a bin between the outputs a and b, whose losses have the exponentials ea and eb.
+static inline void losses_add_panel(const PrivacySetting *s, double z, double width, double a, double b, double ea, double eb, double *surplus,
+                                    double *deficit) {
+    static const double at[3] = {0.11270166537925831, 0.5, 0.88729833462074169}, weight[3] = {5.0 / 18, 8.0 / 18, 5.0 / 18};
+    for (int i = 0; i < 3; i++) {
+        double y = z + at[i] * width, gain = mass_against(s, y, a), lack = mass_against(s, y, b);
+        if (s->replace_one) { gain += ea * mass_against(s, -y, -a), lack += eb * mass_against(s, -y, -b); }
+        *surplus += weight[i] * width * gain;
+        *deficit += weight[i] * width * lack;
+    }
+}
+// Outputs beyond +-this do not count.
+static inline double output_end(const PrivacySetting *s) { return 1 + s->sigma * sqrt(2 * log((double)s->steps / (MASS_BEYOND * s->delta))); }
+
+// The losses of P against Q, on a grid that begins `shift` bins before the least; or `turned`, of Q against P: they change sign, and
+// surplus and deficit change places.
+static inline Losses losses_make(const PrivacySetting *s, double h, double shift, bool turned) {
+    double end = output_end(s), least = loss_of(s, -end), first = least - shift * h, a = -end, most = 0;
+    Losses l = {first, h, 1 + (int64_t)ceil((loss_of(s, end) - least) / h), 0, NULL, NULL, 0, 0};
+    l.surplus = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
+    l.deficit = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
+    for (int64_t i = 0; i < l.bins; i++) {
+        double b = output_of(s, first + (double)(i + 1) * h), ea = exp(fmax(first + (double)i * h, least)), eb = exp(first + (double)(i + 1) * h);
+        double steep = (1 + fmax(fabs(a), fabs(b))) / (s->sigma * s->sigma), gain = 0, lack = 0; // steep: how fast exponents change
+        int64_t panels = (int64_t)fmin(fmax(ceil((b - a) * steep / 0.04), 1), 1e6), at = turned ? l.bins - 1 - i : i;
+        double width = (b - a) / (double)panels;
+        for (int64_t k = 0; k < panels; k++) { losses_add_panel(s, a + (double)k * width, width, a, b, ea, eb, &gain, &lack); }
+        if (i == 0) { gain += (gain + lack) / (eb - ea) * (ea - exp(first)); } // the mass of Q, whose surplus is that above the grid's first point
+        l.surplus[at] = turned ? lack / eb : gain;
+        l.deficit[at] = turned ? gain / exp(first + (double)i * h) : lack;
+        if (gain + lack > most) { most = gain + lack, l.middle = at; }
+        a = b;
+    }
+    l.above = mass_above(s, a);
+    l.below = (1 - s->q) * normal_above(end / s->sigma) + s->q * normal_above((end + 1) / s->sigma);
+    if (turned) { l.first = -(first + (double)l.bins * h), l.below = normal_above(a / s->sigma), l.above = normal_above(end / s->sigma); }
+    return l;
+}
+static inline void losses_free(Losses *l) { free(l->surplus), free(l->deficit), l->surplus = l->deficit = NULL; }
+
+// For the low end: share[i] is how much of bin i is merged into its right end, the rest is merged into the left. What is merged must not lack
+// mass of P: from both ends on, a bin lifts what its neighbour's other part can take, so errors shrink as masses grow. They meet in the middle
+// (the bin with most mass), where a part is left over (negative: is wanted twice), which is rounded down. Returns this part.
+static inline double losses_merge(const Losses *l, double *share) {
+    double lift = 0, needed = 0; // share of the next bin that can go up; that has to stay down
+    for (int64_t i = l->bins - 1; i > l->middle; i--) {
+        share[i] = fmin(1, lift);
+        lift = (1 - share[i]) * l->surplus[i] / l->deficit[i - 1];
+    }
+    for (int64_t i = 0; i < l->middle; i++) {
+        share[i] = fmin(1 - needed, l->surplus[i + 1] / l->deficit[i]);
+        needed = l->surplus[i + 1] > 0 ? share[i] * l->deficit[i] / l->surplus[i + 1] : 0;
+    }
+    share[l->middle] = fmin(1 - needed, lift);
+    return 1 - needed - lift;
+}
+// Shifts the grid until nothing is left over, T times: the rest changes its sign from bin to bin, so a shift below 1 does it.
+static inline Losses losses_align(const PrivacySetting *s, double h, bool turned, double **share) {
+    double at[2] = {0, 1}, rest[2] = {0, 0}, shift = 0;
+    for (int tries = 0, side = 0;; tries++) {
+        Losses l = losses_make(s, h, shift, turned);
+        *share = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
+        double left = losses_merge(&l, *share) * (l.middle % 2 ? -1 : 1), lost = (double)s->steps * fabs(left) * (l.surplus[l.middle] + l.deficit[l.middle]);
+        if (lost < 1e-5 || tries == 12) { return l; }
+        if (tries == 0) { rest[0] = left, rest[1] = -left; }
+        int now = (left > 0) != (rest[0] > 0); // the end that moves: regula falsi, where an end that stays twice counts half
+        if (tries > 1 && now == side) { rest[!now] /= 2; }
+        side = now, at[now] = shift, rest[now] = left;
+        shift = (at[0] * rest[1] - at[1] * rest[0]) / (rest[1] - rest[0]);
+        losses_free(&l), free(*share);
+    }
+}
+
+// The same as masses at the grid points first + i h.
+enum { END_LOW, END_HIGH };
+typedef struct {
+    double first, h, infinite; // infinite: mass of losses that count as infinite, of the high end
+    int64_t points;
+    double *mass[2]; // [points] of END_LOW, END_HIGH
+} LossGrid;
+static inline LossGrid grid_make(const PrivacySetting *s, double h, bool turned) {
+    double *share, part = 1 / -expm1(-h), less = exp(-h);
+    Losses l = losses_align(s, h, turned, &share);
+    LossGrid g = {l.first, h, l.above, l.bins + 1, {NULL, NULL}};
+    for (int e = 0; e < 2; e++) { g.mass[e] = (double *)checked_calloc((size_t)g.points, sizeof(double), "privacy losses"); }
+    g.mass[END_HIGH][0] = l.below;
+    for (int64_t i = 0; i < l.bins; i++) {
+        double up = part * l.surplus[i], down = part * less * l.deficit[i];
+        g.mass[END_HIGH][i] += down;
+        g.mass[END_HIGH][i + 1] += up;
+        g.mass[END_LOW][i] += (1 - share[i]) * (up + down);
+        g.mass[END_LOW][i + 1] += share[i] * (up + down);
+    }
+    losses_free(&l), free(share);
+    return g;
+}
+static inline void grid_free(LossGrid *g) { free(g->mass[END_LOW]), free(g->mass[END_HIGH]); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// FFT of n = 2^k complex numbers, in place; the frequencies come in bit-reversed order, which the inverse expects.
+
+typedef struct {
+    long double re, im;
+} FftNumber;
+
+static inline FftNumber fft_product(FftNumber a, FftNumber b) {
+    FftNumber c = {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+    return c;
+}
+// Roots of unity for every size up to n: those of size m are at [m / 2, m).
+static inline FftNumber *fft_roots(int64_t n) {
+    FftNumber *roots = (FftNumber *)checked_malloc((size_t)n * sizeof(FftNumber), "roots of unity");
+    for (int64_t k = 0; k < n / 2; k++) {
+        long double angle = -6.283185307179586476925286766559L * (long double)k / (long double)n;
+        roots[n / 2 + k].re = cosl(angle), roots[n / 2 + k].im = sinl(angle);
+    }
+    for (int64_t i = n / 2 - 1; i > 0; i--) { roots[i] = roots[2 * i]; }
+    return roots;
+}
+// Sizes are halved depth first, so that small ones stay in the cache.
+static inline void fft_forward(FftNumber *a, int64_t n, const FftNumber *roots) {
+    if (n == 1) { return; }
+    const FftNumber *w = roots + n / 2;
+    for (int64_t k = 0; k < n / 2; k++) {
+        FftNumber x = a[k], y = a[k + n / 2], difference = {x.re - y.re, x.im - y.im};
+        a[k].re = x.re + y.re, a[k].im = x.im + y.im;
+        a[k + n / 2] = fft_product(difference, w[k]);
+    }
+    fft_forward(a, n / 2, roots), fft_forward(a + n / 2, n / 2, roots);
+}
+static inline void fft_inverse(FftNumber *a, int64_t n, const FftNumber *roots) { // times n
+    if (n == 1) { return; }
+    fft_inverse(a, n / 2, roots), fft_inverse(a + n / 2, n / 2, roots);
+    const FftNumber *w = roots + n / 2;
+    for (int64_t k = 0; k < n / 2; k++) {
+        FftNumber back = {w[k].re, -w[k].im}, x = a[k], y = fft_product(a[k + n / 2], back);
+        a[k].re = x.re + y.re, a[k].im = x.im + y.im;
+        a[k + n / 2].re = x.re - y.re, a[k + n / 2].im = x.im - y.im;
+    }
+}
+static inline FftNumber fft_power(FftNumber a, int64_t exponent) { // at least 1
+    FftNumber result = {1, 0};
+    for (; exponent > 1; exponent /= 2, a = fft_product(a, a)) {
+        if (exponent % 2) { result = fft_product(result, a); }
+    }
+    return fft_product(result, a);
+}
+// Takes re and im, each a real sequence, to their circular convolutions with themselves `times` times, times n.
+static inline void fft_convolve(FftNumber *a, int64_t n, int64_t times, const FftNumber *roots) {
+    fft_forward(a, n, roots);
+    for (int64_t first = 0, last = 0; first < n; first = last ? 2 * first : 1, last = 2 * first - 1) { // frequency -f is last + first - j where f is j
+        for (int64_t j = first; 2 * j <= first + last; j++) {
+            FftNumber *x = &a[j], *y = &a[first + last - j];
+            FftNumber of_re = {(x->re + y->re) / 2, (x->im - y->im) / 2}, of_im = {(x->im + y->im) / 2, (y->re - x->re) / 2};
+            of_re = fft_power(of_re, times), of_im = fft_power(of_im, times);
+            x->re = of_re.re - of_im.im, x->im = of_re.im + of_im.re;
+            y->re = of_re.re + of_im.im, y->im = of_im.re - of_re.im;
+        }
+    }
+    fft_inverse(a, n, roots);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// prv: the sum of all steps' losses
+
+// ln of the sum of masses times exp(theta x).
+static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
+    long double sum = 0;
+    for (int64_t i = 0; i < g->points; i++) {
+        double half = exp(theta / 2 * (g->first + (double)i * g->h)), mass = g->mass[end][i];
+        if (mass > 0) { sum += mass * half * half; } // halves: the product is finite where one factor alone is not
+    }
+    return log((double)sum);
+}
+// For golden sections: ln of the bound that Chernoff's t gives of the sum being `epsilon` or more, where sums are tilted by theta; or, with
+// epsilon NAN, the loss that exp(-FAR) of the tilted sum reaches. sign -1: from the other end.
+static const double FAR = 24;
+static inline double chernoff(const LossGrid *g, double T, double theta, double base, double sign, double t, double epsilon) {
+    double grown = T * (grid_log_moment(g, END_HIGH, theta + sign * t) - base);
+    return isnan(epsilon) ? (grown + FAR) / t : grown - t * epsilon;
+}
+// The t > 0 with the least of it, which falls, then rises with ln t.
+static inline double chernoff_best(const LossGrid *g, double T, double theta, double sign, double epsilon) {
+    double from = log(1e-6), to = log(1e9), base = grid_log_moment(g, END_HIGH, theta), golden = 0.6180339887498949;
+    double a = to - golden * (to - from), b = from + golden * (to - from);
+    double at_a = chernoff(g, T, theta, base, sign, exp(a), epsilon), at_b = chernoff(g, T, theta, base, sign, exp(b), epsilon);
+    for (int left = 30; left; left--) {
+        if (at_a <= at_b) { // infinities are at the upper end
+            to = b, b = a, at_b = at_a, a = to - golden * (to - from);
+            at_a = chernoff(g, T, theta, base, sign, exp(a), epsilon);
+        } else {
+            from = a, a = b, at_a = at_b, b = from + golden * (to - from);
+            at_b = chernoff(g, T, theta, base, sign, exp(b), epsilon);
+        }
+    }
+    return exp(a);
+}
+
+// How the sum of one direction is computed: tilted by exp(theta x), in a window from `from` to `to`, with Chernoff's bounds of what lies
+// left and right of it taken at theta - left and theta + right. Nothing here has to be exact: the bounds hold for any choice.
+typedef struct {
+    bool turned, below;                         // below: epsilon was found to lie left of the window, which then moves
+    double range, theta, left, right, from, to; // range: of one step's losses
+    PrivacyLoss loss;
+} Direction;
+
+static inline void direction_plan(Direction *d, const PrivacySetting *s, const LossGrid *g) {
+    double T = (double)s->steps, epsilon = d->loss.high;
+    if (isinf(epsilon)) {
+        d->theta = chernoff_best(g, T, 0, 1, NAN);
+        epsilon = (T * grid_log_moment(g, END_HIGH, d->theta) - log(s->delta)) / d->theta;
+    }
+    d->theta = chernoff_best(g, T, 0, 1, epsilon);
+    double base = grid_log_moment(g, END_HIGH, d->theta);
+    d->right = chernoff_best(g, T, d->theta, 1, NAN), d->left = chernoff_best(g, T, d->theta, -1, NAN);
+    d->to = chernoff(g, T, d->theta, base, 1, d->right, NAN), d->from = -chernoff(g, T, d->theta, base, -1, d->left, NAN);
+}
+
+// The sum's tilted masses, of the low end as re and of the high end as im.
+typedef struct {
+    FftNumber *mass; // [n] of the losses from + k h
+    int64_t n;
+    double from, h, theta;
+    double scale;            // ln of what a tilted mass at loss 0 counts
+    double beyond[2], error; // tilted mass outside of the window; bound of the FFT's error, as the norm of all masses
+} LossSum;
+
+static inline LossSum sum_make(const LossGrid *g, const Direction *d, int64_t steps, int64_t n) {
+    double T = (double)steps, base = grid_log_moment(g, END_HIGH, d->theta), norm = 0;
+    int64_t start = (int64_t)floor((d->from - T * g->first) / g->h);
+    LossSum sum = {NULL, n, T * g->first + (double)start * g->h, g->h, d->theta, T * base, {0, 0}, 0};
+    FftNumber *ring = (FftNumber *)checked_calloc((size_t)n, sizeof(FftNumber), "privacy losses"), *roots = fft_roots(n);
+    for (int64_t i = 0; i < g->points; i++) {
+        double half = exp((d->theta * (g->first + (double)i * g->h) - base) / 2);
+        ring[i % n].re += g->mass[END_LOW][i] * half * half;
+        ring[i % n].im += g->mass[END_HIGH][i] * half * half;
+    }
+    for (int64_t i = 0; i < n; i++) { norm += (double)(ring[i].re * ring[i].re + ring[i].im * ring[i].im); }
+    fft_convolve(ring, n, steps, roots);
+    free(roots);
+    sum.mass = (FftNumber *)checked_malloc((size_t)n * sizeof(FftNumber), "privacy losses");
+    for (int64_t k = 0; k < n; k++) {
+        FftNumber m = ring[((start + k) % n + n) % n];
+        sum.mass[k].re = fmaxl(m.re, 0) / (double)n, sum.mass[k].im = fmaxl(m.im, 0) / (double)n;
+    }
+    free(ring);
+    double unit = (double)LDBL_EPSILON / 2, relative = 13 * unit * log2((double)n),
+           grown = exp(T * relative * sqrt((double)n * norm));            // of a frequency above 1
+    sum.error = 4 * (T + 1) * (relative + 3 * unit) * sqrt(norm) * grown; // 4: two sequences that share re and im, both ways
+    sum.beyond[END_HIGH] = exp(T * (grid_log_moment(g, END_HIGH, d->theta + d->right) - base) - d->right * (sum.from + (double)n * g->h));
+    sum.beyond[END_LOW] =
+        sum.beyond[END_HIGH] + exp(T * (grid_log_moment(g, END_LOW, d->theta - d->left) - base) + d->left * (sum.from - (double)(n / 9) * g->h));
+    return sum;
+}
+
+// Where delta(epsilon) of one end, with all its bounds, falls below delta. `factor` and `infinite`: bounds of masses' errors and beyond the grid.
+static inline double sum_epsilon(const LossSum *sum, int end, double delta, double factor, double infinite) {
+    double r = exp(-sum->theta * sum->h), shrink = exp(-sum->h), rest = -expm1(-sum->h), square = r * r, fall = -expm1(-2 * sum->theta * sum->h);
+    // The norm of the weights exp(-theta y) (1 - exp(-y)) over the grid, at most that of exp(-theta y) min(1, y).
+    double weights = sqrt(fmin(sum->h * sum->h * square * (1 + square) / (fall * fall * fall), (double)sum->n));
+    int64_t start = end == END_HIGH ? sum->n - 1 : sum->n - 1 - sum->n / 9;
+    double slack = (end == END_HIGH ? 1 : -1) * (sum->beyond[end] + sum->error * weights), above = 0, gained = 0, before = 0;
+    for (int64_t k = start; k >= 0; k--) {
+        double x = sum->from + (double)k * sum->h;
+        // sums over all y > x of tilted masses times exp(-theta (y - x)), and of these times 1 - exp(x - y)
+        gained = r * (shrink * gained + rest * above);
+        above = (double)(end == END_HIGH ? sum->mass[k].im : sum->mass[k].re) + r * above;
+        double value = infinite + factor * exp(sum->scale - sum->theta * x) * fmax(gained + slack, 0);
+        if (!(value <= delta) && k == start) { return end == END_HIGH ? INFINITY : x; }
+        if (!(value <= delta)) { return x + log1p((value - delta) / (value - before) * expm1(sum->h)); } // between grid points delta is linear in exp(epsilon)
+        if (x <= 0) { return 0; }
+        before = value;
+    }
+    return end == END_HIGH ? sum->from : 0; // it is below the window
+}
+
+static inline Direction direction_start(const PrivacySetting *s, bool turned) {
+    double end = output_end(s), range = loss_of(s, end) - loss_of(s, -end);
+    Direction d = {turned, false, range, 0, 0, 0, 0, 0, {0, INFINITY}};
+    LossGrid g = grid_make(s, range / 8192, turned);
+    direction_plan(&d, s, &g);
+    grid_free(&g);
+    return d;
+}
+// Narrows the direction's interval by an FFT over n points.
+static inline void direction_refine(Direction *d, const PrivacySetting *s, int64_t n) {
+    double T = (double)s->steps, h = fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (1 << 24));
+    LossGrid g = grid_make(s, h, d->turned);
+    if (g.points < 1 << 16 || d->below) { direction_plan(d, s, &g); }
+    LossSum sum = sum_make(&g, d, s->steps, n);
+    double far = fmax(fabs(g.first), fabs(g.first + (double)g.points * h));
+    double mass = T * (ROUNDING_OF_MASS + 8 * ROUNDING * d->theta * far), grid = T * 8 * ROUNDING * (far - log(s->q) + 1);
+    double high = sum_epsilon(&sum, END_HIGH, s->delta, exp(mass), T * g.infinite);
+    d->below = high > 0 && high == sum.from;
+    d->loss.high = fmin(d->loss.high, grid + high);
+    d->loss.low = fmax(d->loss.low, -grid + sum_epsilon(&sum, END_LOW, s->delta, exp(-mass), 0));
+    grid_free(&g);
+    free(sum.mass);
+}
+
+// Finer and finer grids until the interval is narrow, or until `target` is not in it any more (NAN: there is none).
+enum { PRV_MOST_POINTS = 1 << 22 };
+static const double PRV_WIDTH[2] = {5e-4, 1e-4}; // of an answer; for a comparison
+static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
+    int directions = s->replace_one || s->q == 1 ? 1 : 2; // the others are symmetric
+    Direction d[2] = {direction_start(s, false), direction_start(s, true)};
+    PrivacyLoss loss = {0, INFINITY};
+    bool moved = true;
+    for (int64_t n = 1 << 12, moves = 0; n <= PRV_MOST_POINTS && loss.high - loss.low > PRV_WIDTH[!isnan(target)]; n *= moved && moves++ < 20 ? 1 : 4) {
+        moved = false;
+        for (int i = 0; i < directions; i++) {
+            if (d[i].loss.high > loss.low) { direction_refine(&d[i], s, n), moved |= d[i].below; } // else the other one is worse
+            loss.low = fmax(loss.low, d[i].loss.low);
+        }
+        loss.high = fmax(d[0].loss.high, directions == 2 ? d[1].loss.high : 0);
+        if (loss.high <= target || loss.low > target) { break; }
+    }
+    return loss;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Answers
+
+static const double LEAST_SIGMA = 0.1, MOST_SIGMA = 1e4, SIGMA_STEP = 1e-4, MOST_STEPS = 1e9;
+
+// Epsilon of a setting, by its accountant; where only a comparison with `target` is wanted (else NAN), no narrower than that needs.
+static inline PrivacyLoss account_epsilon(const PrivacySetting *s, double target) {
+    PrivacyLoss loss = {0, INFINITY};
+    if (s->rdp) { loss.high = rdp_epsilon(s, NULL); }
+    return s->rdp ? loss : prv_epsilon(s, target);
+}
+
+// Between a number of units that keeps epsilon and one that does not, the last that does, or one that is short of it by less than 1 in 10,000.
+// A unit: SIGMA_STEP of sigma, or a step. Both ends' epsilons (0: not known) tell where to look; every second time it is half way.
+static inline int64_t account_search(PrivacySetting s, double epsilon, bool of_sigma, int64_t keeps, int64_t fails) {
+    double at_keeps = 0, at_fails = 0;
+    for (int tries = 0; llabs(keeps - fails) > max_i64(1, min_i64(keeps, fails) / 10000); tries++) {
+        double part = tries % 2 && at_keeps > 0 && at_fails > 0 ? log(epsilon / at_keeps) / log(at_fails / at_keeps) : 0.5;
+        double guess = exp((1 - part) * log((double)max_i64(keeps, 1)) + part * log((double)fails));
+        int64_t middle = max_i64(min_i64(keeps, fails) + 1, min_i64(max_i64(keeps, fails) - 1, (int64_t)guess));
+        if (of_sigma) {
+            s.sigma = (double)middle * SIGMA_STEP;
+        } else {
+            s.steps = middle;
+        }
+        PrivacyLoss loss = account_epsilon(&s, epsilon);
+        if (loss.high <= epsilon) {
+            keeps = middle, at_keeps = loss.high;
+        } else {
+            fails = middle, at_fails = isinf(loss.high) ? 0 : loss.high;
+        }
+    }
+    return keeps;
+}
+// The smallest sigma, to 1e-4, with which the setting keeps epsilon; INFINITY: none does.
+static inline double account_sigma(const PrivacySetting *s, double epsilon) {
+    PrivacySetting most = *s;
+    most.sigma = MOST_SIGMA;
+    if (account_epsilon(&most, epsilon).high > epsilon) { return INFINITY; }
+    return SIGMA_STEP * (double)account_search(*s, epsilon, true, (int64_t)(MOST_SIGMA / SIGMA_STEP), (int64_t)(LEAST_SIGMA / SIGMA_STEP) - 1);
+}
+// The largest number of steps, to 1 in 10,000, with which it keeps epsilon; 0: not even one does.
+static inline int64_t account_steps(const PrivacySetting *s, double epsilon) { return account_search(*s, epsilon, false, 0, (int64_t)MOST_STEPS + 1); }
+
+// What --dp-account says: q, delta and two of sigma, steps, epsilon, each once, in any order. Ends the program on anything else.
+enum { ACCOUNT_Q, ACCOUNT_DELTA, ACCOUNT_SIGMA, ACCOUNT_STEPS, ACCOUNT_EPSILON, ACCOUNT_KEYS };
+static const char *const ACCOUNT_HINT = "such as q=0.01,sigma=1,steps=1000,delta=1e-5; epsilon= in the place of sigma or steps asks for that";
+static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
+    static const char *const keys[ACCOUNT_KEYS] = {"q", "delta", "sigma", "steps", "epsilon"};
+    const double low[ACCOUNT_KEYS] = {1e-12, 1e-100, LEAST_SIGMA, 1, 1e-6}, high[ACCOUNT_KEYS] = {1, 0.999999, MOST_SIGMA, MOST_STEPS, 1000};
+    char copy[1000], *rest = copy, *end = NULL;
+    int given = 0;
+    snprintf(copy, sizeof copy, "%s", text);
+    for (int i = 0; i < ACCOUNT_KEYS; i++) { value[i] = NAN; }
+    for (char *item; (item = strsep(&rest, ",")); given++) {
+        int i = 0;
+        size_t length = strcspn(item, "=");
+        while (i < ACCOUNT_KEYS && (strlen(keys[i]) != length || strncmp(item, keys[i], length))) { i++; }
+        if (i == ACCOUNT_KEYS || !item[length]) {
+            die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account takes q=, delta=, sigma=, steps=, epsilon=, found \"%.80s\"", item);
+        }
+        if (!isnan(value[i])) { die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account: %s= is given twice", keys[i]); }
+        value[i] = strtod(item + length + 1, &end);
+        if (end == item + length + 1 || *end || !(value[i] >= low[i] && value[i] <= high[i]) || (i == ACCOUNT_STEPS && value[i] != floor(value[i]))) {
+            const char *kind = i == ACCOUNT_STEPS ? "whole number" : "number";
+            die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account: %s must be a %s from %g to %g, found \"%.80s\"", keys[i], kind, low[i], high[i], item + length + 1);
+        }
+    }
+    if (given != 4 || isnan(value[ACCOUNT_Q]) || isnan(value[ACCOUNT_DELTA])) {
+        die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account needs q=, delta= and two of sigma=, steps=, epsilon=, found \"%.200s\"", text);
+    }
+}
+// Prints what --dp-account asks for as a table, or as one JSON object.
+static inline void account_answer(FILE *to, const char *text, bool rdp, bool replace_one, bool json) {
+    const char *accountant = rdp ? "rdp" : "prv", *neighbours = replace_one ? "replace-one" : "add-remove";
+    double value[ACCOUNT_KEYS], *sigma = &value[ACCOUNT_SIGMA], target;
+    account_parse(text, value);
+    target = value[ACCOUNT_EPSILON];
+    PrivacySetting s = {value[ACCOUNT_Q], *sigma, value[ACCOUNT_DELTA], isnan(value[ACCOUNT_STEPS]) ? 0 : (int64_t)value[ACCOUNT_STEPS], rdp, replace_one};
+    if (isnan(*sigma)) { s.sigma = account_sigma(&s, target); }
+    if (s.steps == 0) { s.steps = account_steps(&s, target); }
+    if (isinf(s.sigma) || s.steps == 0) {
+        die(EXIT_INPUT, "ask for more epsilon or delta, or sample less", "--dp-account: no %s keeps epsilon %g", isinf(s.sigma) ? "sigma" : "step", target);
+    }
+    PrivacyLoss loss = account_epsilon(&s, NAN);
+    if (json) {
+        fprintf(to, "{\"epsilon\":%.17g,\"low\":%.17g,\"high\":%.17g,\"delta\":%.17g,\"q\":%.17g,\"sigma\":%.17g,\"steps\":%" PRId64, loss.high, loss.low,
+                loss.high, s.delta, s.q, s.sigma, s.steps);
+        fprintf(to, ",\"accountant\":\"%s\",\"neighbours\":\"%s\"}\n", accountant, neighbours);
+        return;
+    }
+    fprintf(to, "epsilon    %.6f (by %s; certainly between %.6f and %.6f)\n", loss.high, accountant, loss.low, loss.high);
+    fprintf(to, "delta      %g\nneighbours %s\n", s.delta, neighbours);
+    fprintf(to, "of         %" PRId64 " steps that sample with probability %g (Poisson) and add noise of %g clipping thresholds\n", s.steps, s.q, s.sigma);
+}
+
+#endif

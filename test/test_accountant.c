@@ -1,0 +1,317 @@
+// test_accountant.c: proves that epsilons are right: against tables of dp-accounting 0.6.0 and prv-accountant 0.2.0, closed forms (the Gaussian
+// mechanism, a single step) and a direct integral (two steps); that the interval holds the exact value and is narrow; that epsilon moves the
+// right way with each parameter; that sigma and steps that are asked for keep epsilon and the next ones do not; that nonsense is refused.
+#include "accountant.h"
+
+#include <setjmp.h> // cmocka needs it
+#include <stddef.h> // cmocka needs it
+
+#include <cmocka.h> // after the headers it needs
+
+#include "child.h" // tests of die()
+
+static bool all_tests(void) { return getenv("TEST_ALL") && *getenv("TEST_ALL"); }
+static PrivacySetting setting(double q, double sigma, double steps, double delta, bool replace_one) {
+    PrivacySetting s = {q, sigma, delta, (int64_t)steps, false, replace_one};
+    return s;
+}
+static void check_close(const char *what, double found, double expected, double tolerance) {
+    if (!(fabs(found - expected) <= tolerance)) { fail_msg("%s: expected %.9g to %g, found %.9g", what, expected, tolerance, found); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tables of dp-accounting and prv-accountant
+
+static const struct {
+    double q, sigma, at[7];
+} divergences[] = {
+    {1, 1.0, {1, 1.5, 2, 4, 8, 16, 32}},
+    {0.1, 2.0, {0.0028362283, 0.0043736583, 0.006003283, 0.01372543, 0.045291839, 1.6272023, 5.6608673}},
+    {0.02, 1.5, {2.2382435e-4, 3.4011758e-4, 4.5957035e-4, 9.7347444e-4, 0.0022850015, 3.0729464, 10.248104}},
+    {0.01, 1.0, {1.7181342e-4, 2.6463757e-4, 3.6315405e-4, 8.9364391e-4, 3.0878508, 11.246276, 27.321732}},
+    {0.001, 0.8, {3.7707261e-6, 5.7042018e-6, 7.6735307e-6, 1.7707299e-5, 5.1317278, 17.869414, 42.982598}},
+};
+static void test_divergences(void **state) {
+    (void)state;
+    static const double orders[7] = {2, 3, 4, 8, 16, 32, 64};
+    for (size_t i = 0; i < sizeof divergences / sizeof divergences[0]; i++) {
+        for (int j = 0; j < 7; j++) {
+            double expected = divergences[i].at[j];
+            check_close("divergence", rdp_of_step(divergences[i].q, divergences[i].sigma, orders[j]), expected, 1e-6 * expected);
+        }
+    }
+    check_close("fractional", rdp_of_step(0.01, 1, 1.5), 1.3237e-4, 1e-8); // five digits are known
+    // Where the series has no digits left, orders between are still above the whole one below, and below the one above.
+    double below = rdp_of_step(1e-7, 1, 3), between = rdp_of_step(1e-7, 1, 3.5), above = rdp_of_step(1e-7, 1, 4);
+    assert_true(0 < below && below < between && between < above);
+}
+static void test_orders(void **state) {
+    (void)state;
+    static const double some[][2] = {{0, 1.1}, {9, 2}, {98, 10.9}, {99, 11}, {151, 63}, {152, 128}, {155, 1024}};
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) { assert_true(rdp_order((int)some[i][0]) == some[i][1]); }
+    assert_int_equal(RDP_ORDERS, 156);
+}
+
+// prv and replace: prv-accountant's estimate and dp-accounting's PLD, whose own errors are within the tolerances: 1e-3; 1 % for H and V.
+static const struct {
+    const char *name;
+    double q, sigma, steps, delta, rdp, order, prv, replace, relative;
+    bool quick;
+} rows[] = {
+    {"A", 256.0 / 60000, 1.1, 14063, 1e-5, 2.5967, 8.1, 2.3817, 4.2215, 0, true},
+    {"B", 0.01, 4.0, 10000, 1e-5, 1.0355, 17, 0.9469, 1.9932, 0, true},
+    {"C", 0.01, 1.0, 1000, 1e-5, 2.1014, 7.8, 1.8282, 2.8434, 0, true},
+    {"D", 0.001, 0.8, 10000, 1e-6, 1.7036, 8.2, 0.9472, 1.3252, 0, false},
+    {"F", 0.0005, 0.6, 20000, 1e-7, 3.8262, 5.0, 2.9661, 3.1383, 0, false},
+    {"H", 1e-4, 1.0, 100000, 1e-8, 0.8885, 18, 0.1994, 0.3350, 0.01, false},
+    {"I", 0.02, 1.5, 500, 1e-6, 1.7188, 13, 1.5768, 2.7830, 0, true},
+    {"K", 1, 10, 100, 1e-5, 4.7285, 5.4, 4.3772, 9.9973, 0, true},
+    {"L", 1, 1, 1, 1e-5, 4.7285, 5.4, 4.3772, 9.9973, 0, true},
+    {"V", 4.0802e-5, 0.614, 100000, 1.1e-10, 3.2301, 7.3, 1.711, 1.72, 0.01, true},
+};
+static void check_row(size_t i, bool replace_one) {
+    PrivacySetting s = setting(rows[i].q, rows[i].sigma, rows[i].steps, rows[i].delta, replace_one);
+    PrivacyLoss loss = account_epsilon(&s, NAN);
+    double expected = replace_one ? rows[i].replace : rows[i].prv;
+    check_close(rows[i].name, loss.high, expected, fmax(1e-3, rows[i].relative * expected));
+    if (!(loss.low <= loss.high && loss.high - loss.low <= 0.002)) { fail_msg("%s: from %.9g to %.9g", rows[i].name, loss.low, loss.high); }
+}
+static void test_rows(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        double order = 0;
+        PrivacySetting s = setting(rows[i].q, rows[i].sigma, rows[i].steps, rows[i].delta, false);
+        check_close(rows[i].name, rdp_epsilon(&s, &order), rows[i].rdp, 6e-5); // of numbers with four digits
+        assert_true(order == rows[i].order);
+        if (!rows[i].quick && !all_tests()) { continue; }
+        check_row(i, false);
+        if (rows[i].name[0] != 'V' || all_tests()) { check_row(i, true); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Exact deltas of one step and of two
+
+typedef struct {
+    double q, sigma;
+    bool replace_one, turned;
+} Pair;
+static long double normal_tail(long double u) { return 0.5L * erfcl(u / sqrtl(2)); }
+static long double ratio(const Pair *p, long double z) { // of the mixture that is at +1 to the one at 0
+    return 1 - (long double)p->q + (long double)p->q * expl((z - 0.5L) / ((long double)p->sigma * (long double)p->sigma));
+}
+static long double reference_loss(const Pair *p, long double z) {
+    long double loss = logl(ratio(p, z)) - (p->replace_one ? logl(ratio(p, -z)) : 0);
+    return p->turned ? -loss : loss;
+}
+static long double mixture_tail(const Pair *p, long double z, long double at) { // mass above z
+    return (1 - (long double)p->q) * normal_tail(z / (long double)p->sigma) + (long double)p->q * normal_tail((z - at) / (long double)p->sigma);
+}
+// P's mass where the loss is above epsilon less exp(epsilon) times Q's.
+static long double delta_of_step(const Pair *p, long double epsilon) {
+    long double from = -60 * (long double)p->sigma - 60, to = -from, sign = p->turned ? -1 : 1;
+    for (int i = 0; i < 200; i++) { // the output at which the loss is epsilon: at and beyond it on one side
+        long double middle = (from + to) / 2;
+        if (sign * (reference_loss(p, middle) - epsilon) > 0) {
+            to = middle;
+        } else {
+            from = middle;
+        }
+    }
+    long double mixed = mixture_tail(p, to, 1), other = p->replace_one ? mixture_tail(p, to, -1) : normal_tail(to / (long double)p->sigma);
+    return p->turned ? (1 - other) - expl(epsilon) * (1 - mixed) : mixed - expl(epsilon) * other;
+}
+// The same of two steps: over the first one's outputs, by the trapezoidal rule, what the second adds.
+static long double delta_of_two(const Pair *p, long double epsilon) {
+    long double sum = 0, v = (long double)p->sigma * (long double)p->sigma, end = 12 * (long double)p->sigma + 1, h = 2 * end / 4000;
+    for (int i = 0; i <= 4000; i++) {
+        long double z = -end + h * i, density = expl(-z * z / (2 * v)) / sqrtl(2 * 3.14159265358979323846L * v);
+        sum += h * density * (p->turned ? 1 : ratio(p, z)) * delta_of_step(p, epsilon - reference_loss(p, z));
+    }
+    return sum;
+}
+// Delta falls with epsilon: at `low` it must not be below, at `high` not above the one that was asked for. 1e-9: rounding of the reference.
+static void check_deltas(const PrivacySetting *s, PrivacyLoss loss) {
+    long double at[2] = {0, 0};
+    for (int end = 0; end < 2; end++) {
+        for (int turned = 0; turned < (s->replace_one ? 1 : 2); turned++) { // the worse of both directions
+            Pair p = {s->q, s->sigma, s->replace_one, turned == 1};
+            long double epsilon = (long double)(end ? loss.high : loss.low);
+            at[end] = fmaxl(at[end], s->steps == 1 ? delta_of_step(&p, epsilon) : delta_of_two(&p, epsilon));
+        }
+    }
+    bool right = (loss.low == 0 || at[0] >= (long double)(s->delta * (1 - 1e-9))) && at[1] <= (long double)(s->delta * (1 + 1e-9));
+    if (!right || loss.high - loss.low > 0.002) {
+        fail_msg("q %g sigma %g steps %d delta %g replace %d: from %.9g to %.9g, with deltas %.9Lg and %.9Lg", s->q, s->sigma, (int)s->steps, s->delta,
+                 s->replace_one, loss.low, loss.high, at[0], at[1]);
+    }
+}
+static const struct {
+    double q, sigma, delta;
+} exact[] = {{0.3, 0.7, 1e-3}, {0.01, 0.5, 1e-6}, {0.9, 2, 1e-9}, {0.001, 0.4, 1e-5}, {0.5, 3, 0.01}, {1, 1.3, 1e-12}, {0.1, 1, 0.2}};
+static void test_one_step(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof exact / sizeof exact[0]; i++) {
+        PrivacySetting s = setting(exact[i / 2].q, exact[i / 2].sigma, 1, exact[i / 2].delta, i % 2);
+        check_deltas(&s, account_epsilon(&s, NAN));
+    }
+}
+static void test_two_steps(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * (all_tests() ? sizeof exact / sizeof exact[0] : 2); i++) {
+        PrivacySetting s = setting(exact[i / 2].q, exact[i / 2].sigma, 2, exact[i / 2].delta, i % 2);
+        check_deltas(&s, account_epsilon(&s, NAN));
+    }
+}
+// Every sample in every step: the Gaussian mechanism with mu = sqrt(steps) / sigma (twice that for replace-one).
+static double gaussian_epsilon(long double mu, long double delta) {
+    long double from = 0, to = 2000;
+    for (int i = 0; i < 200; i++) {
+        long double e = (from + to) / 2, found = normal_tail(e / mu - mu / 2) - expl(e + logl(normal_tail(e / mu + mu / 2)));
+        if (found > delta) {
+            from = e;
+        } else {
+            to = e;
+        }
+    }
+    return (double)to;
+}
+static void test_gaussian(void **state) {
+    (void)state;
+    static const double cases[][3] = {{10, 100, 1e-5}, {1, 1, 1e-5}, {5, 1, 1e-30}, {100, 1000000, 1e-8}, {300, 400, 1e-3}, {2, 12, 1e-15}};
+    assert_true(fabs(gaussian_epsilon(1, 1e-5L) - 4.3771781) < 1e-7);
+    for (size_t i = 0; i < 2 * (all_tests() ? sizeof cases / sizeof cases[0] : 3); i++) {
+        const double *c = cases[i / 2];
+        PrivacySetting s = setting(1, c[0], c[1], c[2], i % 2);
+        PrivacyLoss loss = account_epsilon(&s, NAN);
+        double expected = gaussian_epsilon((i % 2 ? 2 : 1) * sqrtl((long double)c[1]) / (long double)c[0], (long double)c[2]);
+        if (!(loss.low <= expected && expected <= loss.high && loss.high - loss.low <= 0.002)) {
+            fail_msg("sigma %g steps %g delta %g replace %d: %.9g is not from %.9g to %.9g", c[0], c[1], c[2], (int)(i % 2), expected, loss.low, loss.high);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What always holds
+
+static void test_monotonic(void **state) {
+    (void)state;
+    for (int i = 0; i < 8; i++) { // a tenth more of each moves epsilon by more than the interval
+        PrivacySetting s = setting(0.02, 1.2, 300, 1e-5, i % 2), more = s;
+        if (i / 2 == 0) { more.q *= 1.1; }
+        if (i / 2 == 1) { more.steps = more.steps * 11 / 10; }
+        if (i / 2 == 2) { more.sigma /= 1.1; }
+        if (i / 2 == 3) { more.delta /= 1.1; }
+        assert_true(account_epsilon(&more, NAN).low > account_epsilon(&s, NAN).high);
+        s.rdp = more.rdp = true;
+        assert_true(account_epsilon(&more, NAN).high > account_epsilon(&s, NAN).high);
+    }
+    PrivacySetting add = setting(0.02, 1.2, 300, 1e-5, false), replace = setting(0.02, 1.2, 300, 1e-5, true);
+    assert_true(account_epsilon(&replace, NAN).low > account_epsilon(&add, NAN).high);
+}
+static void test_random_settings(void **state) {
+    (void)state;
+    for (uint64_t i = 0; i < (all_tests() ? 200 : 12); i++) {
+        double u[4];
+        for (uint64_t j = 0; j < 4; j++) { u[j] = random_uniform(7, i, j); }
+        PrivacySetting s = setting(pow(10, -3 * u[0]), 0.6 + 3 * u[1], floor(pow(10, 3 * u[2])), pow(10, -2 - 8 * u[3]), false);
+        PrivacyLoss loss = account_epsilon(&s, NAN);
+        double bound = rdp_epsilon(&s, NULL);
+        bool right = 0 <= loss.low && loss.low <= loss.high && loss.high <= bound + 0.002 && loss.low <= bound;
+        if (!right || (loss.high < 20 && loss.high - loss.low > 0.002)) {
+            fail_msg("q %g sigma %g steps %d delta %g: from %.9g to %.9g, rdp %.9g", s.q, s.sigma, (int)s.steps, s.delta, loss.low, loss.high, bound);
+        }
+    }
+}
+static void test_seldom_sampled(void **state) { // not once, but with a probability below delta
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        PrivacySetting s = setting(1e-12, 0.5, 1000, 1e-6, i);
+        PrivacyLoss loss = account_epsilon(&s, NAN);
+        assert_true(loss.low == 0 && loss.high < 1e-3);
+    }
+}
+static void test_searches(void **state) {
+    (void)state;
+    static const double targets[][6] = {{1024.0 / 42061, 411, 8e-6, 8, 0.7183, 0.6828},
+                                        {0.01, 1000, 1e-5, 1, 1.5131, 1.4146}}; // q, steps, delta, epsilon, sigma: rdp, prv
+    for (int i = all_tests() ? 0 : 1; i < 2; i++) {
+        for (int rdp = 0; rdp < 2; rdp++) {
+            PrivacySetting s = setting(targets[i][0], 0, targets[i][1], targets[i][2], false);
+            s.rdp = rdp;
+            s.sigma = account_sigma(&s, targets[i][3]);
+            check_close("sigma", s.sigma, targets[i][rdp ? 4 : 5], 2e-4);
+            assert_true(account_epsilon(&s, NAN).high <= targets[i][3] + 5e-4);
+            int64_t steps = account_steps(&s, targets[i][3]);
+            assert_true(steps >= s.steps && steps <= s.steps + 2 + s.steps / 1000);
+        }
+    }
+    PrivacySetting never = setting(1, 0, 1e9, 1e-30, false);
+    never.rdp = true;
+    assert_true(isinf(account_sigma(&never, 0.001)));
+    never.sigma = 1, never.steps = 0;
+    assert_int_equal(account_steps(&never, 0.001), 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// --dp-account
+
+static void answer(const void *text) { account_answer(stdout, (const char *)text, true, false, true); }
+static void test_refused_texts(void **state) {
+    (void)state;
+    static const char *const texts[][2] = {
+        {"", "found \"\""},
+        {"q=0.01", "needs q="},
+        {"q=0.01,sigma=1,steps=10", "needs q="},
+        {"q=0.01,sigma=1,steps=10,delta=1e-5,epsilon=1", "needs q="},
+        {"sigma=1,steps=10,delta=1e-5,epsilon=1", "needs q="},
+        {"q=0.01,q=0.01,sigma=1,steps=10,delta=1e-5", "q= is given twice"},
+        {"q=0.01,sigma=1,steps=10,delta=1e-5,", "found \"\""},
+        {"q=0.01,sigma=1,steps=10,gamma=1e-5", "found \"gamma=1e-5\""},
+        {"q=0.01,sigma=1,steps=10,delta", "found \"delta\""},
+        {"q,sigma=1,steps=10,delta=1e-5", "found \"q\""},
+        {"=1,sigma=1,steps=10,delta=1e-5", "found \"=1\""},
+        {"q=,sigma=1,steps=10,delta=1e-5", "q must be a number from 1e-12 to 1, found \"\""},
+        {"q=nan,sigma=1,steps=10,delta=1e-5", "q must be a number"},
+        {"q=0,sigma=1,steps=10,delta=1e-5", "q must be a number"},
+        {"q=1.1,sigma=1,steps=10,delta=1e-5", "q must be a number"},
+        {"q=1,sigma=inf,steps=10,delta=1e-5", "sigma must be a number"},
+        {"q=1,sigma=0,steps=10,delta=1e-5", "sigma must be a number"},
+        {"q=1,sigma=1x,steps=10,delta=1e-5", "found \"1x\""},
+        {"q=1,sigma=1,steps=1.5,delta=1e-5", "steps must be a whole number"},
+        {"q=1,sigma=1,steps=0,delta=1e-5", "steps must be a whole number"},
+        {"q=1,sigma=1,steps=1e10,delta=1e-5", "steps must be a whole number"},
+        {"q=1,sigma=1,steps=10,delta=0", "delta must be a number"},
+        {"q=1,sigma=1,steps=10,delta=1", "delta must be a number"},
+        {"q=1,sigma=1,delta=1e-30,epsilon=0.001", "no step keeps epsilon 0.001"},
+        {"q=1,steps=1e9,delta=1e-30,epsilon=0.001", "no sigma keeps epsilon 0.001"},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        char message[4096];
+        int code = run_child(answer, texts[i][0], message, sizeof message);
+        if (code != EXIT_INPUT || !strstr(message, texts[i][1])) { fail_msg("\"%s\": found exit code %d: %s", texts[i][0], code, message); }
+    }
+}
+static void test_answer(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    account_answer(f, "delta=1e-5,steps=1e3,q=1e-2,sigma=1", true, false, true); // any order
+    fclose(f);
+    double epsilon = 0, low = 0, high = 0;
+    assert_int_equal(sscanf(text, "{\"epsilon\":%lf,\"low\":%lf,\"high\":%lf,\"delta\":", &epsilon, &low, &high), 3);
+    check_close("epsilon", epsilon, 2.1014, 6e-5);
+    assert_true(high == epsilon && low == 0);
+    assert_non_null(strstr(text, ",\"q\":0.01,\"sigma\":1,\"steps\":1000,\"accountant\":\"rdp\",\"neighbours\":\"add-remove\"}\n"));
+    free(text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_divergences),    cmocka_unit_test(test_orders),   cmocka_unit_test(test_rows),          cmocka_unit_test(test_one_step),
+        cmocka_unit_test(test_two_steps),      cmocka_unit_test(test_gaussian), cmocka_unit_test(test_monotonic),     cmocka_unit_test(test_random_settings),
+        cmocka_unit_test(test_seldom_sampled), cmocka_unit_test(test_searches), cmocka_unit_test(test_refused_texts), cmocka_unit_test(test_answer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
