@@ -32,7 +32,7 @@
 #endif
 
 enum {
-    NCCL_MOST = 256,    // collectives under way
+    NCCL_MOST = 1024,   // collectives under way
     NCCL_GROUPS = 256,  // with a communicator
     NCCL_SHARED = 1024, // registered pieces of memory
     STAGED_MOST = 2,
@@ -233,7 +233,7 @@ static inline CommHandle nccl_start(Comm *c, const CommOp *op) {
     if (op->group->n == 1) { return copy_to_myself(n->stream, op); }
     comm_bytes_sent(op->kind, op->group, op->group->me, op->bounds, comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes, c->bytes[op->kind]);
     if (op->bounds[op->group->n] == 0 && op->kind != COMM_ALL_TO_ALL) { return 0; }
-    while (n->started - c->transport.done == NCCL_MOST) { // more than a step has: by any means, wait
+    while (n->started - c->transport.done == NCCL_MOST) { // more than most steps have: by any means, wait
         (void)cuda_done(cudaStreamQuery(n->carrier));
         comm_progress();
     }
@@ -385,15 +385,16 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     free(all);
     return apart;
 }
-// Makes counted collectives of up to `elements` fp32 elements carry over this rank's GPU. All ranks.
-static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements) {
+// Makes counted collectives of up to `elements` fp32 elements or so many bytes of records, sent and received, carry over this rank's GPU.
+// All ranks.
+static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records) {
     int sharing;
     if (gpus_apart(c, &sharing)) {
         size_t packed = wire == DTYPE_BF16 && c->ranks > 1 ? (size_t)elements * 2 : 0;
         comm_allocate(c, packed ? memory_take(MEMORY_BUFFERS, packed, "messages") : NULL, packed);
         nccl_open(c, s);
     } else {
-        staged_open(c, s, (size_t)elements * 4, comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES));
+        staged_open(c, s, (size_t)max_i64(elements * 4, (int64_t)records), comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES));
     }
     c->transport.sharing = sharing;
 }

@@ -83,7 +83,7 @@ enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-
     X(FLAG, "ZeRO", zero_quantized_gradients, "zero-quantized-gradients", "", "0", 0, 1, "", "qgZ: gradients are reduced by two exchanges of INT4 or INT8") \
     X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK, QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
-    X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one")  \
+    X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one; begins anew with each checkpoint")  \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
     X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are") \
     X(TEXT, "cluster", cluster, "cluster", "", "", 0, 0, "2x8,intra=25,inter=3", "--dry-run predicts for this cluster: nodes x ranks of a node, then its rates")

@@ -1,8 +1,8 @@
 // report.h: the numbers the program always tells. Predictions before anything is allocated, progress in the loop, predicted
 // against measured at the end; for people on the terminal, and as JSON lines for programs (names in docs/formats.md).
 //
-// Predictions are sums over the action list: memory from the layouts that will be carved, traffic from what each REDUCE will
-// send, time from the simulator with the rates measured at start. Rank 0 speaks.
+// Predictions are sums over the action list: memory from the layouts that will be carved, traffic from what each PREFETCH and REDUCE
+// will send, time from the simulator with the rates measured at start. Rank 0 speaks.
 #ifndef REPORT_H
 #define REPORT_H
 
@@ -168,9 +168,10 @@ static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Zero
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
-    bool levels = groups->across.n > 1;
+    const Group *all = groups->all, *between = groups->across.n > 1 ? &groups->across : &groups->node;
     measure_messages(rates, LINK_INTRA, s, comm, &groups->node, 1 << 20);
-    measure_messages(rates, LINK_INTER, s, comm, levels ? &groups->across : &groups->node, 1 << 18); // may be a slow link
+    rates->message_bytes_per_s[LINK_INTER] = INFINITY;
+    if (group_link(all, 0, all->n - 1) == LINK_INTER) { measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18); } // may be a slow link
     rates->device = ops_device(&rates->peak_flops_per_s);
     if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
     forget_peak_memory();
@@ -251,7 +252,7 @@ typedef struct {
     double T;
 } Costs;
 // A PREFETCH or REDUCE of this rank: its messages, level by level, and what is made into records and from them.
-static inline ActionCost message_cost(const Costs *c, const Action *a) {
+static inline ActionCost message_cost(const Costs *c, const Action *a) { // of this rank: it stands for all
     ZeroMessage m[2];
     ActionCost cost = {store_coding_bytes(c->store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
     for (int k = action_messages(c->store, a, m) - 1; k >= 0; k--) {
@@ -415,9 +416,18 @@ static inline void predict(const RunFacts *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Does it fit?
 static inline int memory_sharers(const RunFacts *run) { return ops_memory_apart() ? run->comm->transport.sharing : run->comm->local_ranks; }
-static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) { // by all ranks on this memory
+// By all ranks on this memory, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step, for which the store has
+// another layout.
+static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) {
     size_t memory[MEMORY_KINDS];
-    predict_memory(run, rows, recompute, memory);
+    const Store *s = run->store;
+    ZeroPolicy policy = s->policy;
+    policy.accumulates = run->options->batch_tokens && ceil_div(run->samples, run->ranks->n) > rows;
+    Store planned = store_plan(run->model, s->groups.all, policy, s->dtype, s->wire, s->adam);
+    RunFacts facts = *run;
+    facts.store = &planned;
+    predict_memory(&facts, rows, recompute, memory);
+    store_free(&planned);
     return (double)(memory_device(memory) - memory_device(memory_taken)) * memory_sharers(run);
 }
 // Which flags would make the run fit into `there` bytes, as text: the micro-batch halved until it does, without and with recomputation.

@@ -3,6 +3,7 @@
 // Reading order: this file from the bottom (main is the recipe) to the top; then
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
+//   quantize.h    numbers in 8 or 4 bits for messages
 //   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
@@ -11,10 +12,11 @@
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
 #include "ops_cpu.h"
-// Makes the program's collectives, over up to `elements` fp32 elements, possible: MPI reaches the processor's memory.
-static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements) {
+// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, possible: MPI reaches the processor's
+// memory.
+static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records) {
     size_t bytes = comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES);
-    (void)s;
+    (void)s, (void)records;
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
@@ -166,7 +168,7 @@ static void setup_schedule(Trainer *t) {
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most);
+    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes);
     store_join(&t->store, &t->comm);
 }
 

@@ -77,6 +77,9 @@ static inline ZeroPolicy zero_policy(const Options *o, int ranks, bool accumulat
     return z;
 }
 
+// Do whole gradients come and go, in each micro-step? One rank has nothing to divide.
+static inline bool zero_reduces_often(const ZeroPolicy *z, int ranks) { return z->stage >= 2 && ranks > 1; }
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Slices
 
@@ -121,6 +124,13 @@ static inline int shelf_rooms(const GptModel *m, int n, bool apart) {
 static inline int shelf_room(const GptModel *m, int n, bool apart, int storage) {
     bool shares = gpt_storage_class(m, storage) == STORAGE_BLOCK && shelf_rooms(m, n, apart);
     return shares ? storage % ROOMS : -1;
+}
+
+static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, int n, int storage) {
+    return zero_reduces_often(z, n) ? shelf_room(m, n, z->accumulates, storage) : -1;
+}
+static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, int n, int storage) {
+    return z->stage >= 3 ? shelf_room(m, n, z->quantized_weights, storage) : -1;
 }
 
 typedef enum { SHELF_NONE, SHELF_WHOLE, SHELF_SLICES, SHELF_ROOMS } ShelfLayout; // whole arrays; slices; slices, and rooms for whole ones
@@ -187,6 +197,7 @@ typedef struct {
     const Batch *batch; // NULL: nothing
     int hop;            // 0: being filled; 1, 2: the exchange it is in
     bool add;           // the slices have sums of earlier micro-steps
+    int64_t step;
     CommHandle handle;
     char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
 } Parcel;
@@ -200,7 +211,7 @@ typedef struct {
     DType dtype, wire; // of working parameters; of gradient messages
     bool adam;         // two moments, else one
     // layout
-    Slices slices, near_slices, weight_records, gradient_records; // elements, elements, bytes, bytes
+    Slices slices, near_slices, weight_records, gradient_records; // elements, elements; bytes, where quantized
     Batch *batches;                                               // NULL: gradients are not quantized
     int *batch_of;                                                // [storages]
     int batch_count;
@@ -300,8 +311,9 @@ static inline Batch store_plan_batch(const Store *s, int first, int last) {
 }
 static inline int64_t batch_bytes(const Store *s, const Batch *b) { // of its parcel
     const Group *all = s->groups.all;
-    return round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64) + round_up(b->to_nodes[all->nodes], 64) +
-           round_up(b->from_nodes[all->nodes], 64);
+    int64_t inside = round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
+    int64_t between = round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
+    return inside + (s->groups.across.n > 1 ? between : 0);
 }
 static inline void store_plan_batches(Store *s) {
     s->batches = (Batch *)checked_calloc((size_t)s->model->storages, sizeof(Batch), "batches");
@@ -318,8 +330,7 @@ static inline void store_plan_batches(Store *s) {
     }
 }
 
-// Decides where everything lies. Takes no memory but tables: predictions ask it, too. all must outlive the store. policy.partition
-// is at most the ranks.
+// Decides where everything lies. Takes no memory but tables: predictions ask it, too. all must outlive the store.
 static inline Store store_plan(const GptModel *m, const Group *all, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
     Store s;
     memset(&s, 0, sizeof s);
@@ -333,7 +344,7 @@ static inline Store store_plan(const GptModel *m, const Group *all, ZeroPolicy p
     s.weight_records = slices_make(m, all->n, grain, policy.quantized_weights ? &policy.weights : NULL);
     s.gradient_records = slices_make(m, all->n, grain, policy.quantized_gradients ? &policy.gradients : NULL);
     if (policy.quantized_gradients && divides) { store_plan_batches(&s); }
-    const ShelfLayout params = policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, grads = policy.stage >= 2 && divides ? SHELF_ROOMS : SHELF_WHOLE;
+    const ShelfLayout params = policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, grads = zero_reduces_often(&policy, all->n) ? SHELF_ROOMS : SHELF_WHOLE;
     const ShelfLayout optimizer = policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
     const int me = all->me;
     s.params = shelf_plan(m, params, &s.slices, me, dtype_size(dtype), policy.quantized_weights);
@@ -355,8 +366,17 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
         s->params.rooms + s->grads.rooms + s->codes.held + s->codes.rooms + s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
-// Makes the collectives of a planned store possible.
-static inline void store_join(Store *s, Comm *comm) { comm_join(comm, &s->groups.near), comm_join(comm, &s->groups.node), comm_join(comm, &s->groups.across); }
+// Makes the collectives of a planned store possible; those among all ranks are.
+static inline void store_join(Store *s, Comm *comm) {
+    Group *parts[] = {&s->groups.near, &s->groups.node, &s->groups.across};
+    for (int i = 0; i < 3; i++) {
+        if (parts[i]->n == s->groups.all->n) {
+            parts[i]->channel = s->groups.all->channel;
+        } else {
+            comm_join(comm, parts[i]);
+        }
+    }
+}
 
 // Takes the memory of a planned store, after store_join. comm and stream must outlive it. All members call it, in one order with what else
 // they start.
@@ -427,8 +447,9 @@ typedef struct {
     const int64_t *bounds; // of what is sent
     size_t element_bytes;
 } ZeroMessage;
+static inline bool store_gathers_records(const Store *s, bool near) { return s->policy.quantized_weights && !near; }
 static inline ZeroMessage store_gather_message(const Store *s, int storage, bool near) {
-    bool coded = s->policy.quantized_weights && !near;
+    bool coded = store_gathers_records(s, near);
     const Slices *slices = near ? &s->near_slices : coded ? &s->weight_records : &s->slices;
     ZeroMessage m = {COMM_ALL_GATHER, near ? &s->groups.near : s->groups.all, slices_of(s, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
@@ -449,9 +470,9 @@ static inline double store_coding_bytes(const Store *s, int storage, bool reduce
     double elements = (double)gpt_storage_elements(s->model, storage), size = (double)dtype_size(s->dtype);
     const int64_t *records = slices_of(s, reduces ? &s->gradient_records : &s->weight_records, storage);
     double coded = (double)records[s->groups.all->n];
-    if (reduces) { return s->parcel_bytes ? elements * 4 + 3 * coded : 0; } // made, added on the node, made again, added: the sums are few
+    if (reduces) { return s->batches ? elements * 4 + 3 * coded : 0; } // made, added on the node, made again, added: the sums are few
     double kept = store_has_secondary(s) && !near ? elements * 2 * size / s->groups.near.n : 0;
-    return kept + (s->policy.quantized_weights && !near ? coded + elements * size : 0);
+    return kept + (store_gathers_records(s, near) ? coded + elements * size : 0);
 }
 
 // Brings `slice`, this member's part of the message, into its place in the whole array, and starts the gather.
@@ -467,7 +488,7 @@ static inline void store_prefetch(Store *s, int storage, int64_t version, bool n
     assert(version == s->updates[storage]);
     (void)version;
     near = near && s->near_valid[storage];
-    bool coded = s->policy.quantized_weights && !near;
+    bool coded = store_gathers_records(s, near);
     const Shelf *from = near ? &s->secondary : coded ? &s->codes : &s->params;
     store_gather(s, storage, store_gather_message(s, storage, near), shelf_whole(coded ? from : &s->params, storage), shelf_slice(from, storage), step);
     s->arriving[storage] = near ? GATHER_NEAR : GATHER_PRIMARY;
@@ -564,7 +585,7 @@ static inline void store_finish_reduce(Store *s, int storage) {
 }
 // Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    int room = s->policy.stage >= 2 ? shelf_room(s->model, s->groups.all->n, s->policy.accumulates, storage) : -1;
+    int room = zero_grad_room(s->model, &s->policy, s->groups.all->n, storage);
     int before = room < 0 ? storage : s->occupant[room];
     if (s->fresh[storage] && before >= 0) { store_finish_reduce(s, before); }
     if (room >= 0) { s->occupant[room] = storage; }
@@ -589,7 +610,7 @@ static inline void parcel_send_on(Store *s, Parcel *p) {
             in += store_record(s, storage, n, local);
         }
     }
-    comm_label(s->comm, "gradient", b->last, s->comm->step);
+    comm_label(s->comm, "gradient", b->last, p->step);
     p->handle = comm_all_to_all(s->comm, &s->groups.across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
@@ -608,13 +629,13 @@ static inline void parcel_finish(Store *s, Parcel *p) {
     p->hop = 0;
 }
 // Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members start them in one order.
-static inline Parcel *parcel_open(Store *s, const Batch *b, bool add) {
+static inline Parcel *parcel_open(Store *s, const Batch *b, bool add, int64_t step) {
     const Group *all = s->groups.all;
     int index = (int)(s->parcels++ % PARCELS);
     Parcel *p = &s->parcel[index];
     parcel_finish(s, p);
     parcel_send_on(s, &s->parcel[1 - index]);
-    p->batch = b, p->add = add;
+    p->batch = b, p->add = add, p->step = step;
     p->sent = s->parcel_base + (size_t)index * s->parcel_bytes;
     p->received = p->sent + round_up(b->to_node[all->locals], 64);
     p->onward = p->received + round_up(b->from_node[all->locals], 64);
@@ -635,8 +656,7 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
     const Group *all = s->groups.all;
     const Batch *b = &s->batches[s->batch_of[storage]];
-    s->comm->step = step;
-    Parcel *p = storage == b->first ? parcel_open(s, b, add) : &s->parcel[(s->parcels + PARCELS - 1) % PARCELS];
+    Parcel *p = storage == b->first ? parcel_open(s, b, add, step) : &s->parcel[(s->parcels + PARCELS - 1) % PARCELS];
     for (int l = 0; l < all->locals; l++) {
         char *out = p->sent + b->to_node[l];
         for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
@@ -657,7 +677,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     bool accumulate, add = s->summed[storage];
     if (s->fresh[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = s->summed[storage] = true;
-    if (s->parcel_base) {
+    if (s->batches) {
         store_reduce_coded(s, storage, add, step);
         return;
     }
@@ -735,13 +755,10 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, int 
     map.by_input = (bool(*)[2])checked_calloc((size_t)m->units, sizeof *map.by_input, "unit map");
     map.param_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
     map.grad_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
-    map.gathers = policy->stage >= 3, map.reduces_often = policy->stage >= 2 && ranks > 1;
+    map.gathers = policy->stage >= 3, map.reduces_often = zero_reduces_often(policy, ranks);
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
-    for (int s = 0; s < m->storages; s++) {
-        map.param_room[s] = map.gathers ? shelf_room(m, ranks, policy->quantized_weights, s) : -1;
-        map.grad_room[s] = map.reduces_often ? shelf_room(m, ranks, policy->accumulates, s) : -1;
-    }
+    for (int s = 0; s < m->storages; s++) { map.param_room[s] = zero_param_room(m, policy, ranks, s), map.grad_room[s] = zero_grad_room(m, policy, ranks, s); }
     return map;
 }
 
@@ -765,39 +782,33 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
     *in = out;
 }
 
-// PREFETCH in the order of the uses, each as soon as its storage, and whatever else is in its room, is released: at most ROOMS units
-// travel beside the one that computes. From the secondary copies (near) where an earlier gather of the step has made them; a pass
-// that does not train takes them if they are there.
-typedef struct {
-    int *busy;  // [storages] gathers whose use has not ended
-    int *room;  // [ROOMS] the same
-    bool *seen; // [storages] gathered before in this step
-    int ahead;  // gathers before their ACQUIRE
-} Gathering;
+// PREFETCH in the order of the uses, each as soon as its storage, and whatever else is in its room, is released; at most 2 ROOMS storages
+// before their ACQUIRE. From the secondary copies (near) where an earlier gather of the step has made them; a pass that does not train
+// takes them if they are there.
 static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in, bool training) {
     Schedule out = {NULL, 0, 0};
-    int room[ROOMS] = {0};
-    Gathering g = {(int *)checked_calloc((size_t)map->storages, sizeof(int), "lowering"), room, (bool *)checked_calloc((size_t)map->storages, 1, "lowering"),
-                   0};
+    bool *busy = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"); // gathered, and its use has not ended
+    bool *seen = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"), taken[ROOMS] = {false};
+    int ahead = 0; // gathers before their ACQUIRE
     for (int i = 0, next = 0; i < in->count; i++) {
-        for (; next < in->count && g.ahead < 2 * ROOMS; next++) { // a unit has at most two storages
+        for (; next < in->count && ahead < 2 * ROOMS; next++) {
             Action a = in->actions[next];
             if (a.kind != ACT_ACQUIRE) { continue; }
-            int shared = map->param_room[a.storage];
-            if (g.busy[a.storage] || (shared >= 0 && room[shared])) { break; }
-            a.kind = ACT_PREFETCH, a.near = policy->partition > 1 && (g.seen[a.storage] || !training);
-            g.busy[a.storage] = 1, g.seen[a.storage] = true, g.ahead++;
-            if (shared >= 0) { room[shared] = 1; }
+            int room = map->param_room[a.storage];
+            if (busy[a.storage] || (room >= 0 && taken[room])) { break; }
+            a.kind = ACT_PREFETCH, a.near = policy->partition > 1 && (seen[a.storage] || !training);
+            busy[a.storage] = seen[a.storage] = true, ahead++;
+            if (room >= 0) { taken[room] = true; }
             schedule_add(&out, a);
         }
         Action a = in->actions[i];
         schedule_add(&out, a);
-        g.ahead -= a.kind == ACT_ACQUIRE;
+        ahead -= a.kind == ACT_ACQUIRE;
         if (a.kind != ACT_RELEASE) { continue; }
-        g.busy[a.storage] = 0;
-        if (map->param_room[a.storage] >= 0) { room[map->param_room[a.storage]] = 0; }
+        busy[a.storage] = false;
+        if (map->param_room[a.storage] >= 0) { taken[map->param_room[a.storage]] = false; }
     }
-    free(g.busy), free(g.seen);
+    free(busy), free(seen);
     schedule_free(in);
     *in = out;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_tools.py: tests of scripts/launch.sh, sweep.sh, slurm.sbatch and long_run.sh, run as a user would run them.
+"""test_tools.py: tests of scripts/launch.sh, sweep.sh, slurm.sbatch, long_run.sh and reproduce_zeropp.sh, run as a user would run them.
 
     python3 test/test_tools.py          TEST_ALL=1: the slow forms, and a short long run
 
@@ -9,6 +9,7 @@
     SweepReal   the real program
     Slurm       requeued when and only when the time is up
     LongRun     what the experiment compares; under TEST_ALL the experiment, short
+    Zeropp      what the reproduction runs, computes and tells, against a cluster of a few lines
 
 Standard library only.
 """
@@ -16,6 +17,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "scripts"))
 import long_run  # noqa: E402  what it compares is tested without running it
+import reproduce_zeropp  # noqa: E402  and its arithmetic
 
 SCRIPTS, GOLDEN = ROOT / "scripts", ROOT / "test/golden"
 BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
@@ -504,6 +507,163 @@ class LongRun(InFolder):
     def test_usage(self):
         for words in (["--minutes", 0], ["--kinds", "flood"], ["--out", ROOT]):
             self.assertIn("long_run", self.run_to_end(SCRIPTS / "long_run.sh", *words, code=2))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# cluster.sh and mpirun in one: a step takes 100 ms, and 15000 / rate more for each M that leaves a node. Of the files in FOLDER
+# `missing` makes it lack something, `fail` and `wait` are the word on whose appearance among the arguments it fails or waits.
+FAKE_CLUSTER = """#!/usr/bin/env python3
+import json, os, sys, time
+folder, words = os.environ["FOLDER"], sys.argv[1:]
+told = lambda name: os.path.exists(os.path.join(folder, name)) and open(os.path.join(folder, name)).read() in words
+if words[0] == "check":
+    if os.path.exists(os.path.join(folder, "missing")):
+        print("missing: the command tc")
+        sys.exit(77)
+    sys.exit(0)
+open(os.path.join(folder, "calls"), "a").write(" ".join(words) + "\\n")
+if told("fail"):
+    print("train_gpt: rank 1 on node0: no luck")
+    sys.exit(4)
+if told("wait"):
+    open(os.path.join(folder, "waits"), "w").write(str(os.getpid()))
+    time.sleep(1000)
+value = lambda name, default: words[words.index(name) + 1] if name in words else default
+parts = tuple("--zero-" + name in words for name in ("quantized-weights", "hpz-partition-size", "quantized-gradients"))
+M = {(0, 0, 0): 3, (1, 0, 0): 2, (0, 1, 0): 2, (0, 0, 1): 2.25, (1, 1, 0): 1.5, (1, 1, 1): 0.75}[parts]
+nodes, ranks = map(int, words[0].split("x")) if words[0][0].isdigit() else (2, 2)
+ms = 100 + M * (15000 / float(value("--rate", "inf").removesuffix("mbit")))
+loss = 2 + 0.01 * (M == 0.75) + 0.5 * ("--zero-quant-block" in words)
+steps = int(value("--steps", 0))
+with open(value("--log", ""), "w") as log:
+    say = lambda **event: print(json.dumps(event), file=log)
+    say(event="start", parameters=1000, predicted={"step_ms": 0.5 * ms})
+    for step in range(1, steps + 1):
+        say(event="step", step=step, loss=loss, ms=ms * {1: 9, 2: 9, 3: 0.8, steps: 1.2}.get(step, 1), tokens_per_s=1000 / ms)
+    say(event="val", step=steps, loss=loss)
+    say(event="end", traffic={"measured": {"total": {"inter": M * 2000 * (nodes - 1) / nodes / ranks}}})
+"""
+
+
+class Zeropp(InFolder):
+    def setUp(self):
+        super().setUp()
+        for name in ("reproduce_zeropp.py", "plot.py"):
+            self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
+        self.write("bin/mpirun", FAKE_CLUSTER, 0o755)
+        (self.folder / "scripts/cluster.sh").symlink_to(self.bin / "mpirun")
+        self.program = self.write("train_gpt", "", 0o755)
+        for part in ("train", "val"):
+            self.write(f"data/text_bytes_{part}_000000.bin", "")
+
+    def command(self, *options):
+        """In the Python without a virtual environment: it draws no pictures."""
+        return [sys.executable, self.folder / "scripts/reproduce_zeropp.py", "--into", self.out, *options]
+
+    def reproduce(self, *options, code=0):
+        return self.run_to_end(*self.command(*options), code=code, cwd=self.folder)
+
+    def calls(self):
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def test_volume(self):
+        """The paper's factors, and with the scales of blocks of 256: 4 / 256 bytes an element."""
+        found = [reproduce_zeropp.volume(parts) for parts in ((), ("qwZ",), ("hpZ",), ("qgZ",), ("qwZ", "hpZ"), ("hpZ", "qgZ"), ("qwZ", "hpZ", "qgZ"))]
+        self.assertEqual(found, [3, 2, 2, 2.25, 1.5, 1.25, 0.75])
+        self.assertEqual(reproduce_zeropp.volume((), 256), 3)
+        self.assertEqual(reproduce_zeropp.volume(("qwZ", "hpZ", "qgZ"), 256), 0.75 + 2 * 4 / 256 / 2)
+        self.assertEqual(reproduce_zeropp.volume(("qwZ",), 256), 2 + 2 * 4 / 256 / 2)
+        self.assertEqual(reproduce_zeropp.unit_bytes(100, 4), 150)
+
+    def test_interpolation(self):
+        """Between the points a step is linear in 1 / rate."""
+        infinity, times = float("inf"), {200: 200, float("inf"): 100, 50: 500}
+        for rate, ms in ((infinity, 100), (400, 150), (200, 200), (100, 300), (50, 500), (40, None)):
+            self.assertEqual(reproduce_zeropp.ms_at(times, rate), ms)
+        for share, rate in ((0.8, 800), (0.5, 200), (0.25, 200 / 3), (0.2, 50), (0.1, None)):
+            found = reproduce_zeropp.rate_at_share(times, share)
+            self.assertEqual(found and round(found, 9), rate and round(rate, 9))
+        self.assertEqual(reproduce_zeropp.rate_at_share({infinity: 100, 100: 500, 50: 90, 25: 500}, 0.25), 400 / 3, "the fastest of several")
+
+    def test_equal_quota(self):
+        self.assertEqual([reproduce_zeropp.equal_quota(*case) for case in ((4, 2), (8, 2), (4, 3), (4, 4), (4, 64))], [45, 22, 45, 90, 90])
+
+    def test_search(self):
+        """The first guess lies between rates whose messages partly hide; from there the second is near enough."""
+        plan, share = reproduce_zeropp.PLANS["full"], reproduce_zeropp.QUARTER
+        sweep = reproduce_zeropp.Sweep(plan, None, None)
+        sweep.measure = lambda shape, rate, variant: sweep.rows.append(
+            reproduce_zeropp.Row(shape, rate, variant, max(100, (3 if variant == "ZeRO-3" else 0.75) * 20000 / rate), 0, 0, 0, 0, 0))
+        sweep.measure_all()
+        planned = sum(len(rates) for variants in plan.links.values() for rates in variants.values())
+        for shape in plan.links:
+            base = sweep.times(shape, "ZeRO-3")
+            self.assertTrue(any(abs(100 / ms - share) <= reproduce_zeropp.CLOSE for ms in base.values()))
+            self.assertEqual(set(base), set(sweep.times(shape, "ZeRO++")))
+            rate, ratio = reproduce_zeropp.at_quarter(sweep, shape)
+            self.assertTrue(abs(rate - 150) < 3 and abs(ratio - 4) < 0.2, (rate, ratio))
+        self.assertTrue(planned < len(sweep.rows) <= planned + 2 * plan.searches * len(plan.links))
+
+    def test_quick(self):
+        """150 Mbit/s: 400 ms instead of 100, and 175 for all three."""
+        text = self.reproduce("--quick")
+        self.assertIn((self.out / "table.md").read_text(), text)
+        self.assertIn("2x2: 4.00x (3.00M, 0.750M); 4x2: 4.00x (3.00M, 0.750M)", text)
+        self.assertIn("2x2: 2.29x at 150 Mbit/s; 4x2: 2.29x at 150 Mbit/s", text)
+        self.assertIn("2x2: 3.08x at 50 Mbit/s", text)  # 1000 / 325
+        self.assertIn("2x2: 1.00x at unlimited", text)
+        self.assertIn("2x2: qwZ 1.43x, hpZ 1.43x, qgZ 1.29x, all 3.08x at 50 Mbit/s", text)
+        self.assertIn("0.50, 0.50, 0.50 (lowest, median, highest of 13 runs)", text)
+        self.assertIn("2.0100 against 2.0000, +0.5 %", text)
+        self.assertIn("2.5100, +25.5 %", text)
+        self.assertIn("| 50 Mbit/s | 10 % | 1 | 1000 (500) | 700 (350), 1.43x |", text)
+        self.assertIn("| qgZ | 0.002 | 2.250 M | 2.25 M | 2.258 M | 2.0000 |", text)
+        with open(self.out / "rows.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), 13, "2x2: 2 variants on 3 links, 3 on the slowest; 4x2: 2 on 2")
+        for row in rows:
+            self.assertAlmostEqual(float(row["volume"]), float(row["formula"]))
+        self.assertIn(f"4x2 --rate 50mbit --cpu {reproduce_zeropp.equal_quota(8, len(os.sched_getaffinity(0)))} -- ./train_gpt ", "\n".join(self.calls()))
+        self.assertEqual(len(self.calls()), 13 + 3)
+        self.reproduce("--quick")
+        self.assertEqual(len(self.calls()), 16, "what is there is not run again")
+        self.assertIn("holds another run", self.reproduce("--quick", "--program", self.program, code=2))
+
+    def test_stopped(self):
+        self.write("wait", "200mbit")
+        process = self.start(*self.command("--quick"), cwd=self.folder)
+        self.wait_until(lambda: (self.folder / "waits").exists() and (self.folder / "waits").read_text(), "the run that waits", process)
+        process.send_signal(signal.SIGINT)
+        self.assertIn("the same command goes on", self.ends(process, 130))
+        self.assertFalse(Path("/proc", (self.folder / "waits").read_text()).exists())
+        done = len(self.calls())
+        (self.folder / "wait").unlink()
+        text = self.reproduce("--quick")
+        self.assertEqual(text.count("\nthere: "), done - 2, "the first line of all, and the one that was stopped, are not counted")
+        self.assertEqual(len(self.calls()) - done, 13 + 3 - (done - 1))
+        self.assertIn("2x2: 2.29x at 150 Mbit/s; 4x2: 2.29x at 150 Mbit/s", text)
+
+    def test_a_run_fails(self):
+        self.write("fail", "--zero-quant-block")
+        self.assertIn("convergence-unblocked: exit status 4: train_gpt: rank 1 on node0: no luck", self.reproduce("--quick", code=4))
+        (self.folder / "fail").unlink()
+        self.assertEqual(self.reproduce("--quick").count("there: "), 13 + 2)
+
+    def test_no_cluster(self):
+        self.write("missing", "")
+        text = self.reproduce("--quick")
+        self.assertIn("skipped: missing: the command tc", text)
+        self.assertIn("+25.5 %", text)
+        self.assertEqual(len(self.calls()), 3)
+
+    def test_refusals(self):
+        for options, says in (((), "--quick --full is required"), (("--quick", "--full"), "not allowed with"), (("--quick", "--part", "x"), "invalid choice"),
+                              (("--quick", "--program", "/none"), "run make first"), (("--quick", "more"), "unrecognized")):
+            self.assertIn(says, self.reproduce(*options, code=2))
+        (self.folder / "data/text_bytes_val_000000.bin").unlink()
+        self.assertIn("run make data first", self.reproduce("--quick", code=2))
+        self.assertEqual(self.calls(), [])
 
 
 if __name__ == "__main__":
