@@ -106,12 +106,12 @@ class Traffic(unittest.TestCase):
 
 
 class Time(unittest.TestCase):
-    MODEL = ["--model", "layers=8,heads=8,channels=1024,vocab=50257", "--seq-len", 1024, "--micro-batch", 1, *BF16, "--zero", 3]
+    MODEL = ["--model", "layers=8,heads=8,channels=1024,vocab=50257", "--seq-len", 1024, "--micro-batch", 1, "--zero", 3]
     RATES = dict(intra=1e6, inter=1e6, tflops=1e6, memory=1e6)  # all but free
 
     def seconds(self, words=(), **rates):
         given = ",".join(f"{name}={value}" for name, value in dict(self.RATES, **rates).items())
-        found = predict(*self.MODEL, *words, cluster="4x8," + given)
+        found = predict(*self.MODEL, *BF16, *words, cluster="4x8," + given)
         self.assertEqual(found["rates"]["flops"], dict(self.RATES, **rates)["tflops"] * 1e12)
         return found["predicted"]["step_ms"] / 1000, found["predicted"]["traffic"]["total"]
 
@@ -143,6 +143,8 @@ class Time(unittest.TestCase):
         once, P = 1024 * 1024 + 2 * 1024, 8 * (12 * 1024**2 + 13 * 1024) + 50304 * 1024 + 1024 * 1024 + 2 * 1024
         for name, taken in (("weights", (2 * P - once) * (1 + 4 / 256 + 2)), ("gradients", P * (4 + 3 * (0.5 + 4 / 256))), ("kept", P * 2 * 2 / 8)):
             self.assertAlmostEqual((seconds[name] - seconds["plain"]) / (taken / 1e9), 1, delta=0.01, msg=name)
+        whole = predict(*self.MODEL, "--dtype", "fp32", cluster="4x8,intra=1e6,inter=1e6,tflops=1e6,memory=1")["predicted"]["step_ms"] / 1000
+        self.assertAlmostEqual((seconds["plain"] - whole) / ((2 * P - once) * (2 + 4) / 1e9), 1, delta=0.01, msg="bf16 becomes fp32 at each use")
 
     def test_overlap(self):
         """Messages hide behind products but for what the key keeps of them."""
