@@ -311,7 +311,7 @@ static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
         double half = exp(theta / 2 * (g->first + (double)i * g->h)), mass = g->mass[end][i];
         if (mass > 0) { sum += mass * half * half; } // halves: the product is finite where one factor alone is not
     }
-    return log((double)sum);
+    return sum > 0 ? log((double)sum) : -INFINITY;
 }
 // For golden sections: ln of the bound that Chernoff's t gives of the sum being `epsilon` or more, where sums are tilted by theta; or, with
 // epsilon NAN, the loss that exp(-FAR) of the tilted sum reaches. sign -1: from the other end.
