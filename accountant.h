@@ -543,7 +543,7 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
     if (isinf(s.sigma) || s.steps == 0) {
         die(EXIT_INPUT, "ask for more epsilon or delta, or sample less", "--dp-account: no %s keeps epsilon %g", isinf(s.sigma) ? "sigma" : "step", target);
     }
-    PrivacyLoss loss = account_epsilon(&s, NAN);
+    PrivacyLoss loss = account_epsilon(&s, target); // as the search decided; NAN: as narrow as it gets
     if (json) {
         fprintf(to, "{\"epsilon\":%.17g,\"low\":%.17g,\"high\":%.17g,\"delta\":%.17g,\"q\":%.17g,\"sigma\":%.17g,\"steps\":%" PRId64, loss.high, loss.low,
                 loss.high, s.delta, s.q, s.sigma, s.steps);

@@ -517,9 +517,7 @@ static bool print_and_stop(Trainer *t) {
     if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule) { return false; }
     if (o->compat || *o->dp_account) {
         if (t->comm.rank == 0 && o->compat) { options_print_compat(stdout); }
-        if (t->comm.rank == 0 && *o->dp_account) {
-            account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json);
-        }
+        if (t->comm.rank == 0 && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
         return true;
     }
     plan(t);
