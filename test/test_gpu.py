@@ -256,8 +256,8 @@ class Ranks(TestCase):
                 self.assertRegex(said, rf"lost rank {rank} on \S+: {words} .* s, in (all_gather of parameters|reduce_scatter of gradient) \d, step [23]")
 
         def lose_and_fail():  # NCCL finds it before the watch does; the measurements at start take some 60 looks, waiting for a rank any number
-            environment = {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "400", "FAULT": "hang 1 1 FORWARD"}
-            said = job("build/train_gpt_faulty_emu", 2, EXIT_PEER, environment, val_every=0)[1]
+            environment = {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "200", "FAULT": "hang 1 1 FORWARD"}
+            said = job("build/train_gpt_faulty_emu", 2, EXIT_PEER, environment, val_every=0, watchdog=60)[1]
             self.assertRegex(said, r"NCCL: .*, in reduce_scatter of gradient \d, step 1; no answer from rank 1 on \S+\n")
         with concurrent.futures.ThreadPoolExecutor(4) as pool:  # they mostly wait
             failing = pool.submit(lose_and_fail)
