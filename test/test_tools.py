@@ -39,6 +39,10 @@ LIMIT = 120  # seconds for anything; all takes a few
 TRAIN = ["--model", GOLDEN / "gpt_tiny_model.bin", "--train", GOLDEN / "gpt_tiny_tokens.bin", "--val", GOLDEN / "gpt_tiny_tokens.bin",
          "--seq-len", 20, "--micro-batch", 1, "--batch-tokens", 60]
 
+for number in (signal.SIGINT, signal.SIGHUP):  # started in the background they may be ignored, and no shell could then trap them
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+
 
 def processes(word, program=None):
     """Pids of the processes that have this word on their command lines, those of one program or all."""
