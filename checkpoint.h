@@ -152,13 +152,13 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
     for (int storage = 0; storage < s->model->storages; storage++) {
         TensorPart parts[TENSORS];
-        int64_t first, own = store_own(s, storage, &first);
+        int64_t first = store_slices(s, storage)[s->groups.all->me];
         for (int i = gpt_storage_parts(s->model, storage, parts) - 1; i >= 0; i--) {
-            int64_t begin = max_i64(first, parts[i].offset), end = min_i64(first + own, parts[i].offset + parts[i].elements);
-            if (begin >= end) { continue; }
+            int64_t begin, count = store_own_part(s, storage, &parts[i], &begin);
+            if (!count) { continue; }
             int64_t element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + begin - parts[i].offset;
             const char *from = map + DATA_HEADER_BYTES + (size_t)element * dtype_size(dtype);
-            model_file_read(s, store_state(s, STATE_MASTER, storage) + begin - first, from, dtype, end - begin);
+            model_file_read(s, store_state(s, STATE_MASTER, storage) + begin - first, from, dtype, count);
         }
     }
     munmap(map, bytes);

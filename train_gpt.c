@@ -533,7 +533,8 @@ static bool print_and_stop(Trainer *t) {
     }
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
-    printf("%s\n", line.text), free(line.text);
+    printf("%s\n", line.text);
+    free(line.text);
     return true;
 }
 

@@ -254,6 +254,13 @@ static inline int64_t store_own_elements(const Store *s, int storage) {
     return store_own(s, storage, &begin);
 }
 
+// How many elements of a tensor's part lie in my slice of its storage, and where in the storage these begin.
+static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part, int64_t *begin) {
+    int64_t first, own = store_own(s, storage, &first);
+    *begin = max_i64(first, part->offset);
+    return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
+}
+
 static inline ZeroGroups zero_groups(const Group *all, int partition) {
     ZeroGroups g;
     memset(&g, 0, sizeof g);
@@ -628,6 +635,8 @@ static inline void parcel_finish(Store *s, Parcel *p) {
     }
     p->hop = 0;
 }
+// The one that was opened last.
+static inline Parcel *parcel_newest(Store *s) { return &s->parcel[(s->parcels + PARCELS - 1) % PARCELS]; }
 // Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members start them in one order.
 static inline Parcel *parcel_open(Store *s, const Batch *b, bool add, int64_t step) {
     const Group *all = s->groups.all;
@@ -656,7 +665,7 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
     const Group *all = s->groups.all;
     const Batch *b = &s->batches[s->batch_of[storage]];
-    Parcel *p = storage == b->first ? parcel_open(s, b, add, step) : &s->parcel[(s->parcels + PARCELS - 1) % PARCELS];
+    Parcel *p = storage == b->first ? parcel_open(s, b, add, step) : parcel_newest(s);
     for (int l = 0; l < all->locals; l++) {
         char *out = p->sent + b->to_node[l];
         for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
@@ -692,11 +701,11 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
 // Waits for all reductions and everything else that was started, and returns the norm of the whole gradient, every storage counted
 // once. All members call it.
 static inline double store_norm(Store *s) {
-    int last = (int)((s->parcels + PARCELS - 1) % PARCELS);
+    Parcel *newest = parcel_newest(s), *older = &s->parcel[s->parcels % PARCELS];
     double *end = s->partials;
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
-    parcel_send_on(s, &s->parcel[last]), parcel_finish(s, &s->parcel[1 - last]), parcel_finish(s, &s->parcel[last]);
+    parcel_send_on(s, newest), parcel_finish(s, older), parcel_finish(s, newest);
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i); }
     for (int i = 0; i < s->model->storages; i++) {
         int64_t n = store_own_elements(s, i);
@@ -722,21 +731,21 @@ static inline void store_forget_errors(Store *s) {
 static inline void store_update(Store *s, int storage, OptimizerStep o) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(s->model, storage, parts);
-    int64_t first, own = store_own(s, storage, &first), size = (int64_t)dtype_size(s->dtype);
+    int64_t first = store_slices(s, storage)[s->groups.all->me], size = (int64_t)dtype_size(s->dtype);
     float decay = o.weight_decay, *master = store_state(s, STATE_MASTER, storage), *m = store_state(s, STATE_M, storage), *v = store_state(s, STATE_V, storage);
     const float *grad = (const float *)(void *)shelf_slice(&s->grads, storage);
     o.step = ++s->updates[storage];
     if (storage == 0 && o.step % ERROR_STEPS == 0) { store_forget_errors(s); }
     for (int i = 0; i < n; i++) {
-        int64_t begin = max_i64(first, parts[i].offset), end = min_i64(first + own, parts[i].offset + parts[i].elements), at = begin - first;
-        if (begin >= end) { continue; }
+        int64_t begin, count = store_own_part(s, storage, &parts[i], &begin), at = begin - first;
+        if (!count) { continue; }
         void *param = shelf_slice(&s->params, storage) + at * size;
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
         if (s->adam) {
-            ops_adamw(s->stream, master + at, param, s->dtype, m + at, v + at, grad + at, end - begin, o);
+            ops_adamw(s->stream, master + at, param, s->dtype, m + at, v + at, grad + at, count, o);
         } else {
-            ops_sgd(s->stream, master + at, param, s->dtype, m + at, grad + at, end - begin, o);
+            ops_sgd(s->stream, master + at, param, s->dtype, m + at, grad + at, count, o);
         }
     }
     store_slice_changed(s, storage);
