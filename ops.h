@@ -19,6 +19,7 @@
 #define OPS_H
 
 #include "base.h"     // DType
+#include "noise.h"    // NoiseStream
 #include "quantize.h" // QuantFormat
 
 typedef struct Real Real; // never completed: see above
@@ -112,7 +113,8 @@ static inline void *memory_take_host(size_t bytes, const char *what) { // no dev
 // --- embedding -------------------------------------------------------------------------------------------------------
 // out(rows*T, C) = wte[token] + wpe[position]
 static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows, int64_t T, int64_t C);
-// dwte(Vp, C), dwpe(maxT, C). accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero from T on).
+// dwte(Vp, C), dwpe(maxT, C; NULL: not wanted). accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero
+// from T on).
 static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C, int64_t Vp,
                                    int64_t maxT, bool accumulate_wte, bool accumulate_wpe);
 
@@ -145,10 +147,11 @@ static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, cons
 
 // --- classifier: logits, softmax, cross-entropy and their gradients, a chunk of rows at a time ------------------------
 // losses(N): -log p(target) of each row, natural log; 0 where target is -1 (a masked row, which also gets no gradient).
-// dx(N, C) = scale * dlogits wte, dwte(Vp, C) [+]= scale * dlogits^T x; both NULL: losses only. Columns V..Vp-1 take no part;
-// their rows of dwte get no gradient (zero where accumulate is false).
-static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, const Real *x, const Real *wte, const int32_t *targets, int64_t N, int64_t C,
-                           int64_t V, int64_t Vp, float scale, bool accumulate);
+// dx(N, C) = scale * dlogits wte, dwte(Vp, C) [+]= scale * dlogits^T x. Columns V..Vp-1 take no part; their rows of dwte get no
+// gradient (zero where accumulate is false). dlogits(N, Vp), where it is wanted, keeps scale * dlogits, zero in columns V..Vp-1. Each of
+// dx, dwte and dlogits may be NULL; all of them: losses only. With dlogits kept the workspace holds no logits.
+static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets, int64_t N,
+                           int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate);
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
 // One pass over memory. master is the fp32 parameter; param (storage precision) gets its rounded copy; with DTYPE_FP32
@@ -178,5 +181,36 @@ static void ops_dequantize_sum(Stream *s, float *out, bool accumulate, const voi
 static void ops_requantize_sum(Stream *s, void *out, const void *in, int64_t stride, int count, int64_t n, QuantFormat f);
 // Records of x = in + error; error = (1 - beta) error + beta (x - its value), to nearest even: bf16, which the caller keeps from call to call.
 static void ops_quantize_feedback(Stream *s, void *out, const float *in, uint16_t *error, float beta, int64_t n, QuantFormat f);
+
+// --- privacy: what each sample (T consecutive rows) adds to a gradient -------------------------------------------------
+// norms(rows): SQUARED norms, fp64, added to; factors(rows): fp32. Both in device memory. What concerns a sample has the same bits whatever
+// other samples are there (but for the number of threads where a comment says so): nobody's noise may hide what neighbours do.
+typedef enum { CLIP_ABADI, CLIP_AUTOMATIC } ClipFunction; // order of --dp-clip-function
+// norms += |dout_b^T in_b|^2: the weight gradient of a linear layer, of each sample b, which is never held. From the products of its rows,
+// tile by tile, each pair once (ghost norm, arXiv 2210.00038); or from tiles of the gradient itself where that is less work.
+static void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in, int64_t rows, int64_t T, int64_t C, int64_t OC);
+// sums(rows, OC) = each sample's column sums of dout(rows*T, OC): its gradient of a bias. norms += their squares
+static void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows, int64_t T, int64_t OC);
+// dweights(rows, C), dbiases(rows, C) = each sample's gradients of a layernorm. norms += their squares
+static void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms, const Real *dout, const Real *in, const float *mean,
+                                  const float *rstd, int64_t rows, int64_t T, int64_t C);
+// norms += |dwte|^2 + |dwpe|^2 of the embedding: the rows of dout(rows*T, C) summed by token (sorted, no (T, V) matrix), and one by one
+static void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C);
+// norms += 2 <dwte of the embedding, dwte of the classifier> = 2 sum over t, s of dlogits[s, token_t] (x_s . dout_t): the two uses of a tied
+// wte add up before they are measured. x, dout (rows*T, C); dlogits (rows*T, Vp)
+static void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows,
+                                  int64_t T, int64_t C, int64_t Vp);
+// norms += sums of squares of in(rows, n)
+static void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n);
+// factors[b] = weights[b] * clip(weights[b] * sqrt(norms[b])), where clip(x) is min(1, R / (x + 1e-6)) or R / (x + 0.01); 0 where x is not
+// finite: then the sample is left out
+static void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip);
+// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B; may be NULL), whatever it held (NaN too).
+static void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T);
+// out(n) [+]= sum over b of factors[b] in(b, n), samples in order; a sample of factor 0 is not read. rows 0 without accumulate: zeros
+static void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate);
+// x = scale * (x + deviation z) of n elements, which are `first` ... of the noise (first: a multiple of 16), z ~ N(0, 1) of noise.h. The sum is
+// rounded to a public grid, so that its last bits do not tell x (noise.h). deviation 0: x = scale * x, exactly
+static void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise, float deviation, float scale);
 
 #endif
