@@ -41,7 +41,7 @@ typedef struct {
     char *activations, *buffers; // the allocations all of these lie in
     OpsMark **marks;             // [actions of a step + 1] when each began, for a profile: then nothing is repeated as a whole; NULL: not wanted
     // host
-    int64_t first_row;                   // of a step's samples, the first that this rank computes
+    int64_t first_row;                   // of a pass's samples, the first that this rank computes
     int32_t *host_tokens, *host_targets; // (samples, T) from it on
     float *host_losses;                  // the same
     float *host_logits;                  // (Vp)
@@ -430,7 +430,7 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 // Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
-    if (*at == 0) { e->version = e->store->updates[0]; }
+    if (*at == 0) { e->version = e->store->updates[0], schedule_rows(schedule, &e->first_row); }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         executor_begin(e, a, (*at)++, step);
