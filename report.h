@@ -225,7 +225,7 @@ static inline void predict_memory(const RunFacts *run, int64_t rows, bool recomp
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
     store_predict(run->store, memory);
-    memory[MEMORY_BUFFERS] += memory_taken[MEMORY_BUFFERS] + gpt_workspace_bytes(run->model, rows, T, run->threads); // what messages take was taken first
+    memory[MEMORY_BUFFERS] += memory_taken[MEMORY_BUFFERS] + executor_workspace_bytes(run->model, &shape, run->threads); // what messages take was taken first
 }
 
 // What an action of a storage sends; returns how many messages.
@@ -251,6 +251,7 @@ typedef struct {
     const Store *store;
     Rates rates;
     double T;
+    ClipPolicy clip;
 } Costs;
 // A PREFETCH or REDUCE of this rank: its messages, level by level, and what is made into records and from them.
 static inline ActionCost message_cost(const Costs *c, const Action *a) { // of this rank: it stands for all
@@ -277,18 +278,21 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
     double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
+    double norms = a->unit >= 0 ? clip_norm_flops(&c->clip, c->model, a->unit, (double)a->rows, c->T) / products_per_s : 0;
+    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0; // the gradient of wte is made with the embedding's
     ActionCost cost = {0, 0};
     switch (a->kind) {
     case ACT_FORWARD:
     case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
-    case ACT_BACKWARD_INPUT: cost.compute_s = product + 3 * classifier + (block ? 20 : 6) * pass; break;
-    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + 4 * pass; break;
+    case ACT_BACKWARD_INPUT: cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat ? norms : 0) + (block ? 20 : 6) * pass; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit ? 0 : tied) + (c->clip.flat ? 0 : norms) + 4 * pass; break;
+    case ACT_CLIP: cost.compute_s = norms; break;
     case ACT_PREFETCH:
     case ACT_REDUCE: return message_cost(c, a);
     case ACT_ACQUIRE:
         cost.compute_s = store_converts(c->store->dtype) ? elements * (double)(dtype_size(c->store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
-    case ACT_NORM: cost.compute_s = (double)c->model->parameters * 4 / ranks / c->rates.bytes_per_s; break;
+    case ACT_NORM: cost.compute_s = (double)c->model->parameters * (c->clip.on ? 12 : 4) / ranks / c->rates.bytes_per_s; break; // with its noise
     case ACT_UPDATE: cost.compute_s = elements * (c->store->adam ? 28 : 20) / ranks / c->rates.bytes_per_s; break;
     default: break;
     }
@@ -404,7 +408,7 @@ static inline double memory_available(void) {
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
-    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len};
+    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len, run->clip};
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");

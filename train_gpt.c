@@ -143,6 +143,17 @@ static void setup_batch(Trainer *t) {
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
+// Micro-steps of a private run are shorter where that takes no more messages, so that what clipping keeps of a sample does not take more
+// memory than a longer one would without it.
+static int64_t private_rows(const Trainer *t) {
+    ExecutorShape shape = {t->dtype, t->rows, t->options.seq_len, t->options.recompute == RECOMPUTE_BLOCK, {false, false, 0, CLIP_ABADI}};
+    double states = (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16);
+    if (t->options.zero > 1 && t->ranks->n > 1) { return t->rows; }
+    double most = executor_bytes(&t->model, shape, t->stream.threads) + 0.03 * states;
+    shape.clip = t->clip;
+    while (shape.rows > 1 && executor_bytes(&t->model, shape, t->stream.threads) > most) { shape.rows--; }
+    return shape.rows;
+}
 // A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
@@ -150,6 +161,7 @@ static void setup_privacy(Trainer *t) {
     t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps);
     t->most_samples = t->privacy.cap;
     t->clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
+    t->rows = private_rows(t);
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
@@ -242,10 +254,10 @@ static void setup_data(Trainer *t) {
 static void setup_states(Trainer *t) {
     const Options *o = &t->options;
     size_t unused[2];
-    t->stream.workspace_bytes = gpt_workspace_bytes(&t->model, t->rows, o->seq_len, t->stream.threads);
+    ExecutorShape shape = {t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, t->clip};
+    t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
-    ExecutorShape shape = {t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, t->clip};
     t->executor = executor_plan(&t->model, shape, &unused[0], &unused[1]);
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->stream, ceil_div(t->most_samples, t->comm.ranks));
     t->windows = (int64_t *)checked_calloc((size_t)t->most_samples, sizeof(int64_t), "samples");
