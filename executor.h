@@ -116,7 +116,7 @@ typedef struct {
 
 // Bytes of the operations' workspace.
 static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape, int threads) {
-    return gpt_workspace_bytes(m, shape->rows, shape->T, threads, !shape->clip.on || clip_instantiates_head(m, shape->T));
+    return gpt_workspace_bytes(m, shape->rows, shape->T, threads, shape->clip.on && !clip_instantiates_head(m, shape->T));
 }
 
 // Counts the activations and buffers of a rank. executor_allocate makes it ready to run.
