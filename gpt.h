@@ -384,14 +384,14 @@ static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStat
 }
 // Only the losses (evaluation).
 static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, const int32_t *targets, int64_t N) {
-    ops_classifier(s, h->losses, NULL, NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab, 0.0f,
+    ops_classifier(s, h->losses, NULL, NULL, NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab, 0.0f,
                    false);
 }
 // Losses, dx(N,C) and the head's part of the wte gradient, each sample's tokens weighted by `scale` (1 / tokens of the step).
 static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
                                            const int32_t *targets, int64_t N, float scale) {
     int64_t C = m->config.channels;
-    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), h->lnf, unit_param(m, u, WTE), targets, N, C, m->config.vocab, m->config.padded_vocab, scale,
+    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE), targets, N, C, m->config.vocab, m->config.padded_vocab, scale,
                    u->accumulate[STORAGE_WTE]);
     ops_zero(s, dx, (size_t)(N * C) * ops_real_bytes());
     ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N, C);
