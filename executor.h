@@ -33,9 +33,9 @@ typedef struct {
     HeadActs head;
     int32_t *tokens, *targets; // (rows, T) on the device
     // buffers
-    BlockGradients *work; // [layers]
-    Real **gradient;      // [units] of boundaries
-    Clip clip;            // policy.on: samples are clipped
+    BlockGradients *work;        // [layers]
+    Real **gradient;             // [units] of boundaries
+    Clip clip;                   // policy.on: samples are clipped
     Real *input, *output;        // a block's input and output in compute precision, where that differs from storage precision
     Real *logits;                // (Vp) one row, for generation
     char *activations, *buffers; // the allocations all of these lie in
@@ -55,13 +55,13 @@ typedef struct {
 // What one pass works on.
 typedef struct {
     const Dataset *data;
-    int64_t first_sample;  // number of the pass's first sample in the run
+    int64_t first_sample;   // number of the pass's first sample in the run
     const int64_t *windows; // [samples] of the data, instead of samples that follow each other; or NULL
-    int64_t samples;       // of this pass; rows beyond are left out
-    double *sample_losses; // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
-    float scale;           // of the loss: 1 / targets of the step
-    bool training;         // false: only losses
-    double *sample_right;  // [samples] of labelled data: 1 where the likeliest label is the sample's, else 0. NULL: not wanted
+    int64_t samples;        // of this pass; rows beyond are left out
+    double *sample_losses;  // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
+    float scale;            // of the loss: 1 / targets of the step
+    bool training;          // false: only losses
+    double *sample_right;   // [samples] of labelled data: 1 where the likeliest label is the sample's, else 0. NULL: not wanted
 } Pass;
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -524,8 +524,8 @@ static inline void progress_step(ProgressBar *bar, int64_t step, double loss, do
     char private_parts[64] = "";
     if (!bar->terminal) {
         if (isfinite(loss)) { snprintf(private_parts, sizeof private_parts, " | loss %8.6f | norm %8.4f", loss, norm); }
-        printf("step %5" PRId64 "/%" PRId64 "%s | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step, bar->steps, private_parts, lr,
-               ms, tokens_per_s, 100 * mfu, left);
+        printf("step %5" PRId64 "/%" PRId64 "%s | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step, bar->steps, private_parts,
+               lr, ms, tokens_per_s, 100 * mfu, left);
         fflush(stdout);
         return;
     }

@@ -166,8 +166,8 @@ static void setup_privacy(Trainer *t) {
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->rows), t->dtype,
-                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->rows), t->dtype, (DType)o->reduce_dtype,
+                          o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
@@ -202,8 +202,8 @@ static void setup_messages(Trainer *t) {
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options,   &t->model, &t->comm,  &t->cluster,       t->ranks,   &t->program, &t->rates,
-                      &t->predicted, &t->train, &t->store, t->stream.threads, t->samples, t->most_samples, t->rows, t->steps, t->clip};
+    RunFacts facts = {&t->options, &t->model, &t->comm,          &t->cluster, t->ranks,        &t->program, &t->rates, &t->predicted,
+                      &t->train,   &t->store, t->stream.threads, t->samples,  t->most_samples, t->rows,     t->steps,  t->clip};
     return facts;
 }
 
@@ -330,8 +330,8 @@ static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, do
     bool shown = !t->privacy.on || t->options.dp_show_private;
     double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    StepFacts facts = {t->progress.step, shown ? loss : nobody, shown ? norm : nobody, lr, seconds, tokens, mfu, energy_joules(&t->energy),
-                       shown ? pass->windows : NULL, pass->samples};
+    StepFacts facts = {t->progress.step,          shown ? loss : nobody,        shown ? norm : nobody, lr, seconds, tokens, mfu,
+                       energy_joules(&t->energy), shown ? pass->windows : NULL, pass->samples};
     report_step(&facts, &t->bar, &t->log);
 }
 
@@ -392,8 +392,8 @@ static void train_step(Trainer *t) {
     } else {
         t->executor.action = NULL; // the updates do not run
         if (t->comm.rank == 0) {
-            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, t->privacy.on ? (double)NAN : loss,
-                    norm);
+            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip,
+                    t->privacy.on ? (double)NAN : loss, norm);
         }
     }
     profile_end(&t->profile, &t->executor, schedule, at);
@@ -444,8 +444,8 @@ static void validate(Trainer *t) {
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
     if (t->val.labels) { accuracy = (double)e.right / (double)samples; }
-    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high : (double)NAN, e.targets, &t->bar,
-                      &t->log);
+    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high : (double)NAN, e.targets,
+                      &t->bar, &t->log);
 }
 
 static void score_hellaswag(Trainer *t) {
