@@ -778,11 +778,12 @@ typedef struct {
     double *lse;                                   // (R)
     float *dx;                                     // (threads, R, C)
 } Classifier;
-static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, bool logits, int64_t *floats) { // logits: and these
+// most: rows of a chunk; logits: the workspace holds these, too
+static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, int64_t most, bool logits, int64_t *floats) {
     float *begin = at;
     Classifier k;
     k.C = C, k.V = V;
-    k.R = ceil_div(N, max_i64(1, ceil_div(N, CLASSIFIER_ROWS)));
+    k.R = ceil_div(N, max_i64(1, ceil_div(N, most)));
     k.tiles_a_thread = ceil_div(V, (int64_t)threads * CLASSIFIER_COLS);
     k.tiles = k.tiles_a_thread * threads;
     k.width = round_up(ceil_div(V, k.tiles), 16);
@@ -912,7 +913,10 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
     }
     for (int64_t b = 0; b < N / each && dwte && !accumulate; b++) { ops_zero(s, dwte + (b * Vp + V) * C, (size_t)((Vp - V) * C) * sizeof(float)); }
     int64_t floats;
-    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, !dlogits, &floats);
+    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, CLASSIFIER_ROWS, !dlogits, &floats);
+    for (int64_t most = k.R / 2; most && s->workspace_bytes < (size_t)floats * sizeof(float); most /= 2) {
+        k = classifier_space((float *)s->workspace, N, C, V, s->threads, most, !dlogits, &floats);
+    }
     assert(s->workspace_bytes >= (size_t)floats * sizeof(float));
     if (dlogits) { k.logits = f32(dlogits), k.row = Vp, k.next = k.width; }
     k.each = each, k.Vp = Vp;
@@ -1005,7 +1009,8 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
     head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
     // Chunks are as equal as can be: those of fewer rows may be the longer ones.
-    classifier_space(NULL, min_i64(shape.rows * shape.T, CLASSIFIER_ROWS), shape.C, max_i64(1, shape.V), threads, !shape.keeps_logits, &classifier);
+    const int64_t most = shape.logits ? min_i64(shape.logits, CLASSIFIER_ROWS) : CLASSIFIER_ROWS;
+    classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V), threads, most, shape.logits > 0, &classifier);
     return (size_t)max_i64(max_i64(head * threads, classifier), clip_floats(shape.rows, shape.T, threads)) * sizeof(float);
 }
 

@@ -214,13 +214,14 @@ typedef struct {
     const Store *store; // planned
     int threads;
     int64_t samples, most_samples, rows, steps; // of a step, as expected and at most; of a micro-step; of the run
+    int64_t logits;                             // rows of these at a time
     ClipPolicy clip;
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute, size_t memory[MEMORY_KINDS]) {
     int64_t T = run->options->seq_len;
-    ExecutorShape shape = {run->store->dtype, rows, T, recompute, run->clip};
+    ExecutorShape shape = {run->store->dtype, rows, T, recompute, run->logits, run->clip};
     Executor counted = executor_plan(run->model, shape, &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;

@@ -221,7 +221,7 @@ static void bench_quantize(Stream *s) {
 
 static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     const int64_t N = rows * T;
-    OpsShape shape = {rows, T, C, NH, V, Vp, false};
+    OpsShape shape = {rows, T, C, NH, V, Vp, LOGITS_PLENTY};
     s->workspace_bytes = ops_workspace_bytes(shape, s->threads), s->workspace = ops_alloc(s->workspace_bytes);
     char title[64];
     snprintf(title, sizeof title, "%d rows of %d tokens", (int)rows, (int)T);

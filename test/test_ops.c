@@ -185,7 +185,7 @@ static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
-    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3, false};
+    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3, LOGITS_PLENTY};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
@@ -1449,10 +1449,10 @@ static void test_functions(void **state) { // the polynomial, over its whole ran
 static void test_workspace(void **state) {
     (void)state;
     for (int64_t rows = 1; rows <= 12; rows++) {
-        OpsShape shape = {rows, 129, 16, 1, 300, 384, false};
+        OpsShape shape = {rows, 129, 16, 1, 300, 384, LOGITS_PLENTY};
         for (int64_t fewer = 1; fewer <= rows * shape.T; fewer++) {
             int64_t floats;
-            classifier_space(NULL, fewer, shape.C, shape.V, 2, true, &floats);
+            classifier_space(NULL, fewer, shape.C, shape.V, 2, CLASSIFIER_ROWS, true, &floats);
             assert_true((size_t)floats * sizeof(float) <= ops_workspace_bytes(shape, 2));
         }
     }
