@@ -157,7 +157,7 @@ static void shorten_micro_steps(Trainer *t) {
     bool often = t->options.zero > 1 && t->ranks->n > 1;
     shape.clip.on = shape.clip.flat = false;
     double most = executor_bytes(&t->model, shape, t->stream.threads);
-    most += 0.03 * (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16); // of the states
+    most += 0.045 * (most + (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16)); // hardly: of all, with the states
     while (executor_bytes(&t->model, executor_shape(t), t->stream.threads) > most) {
         if (t->rows > 1 && !often) {
             t->rows--;
