@@ -164,6 +164,7 @@ static void shorten_micro_steps(Trainer *t) {
         } else if (t->logits > LEAST_LOGITS) {
             t->logits /= 2;
         } else {
+            t->clip.again = !t->clip.flat && executor_bytes(&t->model, executor_shape(t), t->stream.threads) > 1.1 * most;
             break;
         }
     }
