@@ -1009,7 +1009,7 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
     head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
     // Chunks are as equal as can be: those of fewer rows may be the longer ones.
-    const int64_t most = min_i64(shape.logits ? shape.logits : LOGITS_PLENTY, CLASSIFIER_ROWS);
+    const int64_t plenty = CLASSIFIER_ROWS, most = shape.logits ? min_i64(shape.logits, plenty) : plenty;
     classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V), threads, most, shape.logits > 0, &classifier);
     return (size_t)max_i64(max_i64(head * threads, classifier), clip_floats(shape.rows, shape.T, threads)) * sizeof(float);
 }
