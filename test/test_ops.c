@@ -114,6 +114,9 @@ static const Case cases[] = {
     {MATMUL_NORMS, 1, 601, 620, 640, 0, 3},
     {MATMUL_NORMS, 3, 50, 5, 7, 0, 2},
     {MATMUL_NORMS, 2, 300, 270, 33, 0, 2},
+    {MATMUL_NORMS, 3, 70, 40, 24, 0, 2}, // multiples of 8: on a GPU in bf16 tensor cores make tiles of 128; of products, here and with 203
+    {MATMUL_NORMS, 2, 130, 72, 136, 0, 2},
+    {MATMUL_NORMS, 2, 203, 136, 264, 0, 2},
     {MATMUL_NORMS, 0, 8, 16, 32, 0, 2},
     {MATMUL_NORMS, 2, 0, 16, 32, 0, 2},
     // rows, T, -, OC
@@ -143,6 +146,7 @@ static const Case cases[] = {
     {TIED_NORMS, 3, 9, 37, 5, 0, 3},
     {TIED_NORMS, 2, 65, 40, 301, 0, 2},
     {TIED_NORMS, 2, 260, 20, 30, 0, 2},
+    {TIED_NORMS, 2, 140, 72, 20, 0, 2},
     {TIED_NORMS, 2, 33, 130, 50, 1, 2},
     {TIED_NORMS, 0, 9, 37, 5, 0, 2},
     // rows, -, n
