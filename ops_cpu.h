@@ -977,5 +977,6 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
 }
 
 #include "quantize_cpu.h" // the rest of the contract
+#include "noise_cpu.h"    // and of it
 
 #endif
