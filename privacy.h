@@ -54,7 +54,7 @@ static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
     PrivacySetting s;
     memset(&s, 0, sizeof s);
     s.q = (double)p->samples / (double)p->windows, s.sigma = p->sigma, s.delta = p->delta * (1 - CAP_SHARE);
-    s.steps = steps, s.rdp = p->rdp, s.replace_one = p->relation == DP_REPLACE_ONE;
+    s.steps = steps, s.rdp = p->rdp, s.replace_one = p->relation == DP_REPLACE_ONE, s.windows = (int)p->document;
     return s;
 }
 
