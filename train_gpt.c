@@ -153,8 +153,9 @@ static ExecutorShape executor_shape(const Trainer *t) {
 // takes hardly more memory than longer ones would without it.
 static void shorten_micro_steps(Trainer *t) {
     const int64_t LEAST_LOGITS = 128;
-    ExecutorShape shape = executor_shape(t);
     bool often = t->options.zero > 1 && t->ranks->n > 1;
+    t->clip.fresh = often || ceil_div(t->most_samples, t->ranks->n) <= t->rows;
+    ExecutorShape shape = executor_shape(t);
     shape.clip.on = shape.clip.flat = false;
     double most = executor_bytes(&t->model, shape, t->stream.threads);
     most += 0.045 * (most + (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16)); // hardly: of all, with the states

@@ -776,6 +776,11 @@ static void accumulate_samples_run(const Case *c, Stream *s, float **in, float *
     float *factors = factors_from(c, in[1]), *spoilt = spoilt_copy(c, in[0], c->C, factors);
     if (c->variant) { memcpy(out, in[2], (size_t)c->C * sizeof(float)); }
     ops_accumulate_samples(s, out, spoilt, factors, c->rows, c->C, c->variant);
+    if (c->rows == 1 && !c->variant) { // in its place
+        ops_accumulate_samples(s, spoilt, spoilt, factors, 1, c->C, false);
+        ops_wait(s);
+        assert_memory_equal(spoilt, out, (size_t)c->C * sizeof(float));
+    }
     ops_wait(s);
     ops_free(factors), ops_free(spoilt);
 }
