@@ -391,8 +391,8 @@ static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitState
 static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
                                            const int32_t *targets, int64_t N, float scale) {
     int64_t C = m->config.channels;
-    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE), targets, N, C, m->config.vocab, m->config.padded_vocab, scale,
-                   u->accumulate[STORAGE_WTE]);
+    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE), targets, N, C, m->config.vocab, m->config.padded_vocab,
+                   scale, u->accumulate[STORAGE_WTE]);
     ops_zero(s, dx, (size_t)(N * C) * ops_real_bytes());
     ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N, C);
 }

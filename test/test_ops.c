@@ -10,6 +10,7 @@
 // On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are numbers that both have.
 // Add an operation: write its two functions, add a row to `operations`, add cases.
 #define POLL_WORK 20000    // so that small products are cut for polling too
+#define CLIP_PARTS 4       // so that a part is more than one piece of work
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
 #include "ops_cpu.h"
 #endif
@@ -102,7 +103,7 @@ static const Case cases[] = {
     {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
-    // rows, T, C, OC. Tiles of products are of up to 256, slices of C and OC of 128; some are less work from tiles of the gradient
+    // rows, T, C, OC. Tiles of products are of up to 256 rows, slices of C and OC of 128; some are less work from tiles of the gradient
     {MATMUL_NORMS, 1, 1, 1, 1, 0, 1},
     {MATMUL_NORMS, 3, 1, 40, 29, 0, 2},
     {MATMUL_NORMS, 2, 7, 129, 300, 0, 3},
@@ -136,6 +137,7 @@ static const Case cases[] = {
     {EMBEDDING_NORMS, 1, 1, 1, 1, 0, 1},
     {EMBEDDING_NORMS, 3, 20, 37, 5, 0, 3},
     {EMBEDDING_NORMS, 2, 150, 200, 60000, 0, 2},
+    {EMBEDDING_NORMS, 2, 40, 2600, 30, 0, 2},
     {EMBEDDING_NORMS, 2, 300, 40, 70, 0, 2},
     {EMBEDDING_NORMS, 3, 70, 130, 50, 1, 2},
     {EMBEDDING_NORMS, 0, 20, 37, 5, 0, 2},
@@ -189,7 +191,7 @@ static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
-    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3};
+    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : max_i64(1, c->C), classifier ? c->other : 1, c->other + 3};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
