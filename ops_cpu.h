@@ -982,6 +982,7 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
 }
 
 #include "clip_cpu.h"     // the rest of the contract
+#include "noise_cpu.h"    // numbers to add
 #include "quantize_cpu.h" // records
 
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {

@@ -215,8 +215,8 @@ static void setup_data(Trainer *t) {
     const char *file = tokenizer_path(t, path, sizeof path);
     t->tokenizer = tokenizer_open(file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
-    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed};
-    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0};
+    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed, 0};
+    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0, 0};
     t->steps = o->steps;
     if (o->steps) { t->train = dataset_open(o->train, train); }
     if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = count_target_bytes(t); }
