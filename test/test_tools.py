@@ -552,7 +552,7 @@ with open(value("--log", ""), "w") as log:
 class Zeropp(InFolder):
     def setUp(self):
         super().setUp()
-        for name in ("reproduce_zeropp.py", "plot.py"):
+        for name in ("reproduce_zeropp.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         self.write("bin/mpirun", FAKE_CLUSTER, 0o755)
         (self.folder / "scripts/cluster.sh").symlink_to(self.bin / "mpirun")
