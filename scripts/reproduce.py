@@ -11,11 +11,11 @@ SCRIPTS = Path(__file__).resolve().parent
 
 
 class Failed(Exception):
-    """The script ends with this status and message."""
+    """The script ends with this status and message; of_run is the exit status of the run that failed."""
 
-    def __init__(self, status, message):
+    def __init__(self, status, message, of_run=None):
         super().__init__(message)
-        self.status = status
+        self.status, self.of_run = status, of_run
 
 
 class Runner:
@@ -71,7 +71,7 @@ def complete(runner, folder, command):
     folder.mkdir(parents=True, exist_ok=True)
     status = runner.run(command, output)
     if status:
-        raise Failed(EXIT_FAILED, f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})")
+        raise Failed(EXIT_FAILED, f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})", status)
     new = folder / "run.tmp"
     new.write_text(json.dumps({"command": command}) + "\n")
     new.replace(folder / "run.json")
