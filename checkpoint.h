@@ -288,7 +288,7 @@ static inline bool state_file_read(const char *path, Store *s, bool verify, uint
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Manifest
-enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16 };
+enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16, PRIVACY_LINE = 600 };
 static const int64_t MANIFEST_COUNT_MAX = INT64_C(1) << 60; // of what is counted: a run may go on without overflow
 
 // Running statistics for --skip-loss-z and --skip-grad-z: the last values, as a ring.
@@ -313,6 +313,7 @@ typedef struct {
     int64_t position; // samples consumed
     int64_t updates;  // of the moments
     OutlierWindow loss, norm;
+    char privacy[PRIVACY_LINE]; // under which settings private steps were taken, as privacy.h says it; "" or "none": there were none
 } Progress;
 
 typedef struct {
@@ -365,6 +366,15 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
         if (end == at) { return false; }
     }
     return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
+}
+
+static inline bool manifest_text(const char *text, const char *key, const char *missing, char *value, size_t bytes) {
+    const char *line = manifest_line(text, key);
+    size_t n = line ? strcspn(line, "\n") : strlen(missing);
+    if (n >= bytes) { return false; }
+    memcpy(value, line ? line : missing, n);
+    value[n] = 0;
+    return true;
 }
 
 static inline void manifest_add_model(TextBuffer *t, const Store *s) {
@@ -491,6 +501,12 @@ static inline void out_folder_prepare(const char *out, bool resume) {
         int n = 1;
         do { snprintf(target, sizeof target, "%s/earlier-%d", out, n++); } while (mkdir(target, 0777) && errno == EEXIST);
         printf("note: %d checkpoints of an earlier run moved to %s (to go on from them: --resume 1)\n", count, target);
+        static const char *const along[] = {"dp_key", "dp_steps"}; // without them a private run does not go on: they go first
+        for (int i = 0; i < 2; i++) {
+            char moved[1300];
+            snprintf(path, sizeof path, "%s/%s", out, along[i]), snprintf(moved, sizeof moved, "%s/%s", target, along[i]);
+            if (rename(path, moved) && errno != ENOENT) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", path, strerror(errno)); }
+        }
         for (int i = 0; i < count; i++) {
             checkpoint_folder(path, sizeof path, out, steps[i], "");
             char moved[1300];
@@ -514,9 +530,11 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     text_add(&t, "train_gpt checkpoint 1\n");
     manifest_add_model(&t, s);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
-    manifest_add_window(&t, "losses", &p->loss);
-    manifest_add_window(&t, "norms", &p->norm);
-    text_add(&t, "flags %s\nfiles %d\n", flags, s->groups.all->n);
+    bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
+    const OutlierWindow empty = {0, {0}};
+    manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
+    manifest_add_window(&t, "norms", shown ? &p->norm : &empty);
+    text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags, s->groups.all->n);
     for (int r = 0; r < s->groups.all->n; r++) {
         text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
@@ -601,7 +619,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
     if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.200s", folder, line ? line : "?"); }
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
-                files <= MANIFEST_FILES;
+                files <= MANIFEST_FILES && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
         char key[32], path[1200];

@@ -648,7 +648,11 @@ static inline void print_resume_command(int64_t step, int ranks, int argc, char 
             i += i + 1 < argc && (!strcmp(argv[i + 1], "0") || !strcmp(argv[i + 1], "1"));
             continue;
         }
-        if (!strncmp(argv[i], "--resume=", 9)) { continue; }
+        if (!strcmp(argv[i], "--dp-key")) { // OUT has it
+            i++;
+            continue;
+        }
+        if (!strncmp(argv[i], "--resume=", 9) || !strncmp(argv[i], "--dp-key=", 9)) { continue; }
         print_shell_word(argv[i]);
     }
     printf(" --resume 1\n");
