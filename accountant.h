@@ -375,7 +375,7 @@ static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
     long double sum = 0;
     int64_t from = theta > 0 ? last : first;
     for (int64_t i = first; i <= last; i++) { sum += (long double)(mass[i] * exp(theta * (double)(i - from) * g->h)); }
-    return theta * (g->first + (double)from * g->h) + (double)logl(sum);
+    return theta * (g->first + (double)from * g->h) + (sum > 0 ? (double)logl(sum) : (double)-INFINITY);
 }
 // For golden sections: ln of the bound that Chernoff's t gives of the sum being `epsilon` or more, where sums are tilted by theta; or, with
 // epsilon NAN, the loss that exp(-FAR) of the tilted sum reaches. sign -1: from the other end.

@@ -12,6 +12,7 @@
 #define CHECKPOINT_H
 
 #include "dataloader.h" // data_map_file
+#include "privacy.h"    // the history of private steps
 #include "zero.h"       // states
 
 #include <dirent.h>      // folders
@@ -288,7 +289,7 @@ static inline bool state_file_read(const char *path, Store *s, bool verify, uint
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Manifest
-enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16, PRIVACY_LINE = 600 };
+enum { OUTLIER_WINDOW = 128, MANIFEST_MAX = 1 << 22, MANIFEST_FILES = 1 << 16 };
 static const int64_t MANIFEST_COUNT_MAX = INT64_C(1) << 60; // of what is counted: a run may go on without overflow
 
 // Running statistics for --skip-loss-z and --skip-grad-z: the last values, as a ring.
@@ -313,7 +314,7 @@ typedef struct {
     int64_t position; // samples consumed
     int64_t updates;  // of the moments
     OutlierWindow loss, norm;
-    char privacy[PRIVACY_LINE]; // under which settings private steps were taken, as privacy.h says it; "" or "none": there were none
+    char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
 } Progress;
 
 typedef struct {
@@ -368,10 +369,11 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
     return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
 }
 
+// A text of at least one character; `missing` where there is no such line.
 static inline bool manifest_text(const char *text, const char *key, const char *missing, char *value, size_t bytes) {
     const char *line = manifest_line(text, key);
     size_t n = line ? strcspn(line, "\n") : strlen(missing);
-    if (n >= bytes) { return false; }
+    if (n == 0 || n >= bytes) { return false; }
     memcpy(value, line ? line : missing, n);
     value[n] = 0;
     return true;

@@ -35,7 +35,9 @@ typedef struct {
 // Largest shapes the model will ask for; what the workspace must hold follows from it.
 typedef struct {
     int64_t rows, T, C, NH, V, Vp; // rows: sequences of a micro-batch
+    int64_t logits;                // rows of these that the workspace holds at most; 0 where the caller always has another place
 } OpsShape;
+enum { LOGITS_PLENTY = 1 << 30 }; // as many as the operation likes
 static size_t ops_workspace_bytes(OpsShape shape, int threads);
 
 // Before anything else: makes s->device. `place`: this rank's number on its machine, which chooses a GPU; `real`: the compute
@@ -113,7 +115,7 @@ static inline void *memory_take_host(size_t bytes, const char *what) { // no dev
 // --- embedding -------------------------------------------------------------------------------------------------------
 // out(rows*T, C) = wte[token] + wpe[position]
 static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows, int64_t T, int64_t C);
-// dwte(Vp, C), dwpe(maxT, C; NULL: not wanted). accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero
+// dwte(Vp, C), dwpe(maxT, C), either NULL where it is not wanted. accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero
 // from T on).
 static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C, int64_t Vp,
                                    int64_t maxT, bool accumulate_wte, bool accumulate_wpe);
@@ -149,9 +151,11 @@ static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, cons
 // losses(N): -log p(target) of each row, natural log; 0 where target is -1 (a masked row, which also gets no gradient).
 // dx(N, C) = scale * dlogits wte, dwte(Vp, C) [+]= scale * dlogits^T x. Columns V..Vp-1 take no part; their rows of dwte get no
 // gradient (zero where accumulate is false). dlogits(N, Vp), where it is wanted, keeps scale * dlogits, zero in columns V..Vp-1. Each of
-// dx, dwte and dlogits may be NULL; all of them: losses only. With dlogits kept the workspace holds no logits.
+// dx, dwte and dlogits may be NULL; all of them: losses only. With dlogits kept the workspace holds no logits; else as many rows are
+// taken at a time as it has room for. each: rows that share a dwte,
+// N for one of all; else dwte is (N / each, Vp, C).
 static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets, int64_t N,
-                           int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate);
+                           int64_t each, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate);
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
 // One pass over memory. master is the fp32 parameter; param (storage precision) gets its rounded copy; with DTYPE_FP32
@@ -207,7 +211,8 @@ static void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t 
 static void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip);
 // a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B; may be NULL), whatever it held (NaN too).
 static void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T);
-// out(n) [+]= sum over b of factors[b] in(b, n), samples in order; a sample of factor 0 is not read. rows 0 without accumulate: zeros
+// out(n) [+]= sum over b of factors[b] in(b, n), samples in order; a sample of factor 0 is not read. rows 0 without accumulate: zeros.
+// in may be out where it is one sample that is not added to others.
 static void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate);
 // x = scale * (x + deviation z) of n elements, which are `first` ... of the noise (first: a multiple of 16), z ~ N(0, 1) of noise.h. The sum is
 // rounded to a public grid, so that its last bits do not tell x (noise.h). deviation 0: x = scale * x, exactly

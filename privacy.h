@@ -40,7 +40,7 @@ typedef struct {
     PrivacyLoss told;
 } Privacy;
 
-enum { PRIVACY_JSON_MAX = 1200 };
+enum { PRIVACY_HISTORY_MAX = 600, PRIVACY_JSON_MAX = 1200 };
 static const double CAP_SHARE = 1e-5;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
 static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     PrivacyLoss nothing = {0, 0}, all = {INFINITY, INFINITY};
     if (steps == 0) { return nothing; }
-    if (p->sigma == 0) { return all; }
+    if (p->sigma < LEAST_SIGMA) { return all; } // no epsilon worth a number
     if (steps != p->told_steps) {
         PrivacySetting s = privacy_setting(p, steps);
         p->told = account_epsilon(&s, NAN), p->told_steps = steps;
@@ -86,7 +86,11 @@ static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
     p->allowed = p->steps;
     if (p->target == 0 || p->steps == 0) { return; }
     PrivacySetting s = privacy_setting(p, p->steps);
-    if (comm->rank == 0 && account_epsilon(&s, p->target).high > p->target) { p->allowed = account_search(s, p->target, false, 0, p->steps); }
+    if (p->sigma < LEAST_SIGMA) {
+        p->allowed = 0;
+    } else if (comm->rank == 0 && account_epsilon(&s, p->target).high > p->target) {
+        p->allowed = account_search(s, p->target, false, 0, p->steps);
+    }
     comm_broadcast(comm, &p->allowed, sizeof p->allowed, 0);
 }
 
@@ -154,14 +158,14 @@ static inline void privacy_settings(const Privacy *p, PrivacyText t[PRIVACY_SETT
     snprintf(t[10].value, sizeof t[10].value, "%016" PRIx64, p->fingerprint);
 }
 // What goes into the manifest of a checkpoint after so many steps.
-static inline void privacy_history(const Privacy *p, int64_t steps, char *text, size_t bytes) {
+static inline void privacy_history(const Privacy *p, int64_t steps, char text[PRIVACY_HISTORY_MAX]) {
     PrivacyText t[PRIVACY_SETTINGS];
     size_t n = 0;
-    snprintf(text, bytes, "none");
+    snprintf(text, PRIVACY_HISTORY_MAX, "none");
     if (!p->on) { return; }
     privacy_settings(p, t);
-    for (int i = 0; i < PRIVACY_SETTINGS; i++) { n += (size_t)snprintf(text + n, bytes - n, "%s=%s ", t[i].name, t[i].value); }
-    snprintf(text + n, bytes - n, "steps=%" PRId64, steps);
+    for (int i = 0; i < PRIVACY_SETTINGS; i++) { n += (size_t)snprintf(text + n, PRIVACY_HISTORY_MAX - n, "%s=%s ", t[i].name, t[i].value); }
+    snprintf(text + n, PRIVACY_HISTORY_MAX - n, "steps=%" PRId64, steps);
 }
 // The value of a name, "" where it is not there or too long to be one.
 static inline void history_value(const char *history, const char *name, char *value, size_t bytes) {
@@ -206,7 +210,7 @@ static inline void privacy_adopt(Privacy *p, const OptionsGiven *given, const ch
     char value[40], *end = value;
     history_value(history, "sigma", value, sizeof value);
     p->sigma = strtod(value, &end);
-    if (end == value || *end || !(p->sigma >= LEAST_NOISE && p->sigma <= MOST_SIGMA)) {
+    if (end == value || *end || !(p->sigma >= LEAST_SIGMA && p->sigma <= MOST_SIGMA)) {
         die(EXIT_INPUT, hint, "--dp-epsilon needs noise, and the checkpoint's steps were taken with sigma %s", *value ? value : "(not told)");
     }
 }
@@ -315,27 +319,29 @@ static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t ste
 
 static inline void privacy_warn(const Privacy *p, const Options *o, int64_t step) {
     if (p->allowed <= step && p->steps > step) { fprintf(stderr, "warning: no step is left that keeps --dp-epsilon %g\n", p->target); }
-    if (p->sigma == 0) { fprintf(stderr, "warning: --dp-noise 0 hides nothing: this run is not private\n"); }
+    if (p->sigma < LEAST_SIGMA) { fprintf(stderr, "warning: --dp-noise %g hides nothing: this run is not private\n", p->sigma); }
     if (p->shown) { fprintf(stderr, "warning: --dp-show-private: epsilon does not hold for who sees the losses, norms and samples of steps\n"); }
     if (o->val_every && !strcmp(o->train, o->val)) { fprintf(stderr, "warning: --val is the training data: no epsilon counts what its loss tells\n"); }
 }
-// When the weights are there: compares with the history of the checkpoint of this step (NULL: the run begins anew), takes the key, counts the
+// When the weights are there: compares with the history of the checkpoint of this step ("": the run begins anew), takes the key, counts the
 // steps that are allowed. All ranks call it, of private runs and of others.
 static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGiven *given, const char *history, int64_t step, Comm *comm) {
-    if (history) { privacy_adopt(p, given, history, step); }
+    bool resumes = *history != 0;
+    if (resumes) { privacy_adopt(p, given, history, step); }
     if (!p->on || p->windows == 0) { return; }
     if (comm->rank == 0) { privacy_take_key(p, o); }
     comm_broadcast(comm, p->key, sizeof p->key, 0);
     p->fingerprint = noise_fingerprint(p->key);
-    if (history) { privacy_compare(p, history, step), privacy_find_allowed(p, comm); }
+    if (resumes) { privacy_compare(p, history, step), privacy_find_allowed(p, comm); }
     p->allowed = max_i64(p->allowed, step); // what was taken was taken
     if (comm->rank) { return; }
-    if (*o->out && (!history || *o->dp_key)) { privacy_keep_key(p, o); }
+    if (*o->out && (!resumes || *o->dp_key)) { privacy_keep_key(p, o); }
     if (*o->out) { privacy_open_ledger(p, o, step); }
     privacy_warn(p, o, step);
 }
 // Forgets the key.
 static inline void privacy_end(Privacy *p, const Options *o) {
+    if (!p->on) { return; }
     noise_wipe(p->key, sizeof p->key), noise_wipe((char *)(uintptr_t)o->dp_key, strlen(o->dp_key));
     if (p->ledger >= 0) { close(p->ledger); }
     p->ledger = -1;
@@ -360,11 +366,11 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
     if (!p->on || p->windows == 0) { return; }
     privacy_settings(p, t);
     privacy_protected(p, protected_text, sizeof protected_text);
-    if (p->sigma > 0) {
+    if (p->sigma >= LEAST_SIGMA) {
         fprintf(to, "privacy    epsilon %.4f at delta %.3g after %" PRId64 " steps, for %s (%s), by %s\n",
                 privacy_up(privacy_epsilon(p, p->allowed).high, 1e-4), privacy_delta_up(p), p->allowed, protected_text, t[9].value, p->rdp ? "rdp" : "prv");
     } else {
-        fprintf(to, "privacy    none: no noise\n");
+        fprintf(to, "privacy    none: noise of %g hides nothing\n", p->sigma);
     }
     fprintf(to, "           sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64 " a step on average, %" PRId64 " at most\n",
             (double)p->samples / (double)p->windows, p->samples, p->windows, p->most);
@@ -377,8 +383,8 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
 static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) {
     char protected_text[120];
     if (!p->on || p->windows == 0) { return; }
-    if (p->sigma == 0) {
-        fprintf(to, "privacy    none: %" PRId64 " steps without noise\n", steps);
+    if (p->sigma < LEAST_SIGMA) {
+        fprintf(to, "privacy    none: %" PRId64 " steps with noise of %g, which hides nothing\n", steps, p->sigma);
         return;
     }
     PrivacyLoss loss = privacy_epsilon(p, steps);

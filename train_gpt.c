@@ -8,7 +8,8 @@
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
-//   accountant.h  what private steps give away
+//   dp.h          clips each sample's gradient              privacy.h     what a private run promises
+//   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -21,7 +22,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
-#include "accountant.h"
+#include "privacy.h"
 #include "profile.h"
 #include "report.h"
 
@@ -48,20 +49,25 @@ typedef struct {
     Tokenizer tokenizer;
     int64_t val_bytes; // that one validation's targets stand for; 0: not known
     // how
-    int64_t samples, rows, steps; // per step over all ranks; per micro-step of this rank at most; of the run
-    Program program, evaluation;  // schedules of a training step and of one validation batch
+    int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
+    int64_t logits;                             // rows of these at a time
+    Privacy privacy;                            // of a private run
+    ClipPolicy clip;
+    Program program, evaluation; // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Prediction predicted;
     // with what
     Store store;
     Executor executor;
-    double *sample_losses;   // [samples] of a step or a validation batch
+    int64_t *windows;        // [most_samples] of the training data that a private step takes
+    double *sample_losses;   // [most_samples] of a step or a validation batch
     double *sample_right;    // [samples] of a validation batch of labelled data
     int64_t *sample_bounds;  // [ranks + 1] which rank computes which
-    double *message;         // [samples + ranks] of sum_losses
+    double *message;         // [most_samples + ranks] of sum_losses
     int64_t *message_bounds; // [ranks + 1] whose part is which
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
+    int64_t end;        // of the run: its steps, or fewer where a private one has spent all it may
     Log log;
     ProgressBar bar;
     char flags[8192];     // as given, for the manifest
@@ -134,34 +140,71 @@ static void setup_batch(Trainer *t) {
     if (tokens % o->seq_len) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
-    t->samples = tokens / o->seq_len;
-    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n));
+    t->samples = t->most_samples = tokens / o->seq_len;
+    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n)), t->logits = LOGITS_PLENTY;
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
+static ExecutorShape executor_shape(const Trainer *t) {
+    ExecutorShape shape = {t->dtype, t->rows, t->options.seq_len, t->options.recompute == RECOMPUTE_BLOCK, t->logits, t->clip};
+    return shape;
+}
+// Micro-steps of a private run are shorter where that takes no more messages, and chunks of logits, so that what clipping keeps of a sample
+// takes hardly more memory than longer ones would without it.
+static void shorten_micro_steps(Trainer *t) {
+    const int64_t LEAST_LOGITS = 128;
+    bool often = t->options.zero > 1 && t->ranks->n > 1;
+    t->clip.fresh = often || ceil_div(t->most_samples, t->ranks->n) <= t->rows;
+    ExecutorShape shape = executor_shape(t);
+    shape.clip.on = shape.clip.flat = false;
+    double most = executor_bytes(&t->model, shape, t->stream.threads);
+    most += 0.045 * (most + (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16)); // hardly: of all, with the states
+    while (executor_bytes(&t->model, executor_shape(t), t->stream.threads) > most) {
+        if (t->rows > 1 && !often) {
+            t->rows--;
+        } else if (t->logits > LEAST_LOGITS) {
+            t->logits /= 2;
+        } else {
+            t->clip.again = !t->clip.flat && executor_bytes(&t->model, executor_shape(t), t->stream.threads) > 1.1 * most;
+            break;
+        }
+    }
+}
+// A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
+static void setup_privacy(Trainer *t) {
+    const Options *o = &t->options;
+    if (!o->steps) { return; } // nothing is learnt
+    if (t->train.tokens && !t->train.windows) { die(EXIT_INPUT, "use a smaller --seq-len or more data", "the training data have no whole window to draw"); }
+    t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
+    if (!t->privacy.on) { return; }
+    t->most_samples = t->privacy.most;
+    t->clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
+    shorten_micro_steps(t);
+}
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->samples, t->ranks->n) > t->rows), t->dtype, (DType)o->reduce_dtype,
+    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->rows), t->dtype, (DType)o->reduce_dtype,
                           o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
-// The whole job. Of --cluster one rank stands for all, which do alike: one that has most samples.
-static Program make_program(const Trainer *t, bool training) {
+// The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
+static Program make_program(const Trainer *t, int64_t samples, bool training) {
     int alike = t->cluster.nodes ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n);
+    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->clip.on);
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
-    schedule_sequential(&p, ceil_div(t->samples, alike), t->rows, training);
+    schedule_sequential(&p, ceil_div(samples, alike), t->rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
+    if (training && t->clip.flat) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);
     return p;
 }
 static void setup_schedule(Trainer *t) {
     char error[400];
-    t->program = make_program(t, true);
-    t->evaluation = make_program(t, false);
+    t->program = make_program(t, t->samples, true);
+    t->evaluation = make_program(t, t->samples, false);
     if (!schedule_validate(&t->program, error, sizeof error)) {
         die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error);
     }
@@ -176,50 +219,36 @@ static void setup_messages(Trainer *t) {
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options,   &t->model, &t->comm,  &t->cluster,       t->ranks,   &t->program, &t->rates,
-                      &t->predicted, &t->train, &t->store, t->stream.threads, t->samples, t->rows,     t->steps};
+    RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates, &t->predicted, &t->train,
+                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->rows,  t->steps,    t->logits, t->clip,       &t->privacy};
     return facts;
 }
 
-// Samples of one validation (labelled ones once at most), and the bytes of text that their targets stand for.
+// Samples of one validation (labelled ones once at most).
 static int64_t validation_samples(const Trainer *t) {
     int64_t all = dataset_whole_windows(&t->val), asked = t->options.val_batches * t->samples;
     return asked < 0 || (t->val.labels && asked > all) ? all : asked;
-}
-static int64_t count_target_bytes(const Trainer *t) {
-    int64_t T = t->options.seq_len, bytes = 0, samples = validation_samples(t);
-    int32_t *tokens = (int32_t *)checked_malloc((size_t)(2 * T) * sizeof(int32_t), "targets");
-    for (int64_t g = 0; g < samples; g++) {
-        dataset_fill(&t->val, g, 1, tokens, tokens + T);
-        bytes += tokenizer_count_bytes(&t->tokenizer, tokens + T, T);
-        keep_alive();
-    }
-    free(tokens);
-    return bytes;
-}
-
-// --tokenizer, or NAME_tokenizer.bin beside the shards NAME_train... or else NAME_val... that this run is about, or NULL.
-static const char *tokenizer_path(const Trainer *t, char *path, size_t bytes) {
-    const Options *o = &t->options;
-    if (*o->tokenizer) { return o->tokenizer; }
-    bool trains = o->steps || t->given.at[OPTION_INDEX_train];
-    const char *shards = trains ? o->train : o->val_every ? o->val : "", *end = strstr(shards, trains ? "_train" : "_val");
-    if (!end) { return NULL; }
-    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
-    return access(path, R_OK) ? NULL : path;
 }
 
 static void setup_data(Trainer *t) {
     const Options *o = &t->options;
     char path[1100];
-    const char *file = tokenizer_path(t, path, sizeof path);
-    t->tokenizer = tokenizer_open(file, (int32_t)t->model.config.vocab);
+    bool trains = o->steps || t->given.at[OPTION_INDEX_train];
+    const char *file = trains ? tokenizer_find(o->train, "_train", path, sizeof path) : tokenizer_find(o->val_every ? o->val : "", "_val", path, sizeof path);
+    t->tokenizer = tokenizer_open(*o->tokenizer ? o->tokenizer : file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
-    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed};
-    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0};
+    DatasetOptions train = {"--train",
+                            o->seq_len,
+                            (int32_t)t->model.config.vocab,
+                            t->tokenizer.eot,
+                            windows,
+                            o->shuffle != 0,
+                            (uint64_t)o->seed,
+                            o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0};
+    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0, 0};
     t->steps = o->steps;
     if (o->steps) { t->train = dataset_open(o->train, train); }
-    if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = count_target_bytes(t); }
+    if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t)); }
     DatasetOptions hellaswag = val;
     hellaswag.flag = "--hellaswag";
     if (*o->hellaswag) { t->hellaswag = choices_open(o->hellaswag, hellaswag); }
@@ -227,23 +256,24 @@ static void setup_data(Trainer *t) {
 }
 
 static void setup_states(Trainer *t) {
-    const Options *o = &t->options;
     size_t unused[2];
-    t->stream.workspace_bytes = gpt_workspace_bytes(&t->model, t->rows, o->seq_len, t->stream.threads);
+    ExecutorShape shape = executor_shape(t);
+    t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
-    t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
-                                true, &unused[0], &unused[1]);
-    t->profile = profile_make(o, t->program.rank[t->comm.rank].count);
-    t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
+    t->executor = executor_plan(&t->model, shape, &unused[0], &unused[1]);
+    executor_allocate(&t->executor, &t->program.map, &t->store, &t->stream, ceil_div(t->most_samples, t->comm.ranks));
+    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples, sizeof(int64_t), "samples");
+    t->sample_losses = (double *)checked_calloc((size_t)t->most_samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-    t->message = (double *)checked_calloc((size_t)(t->samples + t->comm.ranks), sizeof(double), "losses");
+    t->message = (double *)checked_calloc((size_t)(t->most_samples + t->comm.ranks), sizeof(double), "losses");
     t->message_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-    for (int r = 0; r <= t->comm.ranks; r++) {
-        t->sample_bounds[r] = part_begin(t->samples, t->comm.ranks, r);
-        t->message_bounds[r] = t->sample_bounds[r] + r;
-    }
+}
+static void setup_profile(Trainer *t) {
+    Program longest = make_program(t, t->most_samples, true);
+    t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
+    program_free(&longest);
 }
 
 // Weights: from a checkpoint, a model file, or the seed.
@@ -260,16 +290,31 @@ static void setup_weights(Trainer *t) {
         store_initialise(&t->store, (uint64_t)o->seed);
     }
 }
+// What a private run promises stands when the weights are there: a resumed one goes on with its noise, its key and what it has spent.
+static void setup_promise(Trainer *t) {
+    Privacy *p = &t->privacy;
+    privacy_begin(p, &t->options, &t->given, t->progress.privacy, t->progress.step, &t->comm);
+    t->end = min_i64(t->steps, privacy_allowed_steps(p));
+    if (!p->on) { return; }
+    t->store.noise.on = true, t->store.noise.deviation = (float)(p->sigma * p->clip), t->store.noise.scale = (float)(1.0 / (double)p->samples);
+    memcpy(t->store.noise.key, p->key, sizeof p->key);
+    if (t->comm.rank == 0) {
+        privacy_print_start(stdout, p);
+        printf("clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at most; micro-steps of up to %" PRId64 " samples\n",
+               100 * clip_speed_limit(&t->clip, &t->model, (double)t->options.seq_len), t->rows);
+    }
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-// Sum of the losses of the pass's samples, in their order, from all ranks. What else the ranks have to agree on in each step
-// travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked to stop. A
-// rank's part of the message is its samples' losses and this flag.
-static double sum_losses(Trainer *t, int64_t samples, bool *stop) {
-    const int64_t *first = t->sample_bounds, *part = t->message_bounds;
+// Sum of the losses of `samples` samples, in their order, from all ranks, whose schedules have `dealt` samples. What else the ranks have
+// to agree on in each step travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked
+// to stop. A rank's part of the message is its samples' losses and this flag.
+static double sum_losses(Trainer *t, int64_t dealt, int64_t samples, bool *stop) {
+    int64_t *first = t->sample_bounds, *part = t->message_bounds;
     int rank = t->comm.rank;
+    for (int r = 0; r <= t->comm.ranks; r++) { first[r] = part_begin(dealt, t->comm.ranks, r), part[r] = first[r] + r; }
     memcpy(t->message + part[rank], t->sample_losses + first[rank], (size_t)(first[rank + 1] - first[rank]) * sizeof(double));
     t->message[part[rank + 1] - 1] = *stop;
     comm_all_gather_doubles(&t->comm, t->message, part);
@@ -282,22 +327,19 @@ static double sum_losses(Trainer *t, int64_t samples, bool *stop) {
     return sum;
 }
 
-static void log_step(Trainer *t, double loss, double norm, double lr, double seconds) {
+static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
-    double tokens = (double)(t->samples * t->options.seq_len);
+    bool shown = !t->privacy.on || t->options.dp_show_private;
+    double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    progress_step(&t->bar, t->progress.step, loss, norm, lr, seconds * 1000, tokens / seconds, mfu);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"step\",\"step\":%" PRId64, t->progress.step);
-    json_add_field(&line, "loss", loss), json_add_field(&line, "grad_norm", norm), json_add_field(&line, "lr", lr);
-    json_add_field(&line, "ms", seconds * 1000), json_add_field(&line, "tokens_per_s", tokens / seconds), json_add_field(&line, "mfu", mfu);
-    json_add_field(&line, "joules", energy_joules(&t->energy));
-    text_add(&line, "}");
-    log_line(&t->log, &line);
+    StepFacts facts = {t->progress.step,          shown ? loss : nobody,        shown ? norm : nobody, lr, seconds, tokens, mfu,
+                       energy_joules(&t->energy), shown ? pass->windows : NULL, pass->samples};
+    report_step(&facts, &t->bar, &t->log);
 }
 
 // Why this update must not be made, or NULL.
 static const char *reason_to_skip(Trainer *t, double loss, double norm) {
+    if (t->privacy.on) { return isfinite(norm) ? NULL : "gradient norm is not finite"; } // with its noise: nothing that depends on the samples more
     if (!isfinite(loss) || !isfinite(norm)) { return "loss or gradient norm is not finite"; }
     double loss_z = outlier_z(&t->progress.loss, loss), norm_z = outlier_z(&t->progress.norm, norm);
     if (t->options.skip_loss_z > 0 && loss_z > t->options.skip_loss_z) { return "loss is an outlier"; }
@@ -314,10 +356,29 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
     t->progress.updates++;
 }
 
+// The samples that a private step draws, and its schedule.
+static void draw_samples(Trainer *t, Pass *pass) {
+    NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
+    memcpy(stream.key, t->privacy.key, sizeof stream.key);
+    pass->samples = dataset_sample_poisson(&t->train, (double)t->samples / (double)t->train.windows, t->most_samples, stream, t->windows);
+    pass->windows = t->windows;
+    noise_wipe(&stream, sizeof stream);
+    program_free(&t->program);
+    t->program = make_program(t, pass->samples, true);
+}
+// The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
+static double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
+    if (!t->privacy.on) { return sum / (double)max_i64(targets, 1); }
+    double mean = 0;
+    for (int64_t i = 0; i < pass->samples; i++) { mean += pass->sample_losses[i] / (double)max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1); }
+    return mean / (double)pass->samples;
+}
+
 static void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
-    int64_t targets = dataset_count_targets(&t->train, t->progress.position, t->samples);
-    Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
+    int64_t targets = t->privacy.on ? 0 : dataset_count_targets(&t->train, t->progress.position, t->samples);
+    Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
+    if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, &pass); }
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
     ops_range_begin("step", "", -1);
@@ -326,14 +387,15 @@ static void train_step(Trainer *t) {
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
-    double loss = sum_losses(t, t->samples, &t->stopping) / (double)max_i64(targets, 1);
+    double loss = step_loss(t, &pass, sum_losses(t, pass.samples, pass.samples, &t->stopping), targets);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         run_updates(t, schedule, &at, &pass, lr, norm);
     } else {
         t->executor.action = NULL; // the updates do not run
         if (t->comm.rank == 0) {
-            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, loss, norm);
+            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip,
+                    t->privacy.on ? (double)NAN : loss, norm);
         }
     }
     profile_end(&t->profile, &t->executor, schedule, at);
@@ -342,7 +404,7 @@ static void train_step(Trainer *t) {
     t->progress.position += t->samples;
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
-    log_step(t, loss, norm, lr, seconds);
+    tell_step(t, &pass, loss, norm, lr, seconds);
     if (t->progress.step == t->profile.last) { profile_report(&t->profile, t->comm.rank, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
@@ -362,11 +424,11 @@ static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += t->samples) {
         int64_t count = min_i64(t->samples, samples - first);
-        Pass pass = {data, first, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
+        Pass pass = {data, first, NULL, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
         int at = 0;
         executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
         bool stop = false; // asked of training steps only
-        e.loss += sum_losses(t, count, &stop);
+        e.loss += sum_losses(t, t->samples, count, &stop);
         e.targets += dataset_count_targets(data, first, count);
         if (data->labels) { comm_all_gather_doubles(&t->comm, t->sample_right, t->sample_bounds); }
         for (int64_t i = 0; i < count; i++) {
@@ -384,78 +446,36 @@ static void validate(Trainer *t) {
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
     if (t->val.labels) { accuracy = (double)e.right / (double)samples; }
-    progress_break(&t->bar);
-    printf("step %5" PRId64 " | validation loss %.6f nats/token", t->progress.step, loss);
-    if (isfinite(bits)) { printf(" | %.4f bits/byte", bits); }
-    if (isfinite(accuracy)) { printf(" | label accuracy %.4f", accuracy); }
-    printf(" | %" PRId64 " tokens\n", e.targets);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"val\",\"step\":%" PRId64, t->progress.step);
-    json_add_field(&line, "loss", loss), json_add_field(&line, "bits_per_byte", bits), json_add_field(&line, "label_accuracy", accuracy);
-    text_add(&line, ",\"epsilon\":null}"); // no private runs yet
-    log_line(&t->log, &line);
+    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high : (double)NAN, e.targets,
+                      &t->bar, &t->log);
 }
 
 static void score_hellaswag(Trainer *t) {
     int64_t rows = dataset_whole_windows(&t->hellaswag), examples = rows / CHOICES;
     Evaluation e = evaluate(t, &t->hellaswag, rows);
-    if (t->comm.rank) { return; }
-    double accuracy = (double)e.right / (double)examples;
-    progress_break(&t->bar);
-    printf("step %5" PRId64 " | hellaswag accuracy %.4f | %" PRId64 " of %" PRId64 " examples\n", t->progress.step, accuracy, e.right, examples);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"hellaswag\",\"step\":%" PRId64, t->progress.step);
-    json_add_field(&line, "accuracy", accuracy);
-    text_add(&line, ",\"correct\":%" PRId64 ",\"examples\":%" PRId64 "}", e.right, examples);
-    log_line(&t->log, &line);
-}
-
-// The next token by temperature sampling; the draw is a function of (seed, step, position).
-static int32_t choose_token(const Trainer *t, const float *logits, int64_t position) {
-    int64_t best = 0, V = t->model.config.vocab;
-    for (int64_t i = 1; i < V; i++) { best = logits[i] > logits[best] ? i : best; }
-    double temperature = t->options.temperature, sum = 0;
-    if (temperature == 0) { return (int32_t)best; }
-    for (int64_t i = 0; i < V; i++) { sum += exp(((double)logits[i] - (double)logits[best]) / temperature); }
-    double draw = random_uniform((uint64_t)t->options.seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step, (uint64_t)position) * sum;
-    for (int64_t i = 0; i < V; i++) {
-        draw -= exp(((double)logits[i] - (double)logits[best]) / temperature);
-        if (draw < 0) { return (int32_t)i; }
-    }
-    return (int32_t)best;
+    if (t->comm.rank == 0) { report_choices(t->progress.step, e.right, examples, &t->bar, &t->log); }
 }
 
 // All ranks compute the same text; rank 0 prints it.
 static void print_sample(Trainer *t) {
-    int64_t T = t->options.seq_len, Vp = t->model.config.padded_vocab;
-    int32_t *tokens = (int32_t *)checked_malloc((size_t)T * sizeof(int32_t), "sample");
-    float *logits = (float *)checked_malloc((size_t)Vp * sizeof(float), "logits");
-    tokens[0] = (int32_t)max_i64(t->tokenizer.eot, 0);
-    if (t->comm.rank == 0) { progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step); }
-    for (int64_t i = 0, n = 1; i < t->options.sample_tokens; i++) {
-        executor_logits(&t->executor, tokens, n, logits);
-        int32_t next = choose_token(t, logits, i);
-        if (t->comm.rank == 0) { tokenizer_print(&t->tokenizer, next, stdout); }
-        if (n == T) { memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t)), n = T - T / 2; } // slide: keep the newer half
-        tokens[min_i64(n, T - 1)] = next;
-        n = min_i64(n + 1, T);
+    const Options *o = &t->options;
+    int32_t *text = (int32_t *)checked_malloc((size_t)o->sample_tokens * sizeof(int32_t), "sample");
+    Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step};
+    executor_generate(&t->executor, (int32_t)max_i64(t->tokenizer.eot, 0), text, o->sample_tokens, draws);
+    if (t->comm.rank == 0) {
+        progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step);
+        for (int64_t i = 0; i < o->sample_tokens; i++) { tokenizer_print(&t->tokenizer, text[i], stdout); }
+        printf("\n---\n");
     }
-    if (t->comm.rank == 0) { printf("\n---\n"); }
-    free(tokens), free(logits);
+    free(text);
 }
 
 static void save_checkpoint(Trainer *t) {
     char path[1100];
+    privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
-    if (!saved || t->comm.rank) { return; }
-    progress_break(&t->bar);
-    printf("step %5" PRId64 " | checkpoint %s\n", t->progress.step, path);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"checkpoint\",\"step\":%" PRId64 ",\"path\":", t->progress.step);
-    json_add_string(&line, path);
-    text_add(&line, "}");
-    log_line(&t->log, &line);
+    if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
 static bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
@@ -463,7 +483,7 @@ static bool due(int64_t every, int64_t step, bool last) { return every && (step 
 // What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
-    bool last = step == t->steps, fresh = !t->options.resume || step > t->first_step;
+    bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
     memcpy(sent, t->comm.bytes, sizeof sent);
@@ -502,10 +522,11 @@ static void plan(Trainer *t) {
     setup_ranks(t);
     setup_model(t);
     setup_batch(t);
+    if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
+    setup_privacy(t);
     setup_store(t);
     setup_schedule(t);
     if (!t->cluster.nodes) { setup_messages(t); }
-    if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
     find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.groups, t->dtype);
     RunFacts facts = run_facts(t);
     predict(&facts);
@@ -547,12 +568,14 @@ static void prepare(Trainer *t) {
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
     setup_states(t);
+    setup_profile(t);
     setup_weights(t);
+    setup_promise(t);
     store_settle(&t->store);
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
     log_line(&t->log, &line);
-    ProgressBar bar = {output_is_terminal(), false, t->steps, t->first_step, 0, 0};
+    ProgressBar bar = {output_is_terminal(), false, t->end, t->first_step, 0, 0};
     t->bar = bar;
     t->energy = energy_meter("/sys/class/powercap");
     comm_reset_counters(&t->comm);
@@ -560,7 +583,7 @@ static void prepare(Trainer *t) {
 
 static void train(Trainer *t) {
     between_steps(t);
-    while (t->progress.step < t->steps && !t->stopping) {
+    while (t->progress.step < t->end && !t->stopping) {
         train_step(t);
         between_steps(t);
     }
@@ -571,12 +594,14 @@ static int finish(Trainer *t) {
     store_settle(&t->store);
     profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
-    report_end(&facts, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
+    report_end(&facts, t->progress.step, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
-    if (t->stopping && t->progress.step < t->steps && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
+    if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
+    privacy_end(&t->privacy, &t->options);
+    if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }
 

@@ -53,7 +53,7 @@ static Dataset batch_dataset(void) {
         batch_tokens[b * (T + 1) + T] = (uint16_t)golden.y[b][T - 1];
         batch_table[b] = ((uint64_t)(b * (T + 1)) << TARGET_BITS) | T;
     }
-    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
+    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
     return d;
 }
 
@@ -78,11 +78,11 @@ typedef struct {
     double sample_losses[B];
 } Rig;
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false};
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, &plain, 1), p.ranks = 1;
+    p.map = unit_map(m, &plain, 1, false), p.ranks = 1;
     p.rank = calloc(1, sizeof(Schedule));
     schedule_sequential(&p, B, setting.rows, training);
     if (training && setting.recompute) { schedule_lower_recompute(&p); }
@@ -98,13 +98,14 @@ static Rig *rig_make(Setting setting) {
     assert_int_equal(file_dtype, DTYPE_FP32);
     r->program = program_of(&r->model, setting, true);
     r->stream.threads = 2;
-    OpsShape shape = {setting.rows, T, C, 3, V, VP};
+    OpsShape shape = {setting.rows, T, C, 3, V, VP, LOGITS_PLENTY};
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    r->executor =
-        executor_make(&r->model, &r->program, 0, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
+    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
+    r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
+    executor_allocate(&r->executor, &r->program.map, &r->store, &r->stream, B);
     model_file_load(model_path, &r->store, file_dtype);
     r->batch = batch_dataset();
     return r;
@@ -121,14 +122,14 @@ static double rig_loss(const Rig *r) {
 }
 // Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
 static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
-    Pass pass = {data, k * B, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL};
+    Pass pass = {data, k * B, NULL, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL};
     double norm = -1;
     *at = 0;
     executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
     return norm;
 }
 static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
-    Pass pass = {&r->batch, 0, B, r->sample_losses, 0, true, NULL};
+    Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, true, NULL};
     executor_run(&r->executor, &r->program.rank[0], &at, &pass, &optimizer, 0, NULL);
     assert_int_equal(at, r->program.rank[0].count);
 }
@@ -247,7 +248,7 @@ static void test_evaluation(void **state) {
     for (int i = 0; i < SETTINGS; i++) {
         Rig *r = rig_make(settings[i]);
         Program evaluation = program_of(&r->model, settings[i], false);
-        Pass pass = {&r->batch, 0, B, r->sample_losses, 0, false, NULL};
+        Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, false, NULL};
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);
@@ -272,7 +273,7 @@ static OptimizerStep optimizer_of(int run, double norm) {
 static void check_run(int run, Setting setting, double loss_tolerance, double norm_tolerance) {
     setting.sgd = run == 2;
     Rig *r = rig_make(setting);
-    DatasetOptions options = {"--train", T, V, 0, WINDOWS_CONTINUOUS, false, 0};
+    DatasetOptions options = {"--train", T, V, 0, WINDOWS_CONTINUOUS, false, 0, 0};
     Dataset shard = dataset_open("test/golden/gpt_tiny_tokens.bin", options);
     for (int k = 0; k < UPDATES; k++) {
         int at;

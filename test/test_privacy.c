@@ -81,8 +81,8 @@ static void test_not_private(void **state) {
     plan_run(&r);
     assert_false(r.p.on);
     assert_true(privacy_allowed_steps(&r.p) == INT64_MAX);
-    privacy_begin(&r.p, &r.options, &r.given, NULL, 0, &comm);
-    privacy_history(&r.p, 5, text, sizeof text);
+    privacy_begin(&r.p, &r.options, &r.given, "", 0, &comm);
+    privacy_history(&r.p, 5, text);
     assert_string_equal(text, "none");
     privacy_json(&r.p, 5, text);
     assert_string_equal(text, "null");
@@ -106,6 +106,9 @@ static void test_plan(void **state) {
     parse_run(&r, "--dp-noise 0");
     plan_run(&r);
     assert_true(r.p.on && isinf(privacy_epsilon(&r.p, 1).high) && isinf(privacy_epsilon(&r.p, 1).low) && privacy_epsilon(&r.p, 0).high == 0);
+    parse_run(&r, "--dp-noise 0.05"); // too little for a number
+    plan_run(&r);
+    assert_true(isinf(privacy_epsilon(&r.p, 1).high));
     parse_run(&r, "--dp-noise 1 --steps 0"); // no data were opened
     r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
     assert_true(r.p.on && r.p.most > SAMPLES && r.p.allowed == 0);
@@ -114,11 +117,13 @@ static void test_refused_plans(void **state) {
     (void)state;
     const Case many = {"--dp-noise 1", NULL, 11, 12, 5, 0}, all = {"--dp-noise 1", NULL, 12, 12, 5, 0}, none = {"--dp-noise 1", NULL, 0, 12, 5, 0};
     const Case little = {"--dp-epsilon 1e-6 --dp-delta 1e-30", NULL, 12, 12, 1000000, 0}, spent = {"--dp-epsilon 0.01 --dp-noise 0.5", NULL, 12, 12, 5, 0};
+    const Case tiny = {"--dp-epsilon 100 --dp-noise 0.05", NULL, 12, 12, 5, 0};
     const Case longer = {"--dp-noise 1", NULL, 1000, 12, 2000000000, 0};
     check_case(many, EXIT_INPUT, "--batch-tokens stands for 12 samples, --train has 11 windows", "smaller --batch-tokens");
     check_case(all, EXIT_DONE, "", "");
     check_case(none, EXIT_INPUT, "--train has 0 windows", "");
     check_case(little, EXIT_INPUT, "no noise keeps --dp-epsilon 1e-06", "fewer --steps");
+    check_case(tiny, EXIT_INPUT, "not one step with --dp-noise 0.05 keeps --dp-epsilon 100", "");
     check_case(spent, EXIT_INPUT, "not one step with --dp-noise 0.5 keeps --dp-epsilon 0.01", "");
     check_case(longer, EXIT_INPUT, "2000000000 private steps", "fewer --steps");
 }
@@ -171,18 +176,18 @@ static void test_cap(void **state) {
 // Histories
 
 #define LINE "--dp-noise 1.1 --dp-key "
-static void make_history(char *text, size_t bytes, int64_t steps) {
+static void make_history(char *text, int64_t steps) {
     Run r;
     parse_run(&r, LINE "%s", KEY);
     plan_run(&r);
-    privacy_begin(&r.p, &r.options, &r.given, NULL, 0, &comm);
-    privacy_history(&r.p, steps, text, bytes);
+    privacy_begin(&r.p, &r.options, &r.given, "", 0, &comm);
+    privacy_history(&r.p, steps, text);
 }
 static void test_history(void **state) {
     (void)state;
-    char text[600], expected[600], resume[200];
+    char text[PRIVACY_HISTORY_MAX], expected[600], resume[200];
     uint32_t key[8];
-    make_history(text, sizeof text, 20);
+    make_history(text, 20);
     noise_key_from_hex(key, KEY);
     snprintf(expected, sizeof expected,
              "windows=975 samples=12 sigma=1.1 delta=0.00010256410256410257 clip=1 style=unit function=abadi unit=sequence windows_per_document=1 "
@@ -207,8 +212,8 @@ static void test_changed_settings_are_refused(void **state) {
         {"--dp-noise 1.1 --dp-unit document --windows document", "--dp-unit with --resume", "unit sequence, and this run would take document"},
         {"--dp-noise 1.1 --dp-neighbours replace-one", "--dp-neighbours with --resume", "add-remove"},
     };
-    char text[600], line[400];
-    make_history(text, sizeof text, 20);
+    char text[PRIVACY_HISTORY_MAX], line[400];
+    make_history(text, 20);
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
         snprintf(line, sizeof line, "--resume --out %s --dp-key %s %s", folder, KEY, changes[i][0]);
         check_begun(line, text, 20, *changes[i][1] ? EXIT_INPUT : EXIT_DONE, changes[i][1], changes[i][2]);
@@ -225,11 +230,10 @@ static void test_changed_settings_are_refused(void **state) {
 }
 static void test_private_and_not(void **state) {
     (void)state;
-    char text[600], line[400];
-    make_history(text, sizeof text, 20);
+    char text[PRIVACY_HISTORY_MAX], line[400];
+    make_history(text, 20);
     snprintf(line, sizeof line, "--resume --out %s", folder);
     check_begun(line, text, 20, EXIT_INPUT, "the checkpoint is of a private run", "--dp-... flags");
-    check_begun(line, "", 20, EXIT_INPUT, "the checkpoint is of a private run", "");
     check_begun(line, "none", 20, EXIT_DONE, "", "");
     const Case looks = {line, text, 0, SAMPLES, 0, 20}; // without a step nothing is given away
     check_case(looks, EXIT_DONE, "", "");
@@ -239,8 +243,8 @@ static void test_private_and_not(void **state) {
 // --dp-epsilon alone goes on with the noise of the history, for as many steps as that allows.
 static void test_noise_is_kept(void **state) {
     (void)state;
-    char text[600];
-    make_history(text, sizeof text, 20);
+    char text[PRIVACY_HISTORY_MAX];
+    make_history(text, 20);
     for (int more = 0; more < 2; more++) {
         Run r;
         parse_run(&r, "--resume --out %s --dp-epsilon 1 --steps %d --dp-key %s", folder, more ? 100000 : 60, KEY);
@@ -262,8 +266,8 @@ static void test_noise_is_kept(void **state) {
 // Whatever the line of a manifest says, the program goes on only from the very same settings.
 static void test_forged_histories(void **state) {
     (void)state;
-    char text[600], forged[600], line[400];
-    make_history(text, sizeof text, 20);
+    char text[PRIVACY_HISTORY_MAX], forged[PRIVACY_HISTORY_MAX], line[400];
+    make_history(text, 20);
     snprintf(line, sizeof line, "--resume --out %s " LINE "%s", folder, KEY);
     for (int i = 0; i < 150; i++) {
         size_t at = draw(strlen(text));
@@ -271,7 +275,7 @@ static void test_forged_histories(void **state) {
         do { forged[at] = (char)(1 + draw(255)); } while (forged[at] == text[at]);
         check_begun(line, forged, 20, EXIT_INPUT, "train_gpt: ", "");
     }
-    static const char *const others[] = {"", "x", "=", " ", "windows=975", "none ", "sigma=", "nonesense=1"};
+    static const char *const others[] = {"x", "=", " ", "windows=975", "none ", "sigma=", "nonesense=1"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) { check_begun(line, others[i], 20, EXIT_INPUT, "train_gpt: ", ""); }
     static const char *const noises[] = {"sigma=nan", "sigma=-1.1", "sigma=0", "sigma=1e999", "sigma=0.05", "sigma=1.1x", "sigma=", "sigma", "tau=1"};
     snprintf(line, sizeof line, "--resume --out %s --dp-epsilon 1 --dp-key %s", folder, KEY); // which takes its noise from there
@@ -328,10 +332,10 @@ static void begin_run(Run *r, const char *line, const char *history, int64_t ste
 static void test_key_is_kept(void **state) {
     (void)state;
     Run first, second, resumed;
-    char text[200], history[600], hex[65], path[200];
+    char text[200], history[PRIVACY_HISTORY_MAX], hex[65], path[200];
     struct stat info;
     mode_t mask = umask(0);
-    begin_run(&first, "--dp-noise 1", NULL, 0);
+    begin_run(&first, "--dp-noise 1", "", 0);
     umask(mask);
     read_whole("dp_key", text, sizeof text);
     noise_key_to_hex(hex, first.p.key);
@@ -341,10 +345,10 @@ static void test_key_is_kept(void **state) {
     assert_true(!stat(path, &info) && (info.st_mode & 07777) == 0600);
     path_of(path, sizeof path, "dp_key.tmp");
     assert_int_equal(access(path, F_OK), -1);
-    privacy_history(&first.p, 3, history, sizeof history);
+    privacy_history(&first.p, 3, history);
     begin_run(&resumed, "--resume --dp-noise 1", history, 3);
     assert_memory_equal(resumed.p.key, first.p.key, 32);
-    begin_run(&second, "--dp-noise 1", NULL, 0); // anew: another one
+    begin_run(&second, "--dp-noise 1", "", 0); // anew: another one
     assert_memory_not_equal(second.p.key, first.p.key, 32);
     check_begun("--out x --resume --dp-noise 1", history, 3, EXIT_INPUT, "x/dp_key cannot be read", "count twice");
     privacy_end(&first.p, &first.options), privacy_end(&second.p, &second.options), privacy_end(&resumed.p, &resumed.options);
@@ -354,13 +358,13 @@ static void test_key_is_kept(void **state) {
 static void test_given_key(void **state) {
     (void)state;
     Run run;
-    char text[200], history[600], line[400];
+    char text[200], history[PRIVACY_HISTORY_MAX], line[400];
     snprintf(line, sizeof line, "--dp-noise 1 --dp-key %s", KEY);
-    begin_run(&run, line, NULL, 0);
+    begin_run(&run, line, "", 0);
     assert_string_equal(run.options.dp_key, KEY);
     read_whole("dp_key", text, sizeof text);
     assert_true(!strncmp(text, KEY, 64));
-    privacy_history(&run.p, 3, history, sizeof history);
+    privacy_history(&run.p, 3, history);
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1", folder);
     check_begun(line, history, 3, EXIT_DONE, "", ""); // not given again
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1 --dp-key %064d", folder, 7);
@@ -380,8 +384,8 @@ static void test_bad_key_files(void **state) {
         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1g\n",
         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f00\n",
         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f000000000000000000000000000000000000000000000000000000000000"};
-    char line[400], history[600], path[200];
-    make_history(history, sizeof history, 3);
+    char line[400], history[PRIVACY_HISTORY_MAX], path[200];
+    make_history(history, 3);
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1.1", folder);
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         write_whole("dp_key", texts[i], 0600);
@@ -424,12 +428,12 @@ static void test_lost_steps(void **state) {
                                         "--warmup 3",
                                         "--zero 3 --zero-quantized-weights"};
     Run run;
-    char history[600], line[500], text[100];
-    begin_run(&run, "--dp-noise 1", NULL, 0);
+    char history[PRIVACY_HISTORY_MAX], line[500], text[100];
+    begin_run(&run, "--dp-noise 1", "", 0);
     for (int64_t step = 0; step < 5; step++) { privacy_note(&run.p, step); }
     read_whole("dp_steps", text, sizeof text);
     assert_int_equal(strtoll(text, NULL, 10), 5);
-    privacy_history(&run.p, 3, history, sizeof history);
+    privacy_history(&run.p, 3, history);
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         snprintf(line, sizeof line, "--out %s --resume --dp-noise 1 %s", folder, same[i]);
         line[strlen(line) - (*same[i] ? 0 : 1)] = 0;
@@ -443,10 +447,10 @@ static void test_lost_steps(void **state) {
     check_begun(line, history, 3, EXIT_INPUT, "under other flags", "");
     read_whole("dp_steps", text, sizeof text);
     assert_int_equal(strtoll(text, NULL, 10), 5); // they are still known after those that went on
-    privacy_history(&run.p, 5, history, sizeof history);
+    privacy_history(&run.p, 5, history);
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1 --lr 1e-3", folder);
     check_begun(line, history, 5, EXIT_DONE, "", ""); // nothing was lost: flags may change
-    privacy_history(&run.p, 4, history, sizeof history);
+    privacy_history(&run.p, 4, history);
     check_begun(line, history, 4, EXIT_DONE, "", ""); // and the fifth step is now theirs
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1", folder);
     check_begun(line, history, 4, EXIT_INPUT, "steps 5 to 5 have drawn noise", "");
@@ -488,7 +492,7 @@ static void test_texts(void **state) {
     parse_run(&r, "--dp-noise 1.1 --dp-unit document --windows document --dp-windows-per-document 2 --dp-neighbours replace-one --dp-show-private --dp-key %s",
               KEY);
     plan_run(&r);
-    privacy_begin(&r.p, &r.options, &r.given, NULL, 0, &comm);
+    privacy_begin(&r.p, &r.options, &r.given, "", 0, &comm);
     char *start = printed(privacy_print_start, &r.p), *end = printed(print_end, &r.p);
     static const char *const at_start[] = {"epsilon ",
                                            "at delta 0.000103 after 50 steps",
@@ -533,10 +537,10 @@ static void test_texts(void **state) {
     privacy_end(&r.p, &r.options);
     parse_run(&r, "--dp-noise 0");
     plan_run(&r);
-    privacy_begin(&r.p, &r.options, &r.given, NULL, 0, &comm);
+    privacy_begin(&r.p, &r.options, &r.given, "", 0, &comm);
     start = printed(privacy_print_start, &r.p), end = printed(print_end, &r.p);
-    assert_non_null(strstr(start, "privacy    none: no noise"));
-    assert_string_equal(end, "privacy    none: 20 steps without noise\n");
+    assert_non_null(strstr(start, "privacy    none: noise of 0 hides nothing"));
+    assert_string_equal(end, "privacy    none: 20 steps with noise of 0, which hides nothing\n");
     privacy_json(&r.p, 20, json);
     assert_non_null(strstr(json, "\"epsilon\":null"));
     free(start), free(end);
@@ -562,11 +566,11 @@ static void test_warnings(void **state) {
                                            {"--dp-noise 1 --train a --val a", "--val is the training data"},
                                            {"--dp-noise 1 --dp-key 0000000000000000000000000000000000000000000000000000000000000000", "--dp-key is for tests"}};
     for (size_t i = 0; i < 4; i++) {
-        char history[600], line[300];
+        char history[PRIVACY_HISTORY_MAX], line[300];
         Run r;
         forget_files(NULL);
-        begin_run(&r, lines[i][0], NULL, 0);
-        privacy_history(&r.p, 3, history, sizeof history);
+        begin_run(&r, lines[i][0], "", 0);
+        privacy_history(&r.p, 3, history);
         snprintf(line, sizeof line, "--resume --out %s %s", folder, lines[i][0]);
         check_begun(line, history, 3, EXIT_DONE, "warning: ", lines[i][1]);
         privacy_end(&r.p, &r.options);
