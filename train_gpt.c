@@ -151,7 +151,6 @@ static void setup_batch(Trainer *t) {
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
     if (!o->steps) { return; } // nothing is learnt
-    if (t->train.tokens && !t->train.windows) { die(EXIT_INPUT, "use a smaller --seq-len or more data", "the training data have no whole window to draw"); }
     t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
