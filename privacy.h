@@ -36,6 +36,7 @@ typedef struct {
     uint32_t key[8];
     uint64_t fingerprint, path; // of the key; of the flags
     int ledger;                 // OUT/dp_steps of rank 0, or -1
+    int64_t taken;              // steps that have drawn noise, once or again
     int64_t told_steps;         // the last answer
     PrivacyLoss told;
 } Privacy;
@@ -288,26 +289,30 @@ static inline uint64_t privacy_path(const Options *o) {
     }
     return checksum_end(&sum);
 }
-// Before a step, counted from 0, draws noise. No fsync: what a machine loses without power was not seen by anybody but in checkpoints.
+static inline int ledger_text(const Privacy *p, char *text, size_t bytes) {
+    return snprintf(text, bytes, "%020" PRId64 " %016" PRIx64 "\n", p->taken, p->path);
+}
+// Before a step, counted from 0, draws noise. No fsync: what a machine without power loses was not seen by anybody but in checkpoints.
 static inline void privacy_note(Privacy *p, int64_t step) {
     char text[64];
-    int n = snprintf(text, sizeof text, "%020" PRId64 " %016" PRIx64 "\n", step + 1, p->path);
+    p->taken = max_i64(p->taken, step + 1);
+    int n = ledger_text(p, text, sizeof text);
     if (p->ledger >= 0 && pwrite(p->ledger, text, (size_t)n, 0) != n) {
         die(EXIT_RESOURCES, "a step that draws noise must be noted before", "cannot write dp_steps into --out: %s", strerror(errno));
     }
 }
 static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step) {
     char text[64] = "", path[1100];
-    int64_t taken = 0;
     uint64_t before = 0;
     p->path = privacy_path(o);
-    bool known = o->resume && privacy_read(o->out, "dp_steps", text, sizeof text) && sscanf(text, "%20" SCNd64 " %16" SCNx64, &taken, &before) == 2;
-    if (known && taken > step && before != p->path) {
+    bool known = o->resume && privacy_read(o->out, "dp_steps", text, sizeof text) && sscanf(text, "%20" SCNd64 " %16" SCNx64, &p->taken, &before) == 2;
+    if (known && p->taken > step && before != p->path) {
         die(EXIT_INPUT, "give the flags of the run that was stopped; once there is a checkpoint of its last step, they may change",
             "steps %" PRId64 " to %" PRId64 " have drawn noise after this checkpoint, under other flags: the same noise around other gradients would show them",
-            step + 1, taken);
+            step + 1, p->taken);
     }
-    snprintf(text, sizeof text, "%020" PRId64 " %016" PRIx64 "\n", max_i64(taken, step), p->path);
+    p->taken = max_i64(p->taken, step);
+    ledger_text(p, text, sizeof text);
     privacy_write(o->out, "dp_steps", text);
     snprintf(path, sizeof path, "%s/dp_steps", o->out);
     p->ledger = open(path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);

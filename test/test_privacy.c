@@ -447,6 +447,14 @@ static void test_lost_steps(void **state) {
     check_begun(line, history, 3, EXIT_INPUT, "under other flags", "");
     read_whole("dp_steps", text, sizeof text);
     assert_int_equal(strtoll(text, NULL, 10), 5); // they are still known after those that went on
+    Run again;                                    // takes the fourth step once more, and is stopped: the fifth has still drawn noise
+    parse_run(&again, "--out %s --resume --dp-noise 1", folder);
+    plan_run(&again);
+    privacy_begin(&again.p, &again.options, &again.given, history, 3, &comm);
+    privacy_note(&again.p, 3);
+    privacy_end(&again.p, &again.options);
+    read_whole("dp_steps", text, sizeof text);
+    assert_int_equal(strtoll(text, NULL, 10), 5);
     privacy_history(&run.p, 5, history);
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1 --lr 1e-3", folder);
     check_begun(line, history, 5, EXIT_DONE, "", ""); // nothing was lost: flags may change
