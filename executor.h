@@ -3,8 +3,10 @@
 // Buffers    boundary[u]  input of unit u (rows*T, C) in storage precision, u = 1 .. L+1: all that survives of a forward
 //                         pass under --recompute block
 //            blocks       activations inside blocks: one set per block, or a single one under --recompute block
-//            gradient[2]  gradients of boundaries, in turns: unit u writes one while its weight part still reads the other
+//            gradient     of each boundary: two places in turns, since unit u writes one while its weight part still reads the other
 //            work         what a block's input part leaves for its weight part
+//            Where samples are clipped by their norm over all units (dp.h: flat), weight parts wait: then what a unit's input part
+//            leaves lies in activations that the unit above it has done with, and the topmost's in places of their own
 //            tokens, targets, losses of all of a step's samples on this rank wait on the host, each micro-batch's in its own place:
 //                         so nobody waits for the device before the end of a step, when all losses are there at once
 // All of it is taken once, in executor_make, which also says beforehand how much.
@@ -14,6 +16,7 @@
 #define EXECUTOR_H
 
 #include "dataloader.h" // samples
+#include "dp.h"         // clipping
 #include "zero.h"       // states
 
 typedef struct {
@@ -30,8 +33,9 @@ typedef struct {
     HeadActs head;
     int32_t *tokens, *targets; // (rows, T) on the device
     // buffers
-    BlockGradients work;
-    Real *gradient[2];
+    BlockGradients *work; // [layers]
+    Real **gradient;      // [units] of boundaries
+    Clip clip;            // policy.on: samples are clipped
     Real *input, *output;        // a block's input and output in compute precision, where that differs from storage precision
     Real *logits;                // (Vp) one row, for generation
     char *activations, *buffers; // the allocations all of these lie in
@@ -41,8 +45,8 @@ typedef struct {
     int32_t *host_tokens, *host_targets; // (samples, T) from it on
     float *host_losses;                  // the same
     float *host_logits;                  // (Vp)
+    float *host_weights;                 // (rows) of clipped samples
     const Real **held;                   // [storages] acquired parameters
-    int current;                         // gradient[current] belongs to the boundary that backward has reached
     const Action *volatile action;       // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
@@ -52,6 +56,7 @@ typedef struct {
 typedef struct {
     const Dataset *data;
     int64_t first_sample;  // number of the pass's first sample in the run
+    const int64_t *windows; // [samples] of the data, instead of samples that follow each other; or NULL
     int64_t samples;       // of this pass; rows beyond are left out
     double *sample_losses; // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
     float scale;           // of the loss: 1 / targets of the step
@@ -68,47 +73,86 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
     e->head = gpt_head_acts(a, &e->model->config, N);
     e->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
     e->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
+    if (e->clip.policy.on) { clip_carve_activations(&e->clip, a, e->model, e->rows, e->T); }
+}
+// Gradients: two places of boundaries and one of blocks in turns.
+static inline void executor_carve_turns(Executor *e, Arena *a, int64_t elements) {
+    Real *turns[2] = {arena_reals(a, elements), arena_reals(a, elements)};
+    for (int u = 1; u < e->model->units; u++) { e->gradient[u] = turns[u % 2]; }
+    for (int l = 1; l < e->model->config.layers; l++) { e->work[l] = e->work[0]; }
+}
+// Gradients that all stay until the weight parts: what is as large among the activations of the unit above is free by then.
+static inline void executor_carve_kept(Executor *e, Arena *a, int64_t elements) {
+    const int last = e->model->units - 1, top = (int)e->model->config.layers - 1;
+    for (int u = 1; u <= last; u++) { e->gradient[u] = u == last || store_converts(e->dtype) ? arena_reals(a, elements) : (Real *)e->boundary[u + 1]; }
+    e->work[top] = e->work[0];
+    for (int l = 0; l < top; l++) {
+        const BlockActs *above = &e->blocks[l + 1];
+        e->work[l] = e->work[top];
+        e->work[l].dfc = above->fc, e->work[l].dqkv = above->qkv, e->work[l].dres2 = above->res2;
+    }
 }
 static inline void executor_carve_buffers(Executor *e, Arena *a) {
     int64_t N = e->rows * e->T, C = e->model->config.channels;
-    e->work = gpt_block_gradients(a, &e->model->config, N);
-    e->gradient[0] = arena_reals(a, N * C), e->gradient[1] = arena_reals(a, N * C);
+    e->work[0] = gpt_block_gradients(a, &e->model->config, N);
+    if (e->clip.policy.flat) {
+        executor_carve_kept(e, a, N * C);
+    } else {
+        executor_carve_turns(e, a, N * C);
+    }
     e->input = e->output = NULL;
     if (store_converts(e->dtype)) { e->input = arena_reals(a, N * C), e->output = arena_reals(a, N * C); }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
+    if (e->clip.policy.on) { clip_carve_buffers(&e->clip, a, e->model, e->rows, e->T); }
 }
 
-// Makes the executor of a rank, for micro-batches of at most `rows` sequences of T tokens. allocate = false only counts: activation
-// and buffer bytes.
-static inline Executor executor_make(const GptModel *m, const Program *program, int rank, Store *store, Stream *stream, DType dtype, int64_t rows, int64_t T,
-                                     bool recompute, bool allocate, size_t *activation_bytes, size_t *buffer_bytes) {
+// What an executor is made for.
+typedef struct {
+    DType dtype;
+    int64_t rows, T; // of a micro-batch, at most
+    bool recompute;
+    ClipPolicy clip;
+} ExecutorShape;
+
+// Counts the activations and buffers of a rank. executor_allocate makes it ready to run.
+static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, size_t *activation_bytes, size_t *buffer_bytes) {
     Executor e;
     memset(&e, 0, sizeof e);
-    e.model = m, e.map = &program->map, e.store = store, e.stream = stream, e.dtype = dtype, e.rows = rows, e.T = T, e.recompute = recompute;
+    e.model = m, e.dtype = shape.dtype, e.rows = shape.rows, e.T = shape.T, e.recompute = shape.recompute, e.clip.policy = shape.clip;
     e.boundary = (void **)checked_calloc((size_t)m->units, sizeof(void *), "executor");
+    e.gradient = (Real **)checked_calloc((size_t)m->units, sizeof(Real *), "executor");
     e.blocks = (BlockActs *)checked_calloc((size_t)m->config.layers, sizeof(BlockActs), "executor");
+    e.work = (BlockGradients *)checked_calloc((size_t)m->config.layers, sizeof(BlockGradients), "executor");
+    e.clip.blocks = (BlockSums *)checked_calloc((size_t)m->config.layers, sizeof(BlockSums), "executor");
     e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
     executor_carve_activations(&e, &activations);
     executor_carve_buffers(&e, &buffers);
     *activation_bytes = activations.used, *buffer_bytes = buffers.used;
-    if (!allocate) { return e; }
-    e.activations = activations.base = (char *)memory_take(MEMORY_ACTIVATIONS, activations.used, "activations");
-    e.buffers = buffers.base = (char *)memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations");
-    activations.used = buffers.used = 0;
-    executor_carve_activations(&e, &activations);
-    executor_carve_buffers(&e, &buffers);
-    size_t N = (size_t)(schedule_rows(&program->rank[rank], &e.first_row) * T);
-    e.host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
-    e.host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");
-    e.host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
-    e.host_logits = (float *)checked_malloc((size_t)m->config.padded_vocab * sizeof(float), "logits");
     return e;
+}
+// samples: that this rank computes in a step, at most.
+static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Stream *stream, int64_t samples) {
+    Arena activations = {NULL, 0}, buffers = {NULL, 0};
+    e->map = map, e->store = store, e->stream = stream;
+    executor_carve_activations(e, &activations);
+    executor_carve_buffers(e, &buffers);
+    e->activations = activations.base = (char *)memory_take(MEMORY_ACTIVATIONS, activations.used, "activations");
+    e->buffers = buffers.base = (char *)memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations");
+    activations.used = buffers.used = 0;
+    executor_carve_activations(e, &activations);
+    executor_carve_buffers(e, &buffers);
+    size_t N = (size_t)(samples * e->T);
+    e->host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
+    e->host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");
+    e->host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
+    e->host_logits = (float *)checked_malloc((size_t)e->model->config.padded_vocab * sizeof(float), "logits");
+    e->host_weights = (float *)checked_malloc((size_t)e->rows * sizeof(float), "weights");
 }
 static inline void executor_free(Executor *e) {
     ops_free(e->activations), ops_free(e->buffers);
     ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
-    free(e->boundary), free(e->blocks), free(e->held), free(e->host_logits);
+    free(e->boundary), free(e->gradient), free(e->blocks), free(e->work), free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights);
     memset(e, 0, sizeof *e);
 }
 
@@ -131,7 +175,7 @@ static inline void boundary_write_end(Executor *e, int unit, int64_t n) {
 // depends on the pass as well. Cleared before it is filled, since keys are compared as bytes.
 typedef struct {
     ActionKind kind;
-    int unit, current;            // current: as the executor's
+    int unit;
     int64_t rows, T, N, elements; // N = rows * T, elements = N * C
     UnitStates states;
 } Work;
@@ -176,7 +220,7 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
     const int64_t C = e->model->config.channels, first = pass->data->first_label, labels = pass->data->labels;
     const int64_t most = e->model->config.padded_vocab / labels;
     const int32_t *targets = e->host_targets + executor_host_place(e, first_row, pass);
-    Real *gathered = e->gradient[1 - e->current]; // free until the last block's backward pass
+    Real *gathered = e->gradient[e->model->units - 1]; // free until the backward pass
     for (int64_t begin = 0; begin < w->rows; begin += most) {
         const int64_t count = min_i64(most, w->rows - begin);
         for (int64_t r = 0; r < count; r++) {
@@ -195,9 +239,21 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
 
 static inline void executor_load_samples(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
     int32_t *tokens = e->host_tokens + executor_host_place(e, first_row, pass), *targets = e->host_targets + executor_host_place(e, first_row, pass);
-    dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
+    if (pass->windows) {
+        dataset_fill_windows(pass->data, pass->windows + first_row, w->rows, tokens, targets);
+    } else {
+        dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
+    }
     ops_from_host(e->stream, e->tokens, tokens, (size_t)w->N * sizeof(int32_t));
     ops_from_host(e->stream, e->targets, targets, (size_t)w->N * sizeof(int32_t));
+}
+// The weights of clipped samples: the mean over their own targets against that over T.
+static inline void executor_load_weights(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
+    for (int64_t r = 0; r < w->rows; r++) {
+        int64_t targets = dataset_window_targets(pass->data, pass->windows[first_row + r]);
+        e->host_weights[r] = (float)w->T / (float)max_i64(targets, 1);
+    }
+    ops_from_host(e->stream, e->clip.weights, e->host_weights, (size_t)w->rows * sizeof(float));
 }
 
 static inline void run_forward(Executor *e, const Work *w) {
@@ -217,16 +273,20 @@ static inline void run_forward(Executor *e, const Work *w) {
 }
 
 static inline void run_backward_input(Executor *e, const Work *w, const Pass *pass) {
-    const Real *x = boundary_read(e, w->unit, w->elements), *dout = e->gradient[e->current];
-    if (w->unit == e->model->units - 1) {
-        gpt_head_backward_input(e->stream, e->model, &w->states, e->gradient[e->current], x, &e->head, e->targets, w->N, pass->scale);
-        return;
+    const Real *x = boundary_read(e, w->unit, w->elements);
+    Real *dx = e->gradient[w->unit];
+    if (w->unit < e->model->units - 1) {
+        gpt_block_backward_input(e->stream, e->model, &w->states, dx, e->gradient[w->unit + 1], x, executor_block(e, w->unit), &e->work[w->unit - 1], w->rows,
+                                 w->T);
+    } else if (e->clip.policy.on) {
+        clip_head_backward_input(e->stream, e->model, &e->clip, &w->states, dx, x, &e->head, e->targets, w->rows, w->T);
+    } else {
+        gpt_head_backward_input(e->stream, e->model, &w->states, dx, x, &e->head, e->targets, w->N, pass->scale);
     }
-    gpt_block_backward_input(e->stream, e->model, &w->states, e->gradient[1 - e->current], dout, x, executor_block(e, w->unit), &e->work, w->rows, w->T);
 }
 
 static inline void run_backward_weight(Executor *e, const Work *w) {
-    const Real *dout = e->gradient[e->current];
+    const Real *dout = w->unit < e->model->units - 1 ? e->gradient[w->unit + 1] : NULL;
     if (w->unit == 0) {
         gpt_embedding_backward_weight(e->stream, e->model, &w->states, dout, e->tokens, w->rows, w->T);
         return;
@@ -236,17 +296,77 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
         gpt_head_backward_weight(e->stream, e->model, &w->states, x, &e->head, w->N);
         return;
     }
-    gpt_block_backward_weight(e->stream, e->model, &w->states, dout, x, executor_block(e, w->unit), &e->work, w->rows, w->T);
+    gpt_block_backward_weight(e->stream, e->model, &w->states, dout, x, executor_block(e, w->unit), &e->work[w->unit - 1], w->rows, w->T);
+}
+
+// What each sample adds to the gradients of a unit: its squared norm, added to the group's.
+static inline void run_norms(Executor *e, const Work *w) {
+    const int head = e->model->units - 1;
+    if (w->unit == 0) {
+        clip_embedding_norms(e->stream, e->model, &e->clip, e->gradient[1], e->tokens, &e->head, w->rows, w->T);
+        return;
+    }
+    const Real *x = boundary_read(e, w->unit, w->elements);
+    if (w->unit == head) {
+        clip_head_norms(e->stream, e->model, &e->clip, x, &e->head, w->rows, w->T);
+        return;
+    }
+    clip_block_norms(e->stream, e->model, &e->clip, &e->clip.blocks[w->unit - 1], e->gradient[w->unit + 1], x, executor_block(e, w->unit),
+                     &e->work[w->unit - 1], w->rows, w->T);
+}
+// The unit's gradients, of all samples times their factors.
+static inline void run_sum(Executor *e, const Work *w) {
+    if (w->unit == 0) {
+        clip_embedding_sum(e->stream, e->model, &e->clip, &w->states, e->gradient[1], e->tokens, &e->head, w->rows, w->T);
+    } else if (w->unit == e->model->units - 1) {
+        clip_head_sum(e->stream, e->model, &e->clip, &w->states, w->rows);
+    } else {
+        clip_block_sum(e->stream, e->model, &e->clip, &w->states, &e->clip.blocks[w->unit - 1], e->gradient[w->unit + 1], executor_block(e, w->unit),
+                       &e->work[w->unit - 1], w->rows, w->T);
+    }
+}
+// The weight part of a unit that is a group of its own.
+static inline void run_clipped_weight(Executor *e, const Work *w) {
+    const bool block = w->unit > 0 && w->unit < e->model->units - 1;
+    if (block && clip_instantiates_block(&e->clip.policy, e->model, w->T)) {
+        clip_block_instantiated(e->stream, e->model, &e->clip, &w->states, e->gradient[w->unit + 1], boundary_read(e, w->unit, w->elements),
+                                executor_block(e, w->unit), &e->work[w->unit - 1], w->rows, w->T);
+        return;
+    }
+    clip_begin(e->stream, &e->clip, w->rows);
+    run_norms(e, w);
+    clip_factors(e->stream, &e->clip, w->rows);
+    run_sum(e, w);
+}
+// The same in parts, where all units are one group.
+static inline void run_flat_work(Executor *e, const Work *w, const Pass *pass) {
+    switch (w->kind) {
+    case ACT_BACKWARD_INPUT:
+        run_backward_input(e, w, pass);
+        if (w->unit == e->model->units - 1) { clip_begin(e->stream, &e->clip, w->rows); }
+        run_norms(e, w);
+        break;
+    case ACT_CLIP:
+        run_norms(e, w);
+        clip_factors(e->stream, &e->clip, w->rows);
+        break;
+    default: run_sum(e, w);
+    }
 }
 
 static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
-    switch (w->kind) {
-    case ACT_FORWARD: run_forward(e, w); break;
-    case ACT_RECOMPUTE:
+    if (w->kind == ACT_FORWARD) {
+        run_forward(e, w);
+    } else if (w->kind == ACT_RECOMPUTE) {
         gpt_block_forward(e->stream, e->model, &w->states, NULL, boundary_read(e, w->unit, w->elements), executor_block(e, w->unit), w->rows, w->T);
-        break;
-    case ACT_BACKWARD_INPUT: run_backward_input(e, w, pass); break;
-    default: run_backward_weight(e, w);
+    } else if (e->clip.policy.flat) {
+        run_flat_work(e, w, pass);
+    } else if (w->kind == ACT_BACKWARD_INPUT) {
+        run_backward_input(e, w, pass);
+    } else if (e->clip.policy.on) {
+        run_clipped_weight(e, w);
+    } else {
+        run_backward_weight(e, w);
     }
 }
 
@@ -263,13 +383,13 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
         if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
     }
     if (a->kind == ACT_FORWARD && a->unit == 0) { executor_load_samples(e, &w, pass, a->first_row); }
-    w.kind = a->kind, w.current = e->current;
+    if (a->kind == ACT_FORWARD && a->unit == 0 && pass->training && e->clip.policy.on) { executor_load_weights(e, &w, pass, a->first_row); }
+    w.kind = a->kind;
     bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
     if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
         run_work(e, &w, pass);
         if (repeated) { ops_repeat_end(e->stream); }
     }
-    if (block && a->kind == ACT_BACKWARD_WEIGHT) { e->current = 1 - e->current; } // dout is free: the gradient is now that of this unit's input
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->targets, w.N); }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), e->head.losses, (size_t)w.N * sizeof(float));
@@ -321,7 +441,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
         case ACT_UPDATE: store_update(e->store, a->storage, *optimizer); break;
         case ACT_NORM:
-            *norm = store_norm(e->store);
+            *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
         default: assert(action_computes(a->kind)); run_compute(e, a, pass); // no builder sends yet

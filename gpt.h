@@ -8,7 +8,7 @@
 //            disk, where all layers of a tensor lie together; in memory a block's tensors lie together.
 // Backward   is split: the input part needs nothing of the gradients of parameters and hands its output gradient on; the
 //            weight part may run any time later, from what the input part left in BlockGradients. One exception: the head's
-//            wte gradient is made in its input part, because its logits exist only a chunk of rows at a time.
+//            wte gradient is made in its input part, because its logits exist only a chunk of rows at a time. (dp.h has another.)
 // Tensors of activations are (N, ...) with N = rows * T, rows being the sequences of this action.
 #ifndef GPT_H
 #define GPT_H
@@ -384,17 +384,20 @@ static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStat
 }
 // Only the losses (evaluation).
 static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, const int32_t *targets, int64_t N) {
-    ops_classifier(s, h->losses, NULL, NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab, 0.0f,
-                   false);
+    ops_classifier(s, h->losses, NULL, NULL, NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab,
+                   0.0f, false);
+}
+// dx(N,C) from the gradient of the layernorm's output
+static inline void gpt_head_backward_lnf(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h, int64_t N) {
+    ops_zero(s, dx, (size_t)(N * m->config.channels) * ops_real_bytes());
+    ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N, m->config.channels);
 }
 // Losses, dx(N,C) and the head's part of the wte gradient, each sample's tokens weighted by `scale` (1 / tokens of the step).
 static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
                                            const int32_t *targets, int64_t N, float scale) {
-    int64_t C = m->config.channels;
-    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), h->lnf, unit_param(m, u, WTE), targets, N, C, m->config.vocab, m->config.padded_vocab, scale,
-                   u->accumulate[STORAGE_WTE]);
-    ops_zero(s, dx, (size_t)(N * C) * ops_real_bytes());
-    ops_layernorm_backward_input(s, dx, h->dlnf, x, unit_param(m, u, LNFW), h->mean, h->rstd, N, C);
+    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab,
+                   m->config.padded_vocab, scale, u->accumulate[STORAGE_WTE]);
+    gpt_head_backward_lnf(s, m, u, dx, x, h, N);
 }
 static inline void gpt_head_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *x, const HeadActs *h, int64_t N) {
     ops_layernorm_backward_weight(s, unit_grad(m, u, LNFW), unit_grad(m, u, LNFB), h->dlnf, x, h->mean, h->rstd, N, m->config.channels,

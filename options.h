@@ -13,8 +13,9 @@
 
 enum { OPTION_TEXT_MAX = 900 }; // paths built from an option fit the buffers of 1100 bytes and more that hold them
 
-// Kinds: INT int64_t | NUM double | POWER int64_t, a power of two | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1
-#define OPTION_KIND_LIST OPTION_INT, OPTION_NUM, OPTION_POWER, OPTION_TEXT, OPTION_PICK, OPTION_FLAG
+// Kinds: INT int64_t | NUM double | POWER int64_t, a power of two | TEXT const char* | PICK index into "a|b|c" | FLAG 0 or 1 |
+// SECRET a TEXT that is never printed
+#define OPTION_KIND_LIST OPTION_INT, OPTION_NUM, OPTION_POWER, OPTION_TEXT, OPTION_PICK, OPTION_FLAG, OPTION_SECRET
 typedef enum { OPTION_KIND_LIST } OptionKind;
 typedef int64_t OptionINT;
 typedef double OptionNUM;
@@ -22,11 +23,14 @@ typedef int64_t OptionPOWER;
 typedef const char *OptionTEXT;
 typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
+typedef const char *OptionSECRET;
 
 enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // order of --lr-schedule
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // order of --optimizer
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-bits
+enum { DP_FLAT, DP_UNIT, DP_STAGE };                // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
+enum { DP_SEQUENCE, DP_DOCUMENT };                  // order of --dp-unit
 enum { DP_RDP, DP_PRV };                            // order of --dp-accountant
 enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
 
@@ -86,9 +90,19 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK, QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one; begins anew with each checkpoint")  \
-    X(TEXT, "privacy", dp_account, "dp-account", "", "", 0, 0, "q=,sigma=,steps=,delta=", "print epsilon of so many private steps, and stop")  \
-    X(PICK, "privacy", dp_accountant, "dp-accountant", "", "prv", 0, 0, "rdp|prv", "prv: an interval around the exact value; rdp: the older upper bound") \
+    X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
+    X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
+    X(NUM, "privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "", "chance that epsilon may not hold; 0: 0.1 / windows of the training data")   \
+    X(NUM, "privacy", dp_clip, "dp-clip", "", "1", 1e-9, 1e9, "norm", "threshold R of a sample's gradient")                               \
+    X(PICK, "privacy", dp_clip_style, "dp-clip-style", "", "unit", 0, 0, "flat|unit|stage", "what has a norm of its own: the whole gradient, each block and the embedding (R / sqrt(layers + 2) each), each pipeline stage") \
+    X(PICK, "privacy", dp_clip_function, "dp-clip-function", "", "abadi", 0, 0, "abadi|automatic", "abadi: longer gradients are cut to R, as in Opacus; automatic: all become about R long, as in fastDP") \
+    X(PICK, "privacy", dp_unit, "dp-unit", "", "sequence", 0, 0, "sequence|document", "what is protected: a window, or all windows of a document")  \
+    X(INT, "privacy", dp_windows_per_document, "dp-windows-per-document", "", "1", 1, 1024, "windows", "a longer document loses the rest")   \
     X(PICK, "privacy", dp_neighbours, "dp-neighbours", "", "add-remove", 0, 0, "add-remove|replace-one", "data sets that must not be told apart differ by a sample that is there or not, or by another in its place") \
+    X(PICK, "privacy", dp_accountant, "dp-accountant", "", "prv", 0, 0, "rdp|prv", "prv: an interval around the exact value; rdp: the older upper bound") \
+    X(SECRET, "privacy", dp_key, "dp-key", "", "", 0, 0, "64 hex digits", "secret of noise and sampling, for tests only: who knows it knows the noise; empty: from the operating system, kept in OUT/dp_key") \
+    X(FLAG, "privacy", dp_show_private, "dp-show-private", "", "0", 0, 1, "", "print and log losses, norms and samples of private steps: epsilon does not hold for who sees them") \
+    X(TEXT, "privacy", dp_account, "dp-account", "", "", 0, 0, "q=,sigma=,steps=,delta=", "print epsilon of so many private steps, and stop")  \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
     X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are") \
     X(TEXT, "cluster", cluster, "cluster", "", "", 0, 0, "2x8,intra=25,inter=3", "--dry-run predicts for this cluster: nodes x ranks of a node, then its rates")
@@ -209,6 +223,10 @@ static inline void option_value_text(const Options *options, const OptionSpec *s
         snprintf(out, bytes, "%s", *(const char *const *)slot);
         return;
     }
+    if (spec->kind == OPTION_SECRET) {
+        snprintf(out, bytes, "%s", **(const char *const *)slot ? "(secret)" : "");
+        return;
+    }
     if (spec->kind == OPTION_NUM) {
         snprintf(out, bytes, "%.10g", *(const double *)slot);
         return;
@@ -295,7 +313,7 @@ static inline void option_set(Options *options, const OptionSpec *spec, const ch
     if (strlen(text) > OPTION_TEXT_MAX) {
         die(EXIT_INPUT, "use a shorter path", "--%s takes at most %d characters, found %zu", spec->name, OPTION_TEXT_MAX, strlen(text));
     }
-    if (spec->kind == OPTION_TEXT) {
+    if (spec->kind == OPTION_TEXT || spec->kind == OPTION_SECRET) {
         *(const char **)slot = text;
         return;
     }
@@ -394,12 +412,44 @@ static inline bool clash_block_unused(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_zero_quant_block] && !o->zero_quantized_weights && !o->zero_quantized_gradients;
 }
 
-static inline bool clash_accountant_account(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_dp_accountant] && !*o->dp_account; }
-static inline bool clash_neighbours_account(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_dp_neighbours] && !*o->dp_account; }
+// A run is private where it is asked for epsilon, or for noise, were it 0.
+static inline bool options_private(const Options *o, const OptionsGiven *g) { return o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]; }
+#define NEEDS_PRIVACY(field)                                                                                                                                   \
+    static inline bool clash_##field##_alone(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_##field] && !options_private(o, g); }
+NEEDS_PRIVACY(dp_delta)
+NEEDS_PRIVACY(dp_clip)
+NEEDS_PRIVACY(dp_clip_style)
+NEEDS_PRIVACY(dp_clip_function)
+NEEDS_PRIVACY(dp_unit)
+NEEDS_PRIVACY(dp_key)
+NEEDS_PRIVACY(dp_show_private)
+#undef NEEDS_PRIVACY
+static inline bool clash_accountant_account(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_dp_accountant] && !*o->dp_account && !options_private(o, g);
+}
+static inline bool clash_neighbours_account(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_dp_neighbours] && !*o->dp_account && !options_private(o, g);
+}
+static inline bool clash_epsilon_noise(const Options *o, const OptionsGiven *g) {
+    return o->dp_epsilon > 0 && g->at[OPTION_INDEX_dp_noise] && o->dp_noise == 0;
+}
+static inline bool clash_unit_windows(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->dp_unit == DP_DOCUMENT && o->windows == 0; // continuous
+}
+static inline bool clash_cap_unit(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_dp_windows_per_document] && o->dp_unit != DP_DOCUMENT; }
+static inline bool clash_cap_rdp(const Options *o, const OptionsGiven *g) { return (void)g, o->dp_windows_per_document > 1 && o->dp_accountant == DP_RDP; }
+static inline bool clash_style_recompute(const Options *o, const OptionsGiven *g) {
+    return options_private(o, g) && o->dp_clip_style != DP_UNIT && o->recompute == RECOMPUTE_BLOCK;
+}
+static inline bool clash_quantized_private(const Options *o, const OptionsGiven *g) { return o->zero_quantized_gradients && options_private(o, g); }
+static inline bool clash_reduce_private(const Options *o, const OptionsGiven *g) { return o->reduce_dtype == DTYPE_BF16 && options_private(o, g); }
+static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
+static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_replace_rdp(const Options *o, const OptionsGiven *g) {
     return (void)g, o->dp_neighbours == DP_REPLACE_ONE && o->dp_accountant == DP_RDP;
 }
 
+#define ONLY_PRIVATE "needs it or --dp-epsilon: else no run is private"
 static const OptionPair option_pairs[] = {
     {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},
     {"save-every", "out", "needs a folder to save into", clash_save_out},
@@ -417,15 +467,62 @@ static const OptionPair option_pairs[] = {
     {"zero-gradient-bits", "zero-quantized-gradients", "needs it", clash_bits_gradients},
     {"zero-error-feedback", "zero-quantized-gradients", "needs it", clash_feedback_gradients},
     {"zero-quant-block", "zero-quantized-weights", "nothing is quantized: give this or --zero-quantized-gradients", clash_block_unused},
-    {"dp-accountant", "dp-account", "needs it: nothing else is accounted", clash_accountant_account},
-    {"dp-neighbours", "dp-account", "needs it: nothing else is accounted", clash_neighbours_account},
+    {"dp-delta", "dp-noise", ONLY_PRIVATE, clash_dp_delta_alone},
+    {"dp-clip", "dp-noise", ONLY_PRIVATE, clash_dp_clip_alone},
+    {"dp-clip-style", "dp-noise", ONLY_PRIVATE, clash_dp_clip_style_alone},
+    {"dp-clip-function", "dp-noise", ONLY_PRIVATE, clash_dp_clip_function_alone},
+    {"dp-unit", "dp-noise", ONLY_PRIVATE, clash_dp_unit_alone},
+    {"dp-key", "dp-noise", ONLY_PRIVATE, clash_dp_key_alone},
+    {"dp-show-private", "dp-noise", ONLY_PRIVATE, clash_dp_show_private_alone},
+    {"dp-accountant", "dp-account", "needs it or a private run (--dp-epsilon, --dp-noise): nothing else is accounted", clash_accountant_account},
+    {"dp-neighbours", "dp-account", "needs it or a private run (--dp-epsilon, --dp-noise): nothing else is accounted", clash_neighbours_account},
+    {"dp-epsilon", "dp-noise", "without noise no epsilon is kept: leave --dp-noise out, and it is found", clash_epsilon_noise},
+    {"dp-unit", "windows", "the windows of a document are known where none holds two: give --windows document", clash_unit_windows},
+    {"dp-windows-per-document", "dp-unit", "only there windows are counted by document: give --dp-unit document", clash_cap_unit},
+    {"dp-windows-per-document", "dp-accountant", "more than one is accounted by prv", clash_cap_rdp},
+    {"dp-clip-style", "recompute", "private: flat and stage keep what each block computed until the whole norm is known; --dp-clip-style unit does not",
+     clash_style_recompute},
+    {"zero-quantized-gradients", "dp-noise",
+     "(or --dp-epsilon) a block's scale and rounding are made of gradients without noise, so one sample can move all of its elements: these travel in fp32",
+     clash_quantized_private},
+    {"reduce-dtype", "dp-noise", "(or --dp-epsilon) rounding before noise is added can move more than a sample may: private gradients travel in fp32",
+     clash_reduce_private},
+    {"skip-loss-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_loss_private},
+    {"skip-grad-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_grad_private},
     {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
 };
+#undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
 
 static inline void options_print_compat(FILE *to) {
     fprintf(to, "Every combination of flags is accepted, but for these:\n");
     for (int i = 0; i < OPTION_PAIRS; i++) { fprintf(to, "  --%-12s with --%-12s %s\n", option_pairs[i].a, option_pairs[i].b, option_pairs[i].why); }
+}
+
+// Moves secrets out of the command line, which is shown to others: in manifests, in the command that resumes, by ps.
+static inline void options_hide_secrets(Options *o) {
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char **slot = (const char **)option_slot(o, &option_specs[i]);
+        if (option_specs[i].kind != OPTION_SECRET || !**slot) { continue; }
+        char *shown = (char *)(uintptr_t)*slot;
+        *slot = strdup(shown);
+        if (!*slot) { die(EXIT_RESOURCES, NULL, "cannot hold --%s", option_specs[i].name); }
+        memset(shown, '*', strlen(shown));
+    }
+}
+
+static const double LEAST_NOISE = 0.1; // of thresholds: below it there is no epsilon worth a number
+static inline void options_check_privacy(const Options *o) {
+    size_t digits = strspn(o->dp_key, "0123456789abcdefABCDEF"), length = strlen(o->dp_key);
+    if (length && (digits != length || length != 64)) { // the key itself is not shown
+        die(EXIT_INPUT, "openssl rand -hex 32 makes one; without --dp-key the operating system gives one, and nobody knows it",
+            digits == length ? "--dp-key takes 64 hexadecimal digits, found %zu characters"
+                             : "--dp-key takes 64 hexadecimal digits, found other characters among %zu",
+            length);
+    }
+    if (o->dp_noise > 0 && o->dp_noise < LEAST_NOISE) {
+        die(EXIT_INPUT, "0 trains without noise, and without privacy", "--dp-noise takes 0, or at least %g, found %g", LEAST_NOISE, o->dp_noise);
+    }
 }
 
 // Fills options from the command line; ends the program on --help and on any mistake. All ranks call it with the same arguments.
@@ -439,10 +536,12 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
         die(EXIT_INPUT, "such as 3:5, both in it", "--profile-steps takes two steps A:B, the first at least 1, found \"%.80s\"", options->profile_steps);
     }
     cluster_parse(options->cluster);
+    options_check_privacy(options);
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];
         if (pair->clash(options, given)) { die(EXIT_INPUT, "--compat lists what does not combine", "--%s with --%s: %s", pair->a, pair->b, pair->why); }
     }
+    options_hide_secrets(options);
 }
 
 // The learning rate of a step (from 0) of a run of `steps`.

@@ -49,7 +49,7 @@ static inline void json_add_flags(TextBuffer *t, const Options *o) {
         char value[1100];
         option_value_text(o, spec, value, sizeof value);
         text_add(t, "%s\"%s\":", i ? "," : "", spec->name);
-        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK) {
+        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK || spec->kind == OPTION_SECRET) {
             json_add_string(t, value);
         } else {
             text_add(t, "%s", value);

@@ -13,7 +13,8 @@
 //            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
 // Invariants (proved by schedule_validate): every SEND meets its RECV with the same unit, micro-batch and rows, without
 //            deadlock when messages are rendezvous; a unit's forward follows its input, its backward input follows its
-//            forward and the next unit's backward, its backward weight follows its backward input; parameters are acquired
+//            forward and the next unit's backward, its backward weight follows its backward input, and its micro-batch's CLIP
+//            where there is one, which follows all its backward inputs; parameters are acquired
 //            while they are used, and where they come for each use (UnitMap: gathers), a PREFETCH is under way by then, into a
 //            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
@@ -28,7 +29,8 @@ typedef enum {
     ACT_FORWARD,
     ACT_BACKWARD_INPUT,
     ACT_BACKWARD_WEIGHT,
-    ACT_RECOMPUTE, // compute, per unit and micro-batch
+    ACT_RECOMPUTE,
+    ACT_CLIP, // compute, per unit and micro-batch (CLIP, of unit 0: every sample's norm over all units is known)
     ACT_SEND_FORWARD,
     ACT_RECV_FORWARD,
     ACT_SEND_BACKWARD,
@@ -42,11 +44,11 @@ typedef enum {
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
-    "FORWARD",       "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "SEND_FORWARD", "RECV_FORWARD", "SEND_BACKWARD",
-    "RECV_BACKWARD", "PREFETCH",       "ACQUIRE",         "RELEASE",   "REDUCE",       "NORM",         "UPDATE",
+    "FORWARD",       "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "CLIP",   "SEND_FORWARD", "RECV_FORWARD", "SEND_BACKWARD",
+    "RECV_BACKWARD", "PREFETCH",       "ACQUIRE",         "RELEASE",   "REDUCE", "NORM",         "UPDATE",
 };
-static inline bool action_computes(ActionKind kind) { return kind <= ACT_RECOMPUTE; }
-static inline bool action_reads_parameters(ActionKind kind) { return action_computes(kind) && kind != ACT_BACKWARD_WEIGHT; }
+static inline bool action_computes(ActionKind kind) { return kind <= ACT_CLIP; }
+static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
 static inline bool action_sends(ActionKind kind) { return kind == ACT_SEND_FORWARD || kind == ACT_SEND_BACKWARD; }
 static inline bool action_receives(ActionKind kind) { return kind == ACT_RECV_FORWARD || kind == ACT_RECV_BACKWARD; }
 
@@ -64,12 +66,15 @@ typedef struct {
     int count, capacity;
 } Schedule;
 
+// The head's part of the gradient of wte is made by its input part (gpt.h), or, where samples are clipped, with the embedding's (dp.h).
+typedef enum { MADE_BY_WEIGHT_PART, MADE_BY_INPUT_PART, MADE_ELSEWHERE } GradientMaker;
+
 // What the plan must know of the model and of its states: which storages a unit uses, and which of them share rooms.
 typedef struct {
     int units, storages;
     int (*of_unit)[2];
     int *of_unit_count;
-    bool (*by_input)[2];         // this gradient is made by the unit's input part, not by its weight part (gpt.h: the head's wte)
+    unsigned char (*made)[2];    // which part of the unit contributes to the gradient: a GradientMaker
     int *param_room, *grad_room; // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
     bool gathers;                // parameters come by PREFETCH before each use; else they stay
     bool reduces_often;          // gradients leave by REDUCE in each micro-batch; else once
@@ -83,6 +88,7 @@ typedef struct {
     int64_t slots;   // micro-batches whose activations a rank can hold at once
     int64_t works;   // backward inputs that a rank can hold until their weight part has run
     bool recompute;
+    bool clips; // weight parts wait until the norms of all units are known
     Schedule *rank;
 } Program;
 
@@ -119,16 +125,16 @@ static inline void schedule_free(Schedule *s) {
 }
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.by_input), free(p->map.param_room), free(p->map.grad_room);
+    free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
     memset(p, 0, sizeof *p);
 }
 
 // Sequential accumulation (the schedule of plain data parallelism): the step's `samples` are dealt to the ranks in
 // contiguous, nearly equal parts; a rank works through its part, at most `micro_rows` samples at a time, forward then backward. All ranks
-// have as many micro-batches, some of them the last one without samples: they gather and reduce together.
+// have as many micro-batches, at least one, some of them the last one without samples: they gather and reduce together.
 // training = false: forward only (evaluation).
 static inline void schedule_sequential(Program *p, int64_t samples, int64_t micro_rows, bool training) {
-    p->micro_batches = (int)min_i64(ceil_div(ceil_div(samples, p->ranks), micro_rows), SCHEDULE_MAX);
+    p->micro_batches = (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p->ranks), micro_rows)), SCHEDULE_MAX);
     for (int r = 0; r < p->ranks; r++) {
         int64_t begin = part_begin(samples, p->ranks, r), end = part_begin(samples, p->ranks, r + 1);
         for (int micro = 0; micro < p->micro_batches; micro++, begin = min_i64(begin + micro_rows, end)) {
@@ -164,11 +170,34 @@ static inline void schedule_lower_recompute(Program *p) {
     }
 }
 
+// Lowering: the weight parts of a micro-batch wait until its last input part has run, since a sample's factor depends on the norm of its
+// gradient over all units (dp.h: flat clipping).
+static inline void schedule_lower_clip(Program *p) {
+    p->clips = true, p->works = p->map.units;
+    for (int r = 0; r < p->ranks; r++) {
+        Schedule out = {NULL, 0, 0}, *in = &p->rank[r];
+        for (int i = 0, waiting = 0; i < in->count; i++) { // waiting: the first action of the backward pass whose weight parts wait
+            Action a = in->actions[i];
+            bool last = i + 1 == in->count || in->actions[i + 1].micro != a.micro;
+            if (a.kind == ACT_FORWARD) { waiting = i + 1; }
+            if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
+            if (!last) { continue; }
+            a.kind = ACT_CLIP, a.unit = 0;
+            schedule_add(&out, a);
+            for (int k = waiting; k <= i; k++) {
+                if (in->actions[k].kind == ACT_BACKWARD_WEIGHT) { schedule_add(&out, in->actions[k]); }
+            }
+        }
+        schedule_free(in);
+        *in = out;
+    }
+}
+
 // Does this action add to the gradient of a storage?
 static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
     if (a->kind != ACT_BACKWARD_WEIGHT && a->kind != ACT_BACKWARD_INPUT) { return false; }
     for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
-        if (map->of_unit[a->unit][k] == storage) { return map->by_input[a->unit][k] == (a->kind == ACT_BACKWARD_INPUT); }
+        if (map->of_unit[a->unit][k] == storage) { return map->made[a->unit][k] == (a->kind == ACT_BACKWARD_INPUT ? MADE_BY_INPUT_PART : MADE_BY_WEIGHT_PART); }
     }
     return false;
 }
@@ -231,7 +260,7 @@ static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Validator
-enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, RECOMPUTED = 32 };
+enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, RECOMPUTED = 32, CLIPPED = 64 }; // CLIPPED: at unit 0
 
 typedef struct {
     const Program *program;
@@ -323,6 +352,7 @@ static inline void validate_backward_weight(Validator *v, int rank, const Action
     bool ready = a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && ((*me & HAVE_GRADIENT) || (*validator_done(v, rank, 1, a->micro) & DONE_INPUT));
     if (!ready) { validator_fail(v, rank, a, "its backward input has not run"); }
     if (*me & DONE_WEIGHT) { validator_fail(v, rank, a, "runs twice"); }
+    if (v->program->clips && !(*validator_done(v, rank, 0, a->micro) & CLIPPED)) { validator_fail(v, rank, a, "norms are not known: CLIP has not run"); }
     *me |= DONE_WEIGHT;
     if (a->unit) { v->pending[rank]--; }
     bool last = true; // the last backward of a micro-batch on this rank frees its slot
@@ -339,6 +369,15 @@ static inline void validate_recompute(Validator *v, int rank, const Action *a) {
         for (int m = 0; m < v->program->micro_batches; m++) { *validator_done(v, rank, u, m) &= (unsigned char)~RECOMPUTED; }
     }
     *me |= RECOMPUTED;
+}
+static inline void validate_clip(Validator *v, int rank, const Action *a) {
+    unsigned char *me = validator_done(v, rank, 0, a->micro);
+    if (*me & CLIPPED) { validator_fail(v, rank, a, "runs twice"); }
+    for (int u = 1; u < v->program->map.units; u++) {
+        unsigned char d = *validator_done(v, rank, u, a->micro);
+        if ((d & DONE_FORWARD) && !(d & DONE_INPUT)) { validator_fail(v, rank, a, "the norms of unit %d are not known", u); }
+    }
+    *me |= CLIPPED;
 }
 static inline void validate_message(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
@@ -435,6 +474,7 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_BACKWARD_INPUT: validate_backward_input(v, rank, a); break;
     case ACT_BACKWARD_WEIGHT: validate_backward_weight(v, rank, a); break;
     case ACT_RECOMPUTE: validate_recompute(v, rank, a); break;
+    case ACT_CLIP: validate_clip(v, rank, a); break;
     case ACT_SEND_FORWARD:
     case ACT_RECV_FORWARD:
     case ACT_SEND_BACKWARD:

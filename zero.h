@@ -180,6 +180,13 @@ static inline char *shelf_whole(const Shelf *shelf, int storage) { return shelf-
 // ---------------------------------------------------------------------------------------------------------------------
 // The store
 
+// What makes a sum of clipped gradients private: noise, which the owner of a slice adds once, and the division by the expected batch.
+typedef struct {
+    bool on;
+    float deviation, scale; // of a sum's elements: x = scale (x + deviation z)
+    uint32_t key[8];
+} StoreNoise;
+
 // The ranks that share the gradients, and the parts of them that hpZ and qgZ exchange in. near: of my partition; node: on my node;
 // across: in my place of the other nodes. Where they do not lie evenly on several nodes, node has all and across me alone.
 typedef struct {
@@ -234,6 +241,8 @@ typedef struct {
     int64_t parcels; // sent off
     size_t unpacked_used;
     int held;       // storages acquired now
+    StoreNoise noise;
+    bool *noised; // [storages] the gradient of this step has its noise, and no update yet
     bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
@@ -405,6 +414,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
+    s->noised = (bool *)checked_calloc(n, sizeof(bool), "store");
     size_t chunks = 0;
     for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK), s->fresh[i] = true; }
     s->partials = (double *)memory_take_host(chunks * sizeof(double), "norm partials");
@@ -422,7 +432,7 @@ static inline void store_free(Store *s) {
     group_free(&s->groups.near), group_free(&s->groups.node), group_free(&s->groups.across);
     ops_free(s->unpacked), ops_free(s->parcel_base);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
-    free(s->sums);
+    free(s->sums), free(s->noised);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
@@ -698,15 +708,30 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     s->reducing[storage] = comm_reduce_scatter(s->comm, s->groups.all, grad, add ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
-// Waits for all reductions and everything else that was started, and returns the norm of the whole gradient, every storage counted
-// once. All members call it.
-static inline double store_norm(Store *s) {
+// Adds the noise of a step to my slice of a storage's gradient, whose reduction has ended: it is a function of key, step and element alone.
+// The vocabulary's padding is no parameter: it has neither gradient nor noise.
+static inline void store_add_noise(Store *s, int storage, int64_t step) {
+    int64_t begin, n = store_own(s, storage, &begin);
+    int64_t real = gpt_storage_class(s->model, storage) == STORAGE_WTE ? s->model->config.vocab * s->model->config.channels : INT64_MAX;
+    NoiseStream noise;
+    memcpy(noise.key, s->noise.key, sizeof noise.key);
+    noise.domain = NOISE_GRADIENT, noise.part = (uint32_t)storage, noise.step = (uint64_t)step;
+    assert(!s->noised[storage]);
+    s->noised[storage] = true;
+    n = max_i64(0, min_i64(n, real - begin));
+    ops_add_noise(s->stream, (float *)(void *)shelf_slice(&s->grads, storage), begin, n, noise, s->noise.deviation, s->noise.scale);
+}
+
+// Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
+// every storage counted once. All members call it.
+static inline double store_norm(Store *s, int64_t step) {
     Parcel *newest = parcel_newest(s), *older = &s->parcel[s->parcels % PARCELS];
     double *end = s->partials;
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
     parcel_send_on(s, newest), parcel_finish(s, older), parcel_finish(s, newest);
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i); }
+    for (int i = 0; s->noise.on && i < s->model->storages; i++) { store_add_noise(s, i, step); }
     for (int i = 0; i < s->model->storages; i++) {
         int64_t n = store_own_elements(s, i);
         ops_norm_partials(s->stream, end, (const float *)(void *)shelf_slice(&s->grads, i), n, NORM_CHUNK);
@@ -734,6 +759,8 @@ static inline void store_update(Store *s, int storage, OptimizerStep o) {
     int64_t first = store_slices(s, storage)[s->groups.all->me], size = (int64_t)dtype_size(s->dtype);
     float decay = o.weight_decay, *master = store_state(s, STATE_MASTER, storage), *m = store_state(s, STATE_M, storage), *v = store_state(s, STATE_V, storage);
     const float *grad = (const float *)(void *)shelf_slice(&s->grads, storage);
+    assert(s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
+    s->noised[storage] = false;
     o.step = ++s->updates[storage];
     if (storage == 0 && o.step % ERROR_STEPS == 0) { store_forget_errors(s); }
     for (int i = 0; i < n; i++) {
@@ -754,19 +781,19 @@ static inline void store_update(Store *s, int storage, OptimizerStep o) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Lowering: the store's part of the schedule
 
-// What the plan must know of the model and of the rooms that storages share.
-static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, int ranks) {
+// What the plan must know of the model and of the rooms that storages share. clips: samples are clipped.
+static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, int ranks, bool clips) {
     UnitMap map;
     memset(&map, 0, sizeof map);
     map.units = m->units, map.storages = m->storages;
     map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
     map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
-    map.by_input = (bool(*)[2])checked_calloc((size_t)m->units, sizeof *map.by_input, "unit map");
+    map.made = (unsigned char(*)[2])checked_calloc((size_t)m->units, sizeof *map.made, "unit map");
     map.param_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
     map.grad_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
     map.gathers = policy->stage >= 3, map.reduces_often = zero_reduces_often(policy, ranks);
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
-    map.by_input[m->units - 1][1] = true; // the head's part of the wte gradient
+    map.made[m->units - 1][1] = clips ? MADE_ELSEWHERE : MADE_BY_INPUT_PART; // the head's part of the wte gradient
     for (int s = 0; s < m->storages; s++) { map.param_room[s] = zero_param_room(m, policy, ranks, s), map.grad_room[s] = zero_grad_room(m, policy, ranks, s); }
     return map;
 }

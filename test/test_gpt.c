@@ -82,7 +82,7 @@ static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, 
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, &plain, 1), p.ranks = 1;
+    p.map = unit_map(m, &plain, 1, false), p.ranks = 1;
     p.rank = calloc(1, sizeof(Schedule));
     schedule_sequential(&p, B, setting.rows, training);
     if (training && setting.recompute) { schedule_lower_recompute(&p); }

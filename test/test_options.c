@@ -16,7 +16,7 @@
 
 typedef struct {
     int count;
-    char *arguments[16], text[2048];
+    char *arguments[20], text[2048];
 } Line;
 static void line_make(Line *l, const char *text) {
     snprintf(l->text, sizeof l->text, "%s", text);
@@ -29,7 +29,7 @@ static void line_make(Line *l, const char *text) {
         } else if (!*word) {
             continue;
         }
-        assert_true(l->count < 15);
+        assert_true(l->count < 19);
         l->arguments[l->count++] = word;
     }
     l->arguments[l->count] = NULL;
@@ -106,18 +106,64 @@ static void test_table_is_sound(void **state) {
 static void test_names_stay(void **state) {
     (void)state;
     static const char *const names[] = {
-        "train/i",        "val/j",          "shuffle",        "windows",
-        "tokenizer",      "seq-len/t",      "micro-batch/b",  "batch-tokens/d",
-        "model/e",        "steps/x",        "out/o",          "log",
-        "json",           "export",         "dry-run",        "compat",
-        "val-every/v",    "val-batches/m",  "sample-every/s", "sample-tokens/g",
-        "temperature",    "save-every/n",   "keep/nk",        "resume/y",
-        "seed",           "threads",        "optimizer",      "momentum",
-        "lr/l",           "lr-schedule/k",  "warmup/u",       "final-lr-fraction/q",
-        "weight-decay/c", "beta1",          "beta2",          "eps",
-        "grad-clip",      "skip-loss-z/sl", "skip-grad-z/sg", "dtype",
-        "reduce-dtype",   "recompute",      "ranks-per-node", "show-schedule",
-        "hellaswag",      "dp-account",     "dp-accountant",  "dp-neighbours",
+        "train/i",
+        "val/j",
+        "shuffle",
+        "windows",
+        "tokenizer",
+        "seq-len/t",
+        "micro-batch/b",
+        "batch-tokens/d",
+        "model/e",
+        "steps/x",
+        "out/o",
+        "log",
+        "json",
+        "export",
+        "dry-run",
+        "compat",
+        "val-every/v",
+        "val-batches/m",
+        "sample-every/s",
+        "sample-tokens/g",
+        "temperature",
+        "save-every/n",
+        "keep/nk",
+        "resume/y",
+        "seed",
+        "threads",
+        "optimizer",
+        "momentum",
+        "lr/l",
+        "lr-schedule/k",
+        "warmup/u",
+        "final-lr-fraction/q",
+        "weight-decay/c",
+        "beta1",
+        "beta2",
+        "eps",
+        "grad-clip",
+        "skip-loss-z/sl",
+        "skip-grad-z/sg",
+        "dtype",
+        "reduce-dtype",
+        "recompute",
+        "ranks-per-node",
+        "show-schedule",
+        "hellaswag",
+        "dp-account",
+        "dp-accountant",
+        "dp-neighbours",
+        "dp-epsilon",
+        "dp-noise",
+        "dp-delta",
+        "dp-clip",
+        "dp-clip-style",
+        "dp-key",
+        "dp-show-private",
+        "dp-clip-function",
+        "dp-unit",
+        "dp-windows-per-document",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t n = strcspn(names[i], "/");
@@ -136,12 +182,14 @@ static void test_defaults(void **state) {
         char value[1600];
         option_value_text(&options, spec, value, sizeof value);
         assert_false(given.at[i]);
-        if (spec->kind == OPTION_TEXT || spec->kind == OPTION_PICK) {
+        if (!is_number(spec) && spec->kind != OPTION_FLAG) {
             assert_string_equal(value, spec->fallback);
         } else {
             assert_true(strtod(value, NULL) == strtod(spec->fallback, NULL));
-        }                                                                                                                     // both are short decimal texts
-        if (spec->kind != OPTION_TEXT) { assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value); } // what is printed can be given
+        } // both are short decimal texts
+        if (spec->kind != OPTION_TEXT && spec->kind != OPTION_SECRET) {
+            assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value);
+        } // what is printed can be given
     }
 }
 
@@ -151,6 +199,7 @@ static void test_defaults(void **state) {
 // Some value that the option takes, not its default.
 static const char *other_value(const OptionSpec *spec) {
     switch (spec->kind) {
+    case OPTION_SECRET:
     case OPTION_TEXT: return "some/where";
     case OPTION_PICK: return strrchr(spec->choices, '|') + 1; // the first choices are the defaults
     case OPTION_FLAG: return *spec->fallback == '0' ? "1" : "0";
@@ -163,10 +212,10 @@ static void test_every_form(void **state) {
     (void)state;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        const char *value = other_value(spec);
-        assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, value)), value);
-        assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), value);
-        if (*spec->letter) { assert_string_equal(value_of(spec, text_of("-%s %s", spec->letter, value)), value); }
+        const char *value = other_value(spec), *shown = spec->kind == OPTION_SECRET ? "(secret)" : value;
+        assert_string_equal(value_of(spec, text_of("--%s %s", spec->name, value)), shown);
+        assert_string_equal(value_of(spec, text_of("--%s=%s", spec->name, value)), shown);
+        if (*spec->letter) { assert_string_equal(value_of(spec, text_of("-%s %s", spec->letter, value)), shown); }
         if (*spec->letter) { check_refused(text_of("-%s=%s", spec->letter, value), "unknown flag", "--help"); } // only long names take =
         if (spec->kind != OPTION_FLAG) { continue; }
         assert_string_equal(value_of(spec, text_of("--%s", spec->name)), "1");
@@ -293,6 +342,8 @@ static const Accepted accepted[] = {
     {"--dry-run --json", "json", "1"},
     {"--profile-steps 3:3 --steps 3", "profile-steps", "3:3"},
     {"--optimizer sgd --momentum 0", "optimizer", "sgd"},
+    {"--dp-noise 1 --dp-key 000102030405060708090A0B0C0D0E0F101112131415161718191a1b1c1d1e1f", "dp-noise", "1"},
+    {"--dp-noise 0.1", "dp-noise", "0.1"},
     // strtod's number syntax: hexadecimal and leading white space are harmless
     {"--steps 0x10", "steps", "16"},
     {"--steps ~5", "steps", "5"},
@@ -310,6 +361,26 @@ static void test_accepted_lines(void **state) {
         assert_non_null(spec);
         option_value_text(&options, spec, value, sizeof value);
         if (strcmp(value, a->value) || !given.at[spec - option_specs]) { fail_msg("\"%s\": --%s is \"%s\"", a->line, a->name, value); }
+    }
+}
+
+// A secret leaves the command line, which manifests hold and the command that resumes repeats.
+static void test_secrets_leave_the_command_line(void **state) {
+    (void)state;
+    static const char key[] = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+    for (int form = 0; form < 2; form++) {
+        Options options;
+        OptionsGiven given;
+        Line line;
+        char message[4096];
+        parse(&line, &options, &given, text_of("--dp-noise 1 --dp-key%c%s --steps 3", form ? '=' : ' ', key));
+        assert_string_equal(options.dp_key, key);
+        assert_int_equal(options.steps, 3);
+        for (int i = 0; i < line.count; i++) { assert_null(strstr(line.arguments[i], "01")); }
+        assert_string_equal(line.arguments[line.count - 2], "--steps"); // nothing else is gone
+        run_child(parse_line, text_of("--dp-noise 1 --dp-key %sz", key), message, sizeof message);
+        assert_null(strstr(message, "0001")); // nor is it in a message
+        free((char *)(uintptr_t)options.dp_key);
     }
 }
 
@@ -364,6 +435,12 @@ static const char *const refused[][3] = {
     {"--steps 1e-400", "--steps takes a whole number", "1e-400"},
     {"--seed -1", "--seed must be from 0 to 9e+15", "found -1"},
     {"--seed 1e16", "--seed must be from", "found 1e16"},
+    {"--dp-noise 1 --dp-key 0123", "--dp-key takes 64 hexadecimal digits, found 4 characters", "openssl rand"},
+    {"--dp-noise 1 --dp-key 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1g", "--dp-key takes 64 hexadecimal digits, found other characters",
+     "openssl rand"},
+    {"--dp-noise 1 --dp-key 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2", "found 65 characters", "openssl rand"},
+    {"--dp-noise 1 --dp-key 0x0102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2", "--dp-key takes 64", "openssl rand"},
+    {"--dp-noise 0.05", "--dp-noise takes 0, or at least 0.1", "found 0.05"},
 };
 static void test_refused_lines(void **state) {
     (void)state;
@@ -426,8 +503,32 @@ static const char *const clashes[][3] = {
     {"--zero 3 --zero-gradient-bits 4", "zero-gradient-bits", "zero-quantized-gradients"},
     {"--zero 3 --zero-error-feedback", "zero-error-feedback", "zero-quantized-gradients"},
     {"--zero 3 --zero-quant-block 256", "zero-quant-block", "zero-quantized-weights"},
+    {"--dp-delta 0", "dp-delta", "dp-noise"},
+    {"--dp-delta 1e-6 --dp-epsilon 0", "dp-delta", "dp-noise"}, // 0 is off
+    {"--dp-clip 1", "dp-clip", "dp-noise"},
+    {"--dp-clip-style unit", "dp-clip-style", "dp-noise"},
+    {"--dp-clip-function abadi", "dp-clip-function", "dp-noise"},
+    {"--dp-unit sequence", "dp-unit", "dp-noise"},
+    {"--dp-key=", "dp-key", "dp-noise"},
+    {"--dp-show-private 0", "dp-show-private", "dp-noise"},
+    {"--dp-show-private --dp-account x", "dp-show-private", "dp-noise"},
     {"--dp-accountant rdp", "dp-accountant", "dp-account"},
     {"--dp-neighbours add-remove", "dp-neighbours", "dp-account"},
+    {"--dp-epsilon 8 --dp-noise 0", "dp-epsilon", "dp-noise"},
+    {"--dp-epsilon 8 --dp-unit document", "dp-unit", "windows"},
+    {"--dp-epsilon 8 --dp-unit document --windows continuous", "dp-unit", "windows"},
+    {"--dp-epsilon 8 --dp-windows-per-document 1", "dp-windows-per-document", "dp-unit"},
+    {"--dp-windows-per-document 1", "dp-windows-per-document", "dp-unit"},
+    {"--dp-epsilon 8 --dp-unit document --windows document --dp-windows-per-document 2 --dp-accountant rdp", "dp-windows-per-document", "dp-accountant"},
+    {"--dp-noise 1 --dp-clip-style flat --recompute block", "dp-clip-style", "recompute"},
+    {"--dp-noise 1 --dp-clip-style stage --recompute block", "dp-clip-style", "recompute"},
+    {"--dp-noise 1 --zero 3 --zero-quantized-gradients", "zero-quantized-gradients", "dp-noise"},
+    {"--dp-epsilon 1 --zero-quantized-gradients", "zero-quantized-gradients", "dp-noise"},
+    {"--dp-noise 0 --zero-quantized-gradients", "zero-quantized-gradients", "dp-noise"}, // 0 is private too
+    {"--dp-epsilon 1 --reduce-dtype bf16", "reduce-dtype", "dp-noise"},
+    {"--dp-noise 1 --reduce-dtype bf16", "reduce-dtype", "dp-noise"},
+    {"--dp-epsilon 1 --skip-loss-z 5", "skip-loss-z", "dp-noise"},
+    {"--dp-noise 1 --skip-grad-z 5", "skip-grad-z", "dp-noise"},
     {"--dp-account x --dp-neighbours replace-one --dp-accountant rdp", "dp-neighbours", "dp-accountant"},
 };
 enum { CLASHES = (int)(sizeof clashes / sizeof clashes[0]) };
@@ -461,6 +562,18 @@ static void test_near_misses_are_accepted(void **state) {
         "--json --dry-run 1",
         "--json --dp-account x --dp-accountant rdp",
         "--dp-account x --dp-neighbours replace-one",
+        "--dp-epsilon 8",
+        "--dp-noise 0",
+        "--dp-epsilon 8 --dp-noise 1 --dp-delta 0 --dp-clip 0.5 --dp-clip-style flat --dp-clip-function automatic --dp-unit sequence --dp-show-private",
+        "--dp-noise 1 --dp-accountant rdp",
+        "--dp-noise 1 --dp-neighbours replace-one",
+        "--dp-noise 1 --dp-unit document --windows document",
+        "--dp-noise 1 --dp-unit document --windows document --dp-windows-per-document 4",
+        "--dp-noise 1 --dp-unit document --windows document --dp-windows-per-document 1 --dp-accountant rdp",
+        "--dp-noise 1 --recompute block --zero 3 --zero-quantized-weights --zero-hpz-partition-size 2",
+        "--dp-clip-style unit --dp-noise 1 --recompute block",
+        "--dp-noise 1 --skip-loss-z 0 --skip-grad-z 0 --reduce-dtype fp32 --dtype bf16",
+        "--skip-loss-z 5 --reduce-dtype bf16 --dp-epsilon 0",
         "--cluster=",
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
@@ -534,6 +647,7 @@ int main(void) {
         cmocka_unit_test(test_missing_and_repeated),
         cmocka_unit_test(test_long_values),
         cmocka_unit_test(test_accepted_lines),
+        cmocka_unit_test(test_secrets_leave_the_command_line),
         cmocka_unit_test(test_refused_lines),
         cmocka_unit_test(test_long_unknown_flags),
         cmocka_unit_test(test_distance),

@@ -19,7 +19,7 @@ static const ZeroPolicy stage_three = {3, 2, false, false, false, {8, 256}, {4, 
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
-    return unit_map(&m, policy, ranks);
+    return unit_map(&m, policy, ranks, false);
 }
 static Program empty_program(int layers, int ranks, const ZeroPolicy *policy) {
     Program p;

@@ -923,7 +923,18 @@ class Failures(TestCase):
             (("zero-gradient-bits", "zero-quantized-gradients"), dict(zero=3, zero_gradient_bits=8)),
             (("zero-error-feedback", "zero-quantized-gradients"), dict(zero=3, zero_error_feedback=1)),
             (("zero-quant-block", "zero-quantized-weights"), dict(zero=3, zero_quant_block=64)),
+            *(((name, "dp-noise"), {name: value}) for name, value in (("dp-delta", 1e-6), ("dp-clip", 1), ("dp-clip-style", "unit"), ("dp-clip-function", "abadi"),
+                                                                      ("dp-unit", "sequence"), ("dp-key", "00" * 32), ("dp-show-private", 1))),
             (("dp-accountant", "dp-account"), dict(dp_accountant="rdp")), (("dp-neighbours", "dp-account"), dict(dp_neighbours="replace-one")),
+            (("dp-epsilon", "dp-noise"), dict(dp_epsilon=8, dp_noise=0)),
+            (("dp-unit", "windows"), dict(dp_epsilon=8, dp_unit="document")),
+            (("dp-windows-per-document", "dp-unit"), dict(dp_epsilon=8, dp_windows_per_document=2)),
+            (("dp-windows-per-document", "dp-accountant"),
+             dict(dp_noise=1, dp_unit="document", windows="document", dp_windows_per_document=2, dp_accountant="rdp")),
+            (("dp-clip-style", "recompute"), dict(dp_noise=1, dp_clip_style="flat", recompute="block")),
+            (("zero-quantized-gradients", "dp-noise"), dict(zero=2, zero_quantized_gradients=1, dp_noise=1)),
+            (("reduce-dtype", "dp-noise"), dict(reduce_dtype="bf16", dp_epsilon=8)),
+            (("skip-loss-z", "dp-noise"), dict(skip_loss_z=5, dp_noise=1)), (("skip-grad-z", "dp-noise"), dict(skip_grad_z=5, dp_epsilon=8)),
             (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp"))]
 
     def files(self):

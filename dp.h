@@ -1,0 +1,233 @@
+// dp.h: differential privacy inside the backward pass. Each sample's gradient is measured and scaled to a bounded norm before it is
+// added; noise follows where a sum has its owner (zero.h), and what it promises is in privacy.h. (Not data parallelism: that is zero.h.)
+//
+// With C_i = clip(norm of sample i's gradient g_i) a step's sum is  sum_i C_i g_i.  Nobody holds g_i for the whole model. One backward
+// pass (book-keeping, arXiv 2210.00038): a unit's input part goes on as ever, since C_i is a factor of sample i's rows alone; its weight part
+// waits until C_i is known, and then takes what belongs to sample i times C_i.
+//   unit   every unit is a group of its own, with the threshold R / sqrt(L + 2): C_i is known at once (layer-wise, arXiv 2311.11822)
+//   flat   one norm over all units: the weight parts wait for the embedding's (CLIP, schedule.h). Until then output gradients lie where
+//          the next unit's dead activations were (executor.h)
+// The groups     {wte with both its uses, wpe} | each block | {lnf}
+// Norms of a unit, whichever is less work:
+//   ghost          from products of rows (ops_matmul_sample_norms), and small tensors from each sample's sums, which are kept; then
+//                  the smaller side of each product is scaled, and ONE product adds all samples
+//   instantiated   a sample's gradient is made in a scratch place, measured, and added times C_i: no product more than without privacy
+// wte is the table of tokens and the classifier: its gradient is E_i + H_i, and a norm of one without the other, or without 2<E_i, H_i>,
+// would be too small by up to sqrt(2). H_i is made at the head, E_i at the embedding, the last of all. So from the head on either dlogits are
+// kept (ghost), or H_i itself (instantiated).
+// Weights        the backward pass runs with the loss of every token weighted 1 / T; a sample of n_i targets counts T / n_i: its loss is the
+//                mean over its own tokens, whatever else is in the batch
+// Not finite     a sample whose norm is not finite is left out: a decision about this sample alone
+#ifndef DP_H
+#define DP_H
+
+#include "gpt.h" // the units
+
+typedef struct {
+    bool on, flat;
+    float threshold; // of a group's norm
+    ClipFunction function;
+} ClipPolicy;
+
+static inline ClipPolicy clip_policy(const GptModel *m, double R, bool flat, ClipFunction function) {
+    ClipPolicy p = {true, flat, (float)(flat ? R : R / sqrt((double)m->units)), function};
+    return p;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Which way: by the bytes of instantiating (write, read, add to the gradient) against the multiplications of ghost norms
+
+enum { GHOST_RATIO = 120 }; // multiplications in the time of a byte, with what small products lose (docs/results.md)
+// A product of (T, d) and (T, p) rows of a sample: T^2 (d + p) against d p.
+static inline bool clip_prefers_ghost(int64_t T, double both, double elements) { return (double)T * (double)T * both <= GHOST_RATIO * elements; }
+static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *m, int64_t T) {
+    double C = (double)m->config.channels;
+    return !p->flat && !clip_prefers_ghost(T, 16 * C, 12 * C * C); // qkv, attention, fc and their projections together
+}
+static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
+    double C = (double)m->config.channels, V = (double)m->config.padded_vocab;
+    return !clip_prefers_ghost(T, C + V, C * V);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory
+
+// Each sample's gradients of the small tensors of a block.
+typedef struct {
+    float *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb; // (rows, C or 3C or 4C)
+} BlockSums;
+
+typedef struct {
+    ClipPolicy policy;
+    double *norms;            // (rows) squared, of the group at hand
+    float *weights, *factors; // (rows)
+    BlockSums *blocks;        // [layers]; in style unit they share one
+    float *lnfw, *lnfb;       // (rows, C)
+    Real *dlogits;            // (rows * T, Vp), or NULL
+    float *head;              // (rows, Vp, C): H_i, then E_i + H_i, or NULL
+    float *sample;            // one sample's gradient of a block, or of wpe
+} Clip;
+
+// What lives from the head to the embedding.
+static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, int64_t rows, int64_t T) {
+    int64_t Vp = m->config.padded_vocab;
+    bool whole = clip_instantiates_head(m, T);
+    c->head = whole ? arena_floats(a, rows * Vp * m->config.channels) : NULL;
+    c->dlogits = whole ? NULL : arena_reals(a, rows * T * Vp);
+}
+static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
+    BlockSums s;
+    s.ln1w = arena_floats(a, n), s.ln1b = arena_floats(a, n), s.qkvb = arena_floats(a, 3 * n), s.attprojb = arena_floats(a, n);
+    s.ln2w = arena_floats(a, n), s.ln2b = arena_floats(a, n), s.fcb = arena_floats(a, 4 * n), s.fcprojb = arena_floats(a, n);
+    return s;
+}
+static inline void clip_carve_buffers(Clip *c, Arena *a, const GptModel *m, int64_t rows, int64_t T) {
+    const int64_t n = rows * m->config.channels;
+    const bool blocks = clip_instantiates_block(&c->policy, m, T);
+    c->norms = (double *)arena_take(a, (size_t)rows * sizeof(double));
+    c->weights = arena_floats(a, rows), c->factors = arena_floats(a, rows);
+    c->lnfw = arena_floats(a, n), c->lnfb = arena_floats(a, n);
+    for (int l = 0; l < m->config.layers; l++) { c->blocks[l] = l == 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[0]; }
+    int64_t sample = blocks ? m->class_elements[STORAGE_BLOCK] : 0;
+    if (c->head) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
+    c->sample = arena_floats(a, sample);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Groups: norms(rows) += what a unit's gradients have; factors when all of a group is in
+
+static inline void clip_begin(Stream *s, const Clip *c, int64_t rows) { ops_zero(s, c->norms, (size_t)rows * sizeof(double)); }
+static inline void clip_factors(Stream *s, const Clip *c, int64_t rows) {
+    ops_clip_factors(s, c->factors, c->norms, c->weights, rows, c->policy.threshold, c->policy.function);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Blocks
+
+static inline void clip_block_norms(Stream *s, const GptModel *m, const Clip *c, const BlockSums *sums, const Real *dout, const Real *x, const BlockActs *a,
+                                    const BlockGradients *g, int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels;
+    ops_matmul_sample_norms(s, c->norms, dout, a->gelu, rows, T, 4 * C, C);
+    ops_bias_samples(s, sums->fcprojb, c->norms, dout, rows, T, C);
+    ops_matmul_sample_norms(s, c->norms, g->dfc, a->ln2, rows, T, C, 4 * C);
+    ops_bias_samples(s, sums->fcb, c->norms, g->dfc, rows, T, 4 * C);
+    ops_layernorm_samples(s, sums->ln2w, sums->ln2b, c->norms, g->dln2, a->res2, a->mean2, a->rstd2, rows, T, C);
+    ops_matmul_sample_norms(s, c->norms, g->dres2, a->att, rows, T, C, C);
+    ops_bias_samples(s, sums->attprojb, c->norms, g->dres2, rows, T, C);
+    ops_matmul_sample_norms(s, c->norms, g->dqkv, a->ln1, rows, T, C, 3 * C);
+    ops_bias_samples(s, sums->qkvb, c->norms, g->dqkv, rows, T, 3 * C);
+    ops_layernorm_samples(s, sums->ln1w, sums->ln1b, c->norms, g->dln1, x, a->mean1, a->rstd1, rows, T, C);
+}
+
+// The gradient of one weight: the narrow side of the product, (N, narrow), is scaled and spoilt by it.
+static inline void clip_weight_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, TensorId tensor, Real *dout, Real *in, int64_t rows,
+                                   int64_t T, int64_t in_channels, int64_t out_channels) {
+    bool out_is_narrow = out_channels <= in_channels;
+    Real *narrow = out_is_narrow ? dout : in, *wide = out_is_narrow ? in : dout;
+    ops_scale_samples(s, narrow, min_i64(in_channels, out_channels), wide, max_i64(in_channels, out_channels), c->factors, rows, T);
+    ops_matmul_backward_weight(s, unit_grad(m, u, tensor), NULL, dout, in, rows * T, in_channels, out_channels, u->accumulate[STORAGE_BLOCK]);
+}
+static inline void clip_small_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, TensorId tensor, const float *samples, int64_t rows) {
+    ops_accumulate_samples(s, unit_grad(m, u, tensor), samples, c->factors, rows, m->tensor_elements[tensor], u->accumulate[tensor_specs[tensor].storage]);
+}
+// After clip_factors. Spoils dout, activations and g.
+static inline void clip_block_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const BlockSums *sums, Real *dout, const BlockActs *a,
+                                  const BlockGradients *g, int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels;
+    clip_weight_sum(s, m, c, u, FCPROJW, dout, a->gelu, rows, T, 4 * C, C);
+    clip_weight_sum(s, m, c, u, FCW, g->dfc, a->ln2, rows, T, C, 4 * C);
+    clip_weight_sum(s, m, c, u, ATTPROJW, g->dres2, a->att, rows, T, C, C);
+    clip_weight_sum(s, m, c, u, QKVW, g->dqkv, a->ln1, rows, T, C, 3 * C);
+    clip_small_sum(s, m, c, u, FCPROJB, sums->fcprojb, rows), clip_small_sum(s, m, c, u, FCB, sums->fcb, rows);
+    clip_small_sum(s, m, c, u, LN2W, sums->ln2w, rows), clip_small_sum(s, m, c, u, LN2B, sums->ln2b, rows);
+    clip_small_sum(s, m, c, u, ATTPROJB, sums->attprojb, rows), clip_small_sum(s, m, c, u, QKVB, sums->qkvb, rows);
+    clip_small_sum(s, m, c, u, LN1W, sums->ln1w, rows), clip_small_sum(s, m, c, u, LN1B, sums->ln1b, rows);
+}
+
+// What belongs to the rows from `row` (of N) on.
+static inline BlockActs block_acts_from(const BlockActs *a, int64_t row, int64_t C) {
+    BlockActs b = *a; // qkv, fc and lse serve the input part only
+    b.ln1 = real_at(a->ln1, row * C), b.att = real_at(a->att, row * C), b.res2 = real_at(a->res2, row * C);
+    b.ln2 = real_at(a->ln2, row * C), b.gelu = real_at(a->gelu, row * 4 * C);
+    b.mean1 += row, b.rstd1 += row, b.mean2 += row, b.rstd2 += row;
+    return b;
+}
+static inline BlockGradients block_gradients_from(const BlockGradients *g, int64_t row, int64_t C) {
+    BlockGradients b;
+    b.dfc = real_at(g->dfc, row * 4 * C), b.dqkv = real_at(g->dqkv, row * 3 * C);
+    b.dres2 = real_at(g->dres2, row * C), b.dln2 = real_at(g->dln2, row * C), b.dln1 = real_at(g->dln1, row * C);
+    return b;
+}
+// Norms, factors and sum, sample by sample.
+static inline void clip_block_instantiated(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const Real *x,
+                                           const BlockActs *a, const BlockGradients *g, int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels, elements = m->class_elements[STORAGE_BLOCK];
+    UnitStates alone;
+    memset(&alone, 0, sizeof alone);
+    alone.grads[STORAGE_BLOCK] = c->sample;
+    clip_begin(s, c, rows);
+    for (int64_t b = 0; b < rows; b++) {
+        const BlockActs acts = block_acts_from(a, b * T, C);
+        const BlockGradients gradients = block_gradients_from(g, b * T, C);
+        gpt_block_backward_weight(s, m, &alone, real_at_const(dout, b * T * C), real_at_const(x, b * T * C), &acts, &gradients, 1, T);
+        ops_sample_norms(s, c->norms + b, c->sample, 1, elements);
+        ops_clip_factors(s, c->factors + b, c->norms + b, c->weights + b, 1, c->policy.threshold, c->policy.function);
+        ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], c->sample, c->factors + b, 1, elements, u->accumulate[STORAGE_BLOCK] || b);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Head: lnf is a group; what wte gets here waits for the embedding
+
+static inline void clip_head_backward_input(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
+                                            const int32_t *targets, int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels, V = m->config.vocab, Vp = m->config.padded_vocab;
+    const int64_t calls = c->head ? rows : 1, N = rows * T / calls;
+    for (int64_t b = 0; b < calls; b++) {
+        ops_classifier(s, h->losses + b * N, real_at(h->dlnf, b * N * C), c->head ? c->head + b * Vp * C : NULL, c->dlogits, real_at_const(h->lnf, b * N * C),
+                       unit_param(m, u, WTE), targets + b * N, N, C, V, Vp, 1.0f / (float)T, false);
+    }
+    gpt_head_backward_lnf(s, m, u, dx, x, h, rows * T);
+}
+static inline void clip_head_norms(Stream *s, const GptModel *m, const Clip *c, const Real *x, const HeadActs *h, int64_t rows, int64_t T) {
+    ops_layernorm_samples(s, c->lnfw, c->lnfb, c->norms, h->dlnf, x, h->mean, h->rstd, rows, T, m->config.channels);
+}
+static inline void clip_head_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, int64_t rows) {
+    clip_small_sum(s, m, c, u, LNFW, c->lnfw, rows), clip_small_sum(s, m, c, u, LNFB, c->lnfb, rows);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Embedding: wte with both its uses, and wpe
+
+static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip *c, const Real *dout, const int32_t *tokens, const HeadActs *h, int64_t rows,
+                                        int64_t T) {
+    const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
+    if (!c->head) {
+        ops_matmul_sample_norms(s, c->norms, c->dlogits, h->lnf, rows, T, C, Vp);
+        ops_embedding_sample_norms(s, c->norms, dout, tokens, rows, T, C);
+        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, h->lnf, rows, T, C, Vp);
+        return;
+    }
+    for (int64_t b = 0; b < rows; b++) {
+        float *wte = c->head + b * Vp * C;
+        ops_embedding_backward(s, wte, c->sample, real_at_const(dout, b * T * C), tokens + b * T, 1, T, C, Vp, positions, true, false);
+        ops_sample_norms(s, c->norms + b, wte, 1, Vp * C);
+        ops_sample_norms(s, c->norms + b, c->sample, 1, T * C);
+    }
+}
+// After clip_factors. Spoils dout, and the head's activations.
+static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dout, const int32_t *tokens, const HeadActs *h,
+                                      int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
+    float *wte = unit_grad(m, u, WTE), *wpe = unit_grad(m, u, WPE);
+    ops_scale_samples(s, dout, C, NULL, 0, c->factors, rows, T);
+    if (c->head) {
+        ops_accumulate_samples(s, wte, c->head, c->factors, rows, Vp * C, u->accumulate[STORAGE_WTE]);
+    } else {
+        ops_scale_samples(s, h->lnf, C, c->dlogits, Vp, c->factors, rows, T);
+        ops_matmul_backward_weight(s, wte, NULL, c->dlogits, h->lnf, rows * T, C, Vp, u->accumulate[STORAGE_WTE]);
+    }
+    ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, rows, T, C, Vp, positions, true, u->accumulate[STORAGE_WPE]);
+}
+
+#endif
