@@ -49,6 +49,20 @@ static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
     return !clip_prefers_ghost(T, C + V, C * V);
 }
 
+// Arithmetic of the norms of a unit of `rows` samples, beyond that of a step without privacy.
+static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int unit, double rows, double T) {
+    double C = (double)m->config.channels, V = (double)m->config.padded_vocab;
+    if (!p->on || unit == m->units - 1) { return 0; }
+    if (unit) { return clip_instantiates_block(p, m, (int64_t)T) ? 0 : rows * T * T * 16 * C; }
+    return clip_instantiates_head(m, (int64_t)T) ? 0 : rows * T * T * (C + V);
+}
+// The share of the speed without privacy that this leaves, at most.
+static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, double T) {
+    double norms = 0;
+    for (int u = 0; u < m->units; u++) { norms += clip_norm_flops(p, m, u, 1, T); }
+    return 1 / (1 + norms / gpt_step_flops(m, T, T));
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 

@@ -41,7 +41,7 @@ typedef struct {
     char *activations, *buffers; // the allocations all of these lie in
     OpsMark **marks;             // [actions of a step + 1] when each began, for a profile: then nothing is repeated as a whole; NULL: not wanted
     // host
-    int64_t first_row;                   // of a step's samples, the first that this rank computes
+    int64_t first_row;                   // of a pass's samples, the first that this rank computes
     int32_t *host_tokens, *host_targets; // (samples, T) from it on
     float *host_losses;                  // the same
     float *host_logits;                  // (Vp)
@@ -114,6 +114,11 @@ typedef struct {
     ClipPolicy clip;
 } ExecutorShape;
 
+// Bytes of the operations' workspace.
+static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape, int threads) {
+    return gpt_workspace_bytes(m, shape->rows, shape->T, threads, !shape->clip.on || clip_instantiates_head(m, shape->T));
+}
+
 // Counts the activations and buffers of a rank. executor_allocate makes it ready to run.
 static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, size_t *activation_bytes, size_t *buffer_bytes) {
     Executor e;
@@ -130,6 +135,13 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, siz
     executor_carve_buffers(&e, &buffers);
     *activation_bytes = activations.used, *buffer_bytes = buffers.used;
     return e;
+}
+// All that it works with, in bytes.
+static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int threads) {
+    size_t activations, buffers;
+    Executor counted = executor_plan(m, shape, &activations, &buffers);
+    executor_free(&counted);
+    return (double)activations + (double)buffers + (double)executor_workspace_bytes(m, &shape, threads);
 }
 // samples: that this rank computes in a step, at most.
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Stream *stream, int64_t samples) {
@@ -391,7 +403,7 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
         if (repeated) { ops_repeat_end(e->stream); }
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
-    if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->targets, w.N); }
+    if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->clip.dlogits, e->targets, w.N); }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), e->head.losses, (size_t)w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
@@ -430,7 +442,7 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 // Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
-    if (*at == 0) { e->version = e->store->updates[0]; }
+    if (*at == 0) { e->version = e->store->updates[0], schedule_rows(schedule, &e->first_row); }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         executor_begin(e, a, (*at)++, step);

@@ -268,9 +268,9 @@ static inline void *arena_take(Arena *a, size_t bytes) {
 static inline Real *arena_reals(Arena *a, int64_t n) { return (Real *)arena_take(a, (size_t)n * ops_real_bytes()); }
 static inline float *arena_floats(Arena *a, int64_t n) { return (float *)arena_take(a, (size_t)n * sizeof(float)); }
 
-// Bytes of the operations' workspace, for micro-batches of `rows` samples.
-static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads) {
-    OpsShape shape = {rows, T, m->config.channels, m->config.heads, m->config.vocab, m->config.padded_vocab};
+// Bytes of the operations' workspace, for micro-batches of `rows` samples. logits: it holds those of the classifier.
+static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads, bool logits) {
+    OpsShape shape = {rows, T, m->config.channels, m->config.heads, logits ? m->config.vocab : 0, m->config.padded_vocab};
     return ops_workspace_bytes(shape, threads);
 }
 
@@ -382,9 +382,9 @@ static inline void gpt_block_backward_weight(Stream *s, const GptModel *m, const
 static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStates *u, const Real *x, const HeadActs *h, int64_t N) {
     ops_layernorm_forward(s, h->lnf, h->mean, h->rstd, NULL, x, NULL, unit_param(m, u, LNFW), unit_param(m, u, LNFB), N, m->config.channels);
 }
-// Only the losses (evaluation).
-static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, const int32_t *targets, int64_t N) {
-    ops_classifier(s, h->losses, NULL, NULL, NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab,
+// Only the losses (evaluation). logits(N, Vp): a place for them, or NULL where the workspace holds them.
+static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, Real *logits, const int32_t *targets, int64_t N) {
+    ops_classifier(s, h->losses, NULL, NULL, logits, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab,
                    0.0f, false);
 }
 // dx(N,C) from the gradient of the layernorm's output

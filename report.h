@@ -213,18 +213,19 @@ typedef struct {
     const Dataset *train;
     const Store *store; // planned
     int threads;
-    int64_t samples, rows, steps; // of a step; of a micro-step; of the run
+    int64_t samples, most_samples, rows, steps; // of a step, as expected and at most; of a micro-step; of the run
+    ClipPolicy clip;
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute, size_t memory[MEMORY_KINDS]) {
     int64_t T = run->options->seq_len;
-    Executor counted = executor_make(run->model, run->program, run->ranks->me, NULL, NULL, run->store->dtype, rows, T, recompute, false,
-                                     &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
+    ExecutorShape shape = {run->store->dtype, rows, T, recompute, run->clip};
+    Executor counted = executor_plan(run->model, shape, &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
     store_predict(run->store, memory);
-    memory[MEMORY_BUFFERS] += memory_taken[MEMORY_BUFFERS] + gpt_workspace_bytes(run->model, rows, T, run->threads); // what messages take was taken first
+    memory[MEMORY_BUFFERS] += memory_taken[MEMORY_BUFFERS] + executor_workspace_bytes(run->model, &shape, run->threads); // what messages take was taken first
 }
 
 // What an action of a storage sends; returns how many messages.
@@ -250,6 +251,7 @@ typedef struct {
     const Store *store;
     Rates rates;
     double T;
+    ClipPolicy clip;
 } Costs;
 // A PREFETCH or REDUCE of this rank: its messages, level by level, and what is made into records and from them.
 static inline ActionCost message_cost(const Costs *c, const Action *a) { // of this rank: it stands for all
@@ -276,18 +278,21 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
     double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
+    double norms = a->unit >= 0 ? clip_norm_flops(&c->clip, c->model, a->unit, (double)a->rows, c->T) / products_per_s : 0;
+    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0; // the gradient of wte is made with the embedding's
     ActionCost cost = {0, 0};
     switch (a->kind) {
     case ACT_FORWARD:
     case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
-    case ACT_BACKWARD_INPUT: cost.compute_s = product + 3 * classifier + (block ? 20 : 6) * pass; break;
-    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + 4 * pass; break;
+    case ACT_BACKWARD_INPUT: cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat ? norms : 0) + (block ? 20 : 6) * pass; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit ? 0 : tied) + (c->clip.flat ? 0 : norms) + 4 * pass; break;
+    case ACT_CLIP: cost.compute_s = norms; break;
     case ACT_PREFETCH:
     case ACT_REDUCE: return message_cost(c, a);
     case ACT_ACQUIRE:
         cost.compute_s = store_converts(c->store->dtype) ? elements * (double)(dtype_size(c->store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
-    case ACT_NORM: cost.compute_s = (double)c->model->parameters * 4 / ranks / c->rates.bytes_per_s; break;
+    case ACT_NORM: cost.compute_s = (double)c->model->parameters * (c->clip.on ? 12 : 4) / ranks / c->rates.bytes_per_s; break; // with its noise
     case ACT_UPDATE: cost.compute_s = elements * (c->store->adam ? 28 : 20) / ranks / c->rates.bytes_per_s; break;
     default: break;
     }
@@ -403,7 +408,7 @@ static inline double memory_available(void) {
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
-    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len};
+    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len, run->clip};
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
@@ -422,7 +427,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     size_t memory[MEMORY_KINDS];
     const Store *s = run->store;
     ZeroPolicy policy = s->policy;
-    policy.accumulates = run->options->batch_tokens && ceil_div(run->samples, run->ranks->n) > rows;
+    policy.accumulates = run->options->batch_tokens && ceil_div(run->most_samples, run->ranks->n) > rows;
     Store planned = store_plan(run->model, s->groups.all, policy, s->dtype, s->wire, s->adam);
     RunFacts facts = *run;
     facts.store = &planned;
@@ -508,6 +513,7 @@ static inline bool output_is_terminal(void) {
     return isatty(STDOUT_FILENO) && n > 0 && (!strncmp(target, "/dev/pts/", 9) || !strncmp(target, "/dev/tty", 8));
 }
 
+// NAN for a loss and a norm that are nobody's business.
 static inline void progress_step(ProgressBar *bar, int64_t step, double loss, double norm, double lr, double ms, double tokens_per_s, double mfu) {
     bar->ms = step - bar->first <= 1 ? ms : 0.9 * bar->ms + 0.1 * ms;
     double left = (double)(bar->steps - step) * bar->ms / 1000;
@@ -515,17 +521,20 @@ static inline void progress_step(ProgressBar *bar, int64_t step, double loss, do
     bool shown = step == bar->first + 1 || step == bar->steps || now - bar->shown >= 1; // short steps: a line a second; the log has all
     if (!bar->terminal && !shown) { return; }
     bar->shown = now;
+    char private_parts[64] = "";
     if (!bar->terminal) {
-        printf("step %5" PRId64 "/%" PRId64 " | loss %8.6f | norm %8.4f | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step,
-               bar->steps, loss, norm, lr, ms, tokens_per_s, 100 * mfu, left);
+        if (isfinite(loss)) { snprintf(private_parts, sizeof private_parts, " | loss %8.6f | norm %8.4f", loss, norm); }
+        printf("step %5" PRId64 "/%" PRId64 "%s | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step, bar->steps, private_parts, lr,
+               ms, tokens_per_s, 100 * mfu, left);
         fflush(stdout);
         return;
     }
+    if (isfinite(loss)) { snprintf(private_parts, sizeof private_parts, "  loss %.4f", loss); }
     char drawn[31];
     int filled = bar->steps ? (int)(30 * step / bar->steps) : 30;
     for (int i = 0; i < 30; i++) { drawn[i] = i < filled ? '#' : '.'; }
     drawn[30] = 0;
-    printf("\r[%s] %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tok/s  MFU %.0f %%  %d:%02d left \033[K", drawn, step, bar->steps, loss, tokens_per_s, 100 * mfu,
+    printf("\r[%s] %" PRId64 "/%" PRId64 "%s  %.0f tok/s  MFU %.0f %%  %d:%02d left \033[K", drawn, step, bar->steps, private_parts, tokens_per_s, 100 * mfu,
            (int)left / 60, (int)left % 60);
     bar->drawn = true;
     fflush(stdout);
@@ -533,6 +542,66 @@ static inline void progress_step(ProgressBar *bar, int64_t step, double loss, do
 static inline void progress_break(ProgressBar *bar) { // before other text
     if (bar->drawn) { printf("\n"); }
     bar->drawn = false;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Events in the loop, of rank 0: on the terminal and in the log. What is not finite was not measured, or is not to be told.
+typedef struct {
+    int64_t step;
+    double loss, norm, lr, seconds, tokens, mfu, joules; // joules: since the start
+    const int64_t *windows;                              // [samples] that the step took; NULL: not to be told
+    int64_t samples;
+} StepFacts;
+static inline void report_step(const StepFacts *f, ProgressBar *bar, Log *log) {
+    progress_step(bar, f->step, f->loss, f->norm, f->lr, f->seconds * 1000, f->tokens / f->seconds, f->mfu);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"step\",\"step\":%" PRId64, f->step);
+    json_add_field(&line, "loss", f->loss), json_add_field(&line, "grad_norm", f->norm), json_add_field(&line, "lr", f->lr);
+    json_add_field(&line, "ms", f->seconds * 1000), json_add_field(&line, "tokens_per_s", f->tokens / f->seconds), json_add_field(&line, "mfu", f->mfu);
+    json_add_field(&line, "joules", f->joules);
+    if (f->windows) {
+        text_add(&line, ",\"samples\":[");
+        for (int64_t i = 0; i < f->samples; i++) { text_add(&line, "%s%" PRId64, i ? "," : "", f->windows[i]); }
+        text_add(&line, "]");
+    }
+    text_add(&line, "}");
+    log_line(log, &line);
+}
+
+static inline void report_validation(int64_t step, double loss, double bits, double accuracy, double epsilon, int64_t targets, ProgressBar *bar, Log *log) {
+    progress_break(bar);
+    printf("step %5" PRId64 " | validation loss %.6f nats/token", step, loss);
+    if (isfinite(bits)) { printf(" | %.4f bits/byte", bits); }
+    if (isfinite(accuracy)) { printf(" | label accuracy %.4f", accuracy); }
+    if (isfinite(epsilon)) { printf(" | epsilon %.4f", epsilon); }
+    printf(" | %" PRId64 " tokens\n", targets);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"val\",\"step\":%" PRId64, step);
+    json_add_field(&line, "loss", loss), json_add_field(&line, "bits_per_byte", bits), json_add_field(&line, "label_accuracy", accuracy);
+    json_add_field(&line, "epsilon", epsilon);
+    text_add(&line, "}");
+    log_line(log, &line);
+}
+
+static inline void report_choices(int64_t step, int64_t right, int64_t examples, ProgressBar *bar, Log *log) {
+    double accuracy = (double)right / (double)examples;
+    progress_break(bar);
+    printf("step %5" PRId64 " | hellaswag accuracy %.4f | %" PRId64 " of %" PRId64 " examples\n", step, accuracy, right, examples);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"hellaswag\",\"step\":%" PRId64, step);
+    json_add_field(&line, "accuracy", accuracy);
+    text_add(&line, ",\"correct\":%" PRId64 ",\"examples\":%" PRId64 "}", right, examples);
+    log_line(log, &line);
+}
+
+static inline void report_checkpoint(int64_t step, const char *path, ProgressBar *bar, Log *log) {
+    progress_break(bar);
+    printf("step %5" PRId64 " | checkpoint %s\n", step, path);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"checkpoint\",\"step\":%" PRId64 ",\"path\":", step);
+    json_add_string(&line, path);
+    text_add(&line, "}");
+    log_line(log, &line);
 }
 
 // One word as a shell reads it.
@@ -649,6 +718,11 @@ static inline void print_resume_command(int64_t step, int ranks, int argc, char 
             continue;
         }
         if (!strncmp(argv[i], "--resume=", 9)) { continue; }
+        if (!strcmp(argv[i], "--dp-key") || !strncmp(argv[i], "--dp-key=", 9)) { // not told
+            printf(" --dp-key ...");
+            i += !argv[i][8];
+            continue;
+        }
         print_shell_word(argv[i]);
     }
     printf(" --resume 1\n");

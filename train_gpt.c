@@ -8,7 +8,8 @@
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
-//   accountant.h  what private steps give away
+//   dp.h          clips each sample's gradient              privacy.h     what a private run promises
+//   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -21,7 +22,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
-#include "accountant.h"
+#include "privacy.h"
 #include "profile.h"
 #include "report.h"
 
@@ -48,16 +49,19 @@ typedef struct {
     Tokenizer tokenizer;
     int64_t val_bytes; // that one validation's targets stand for; 0: not known
     // how
-    int64_t samples, rows, steps; // per step over all ranks; per micro-step of this rank at most; of the run
-    Program program, evaluation;  // schedules of a training step and of one validation batch
+    int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
+    Privacy privacy;                            // of a private run
+    ClipPolicy clip;
+    Program program, evaluation; // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Prediction predicted;
     // with what
     Store store;
     Executor executor;
-    double *sample_losses;   // [samples] of a step or a validation batch
+    int64_t *windows;        // [most_samples] of the training data that a private step takes
+    double *sample_losses;   // [most_samples] of a step or a validation batch
     double *sample_right;    // [samples] of a validation batch of labelled data
     int64_t *sample_bounds;  // [ranks + 1] which rank computes which
-    double *message;         // [samples + ranks] of sum_losses
+    double *message;         // [most_samples + ranks] of sum_losses
     int64_t *message_bounds; // [ranks + 1] whose part is which
     // where it stands
     Progress progress;
@@ -134,34 +138,55 @@ static void setup_batch(Trainer *t) {
     if (tokens % o->seq_len) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
-    t->samples = tokens / o->seq_len;
+    t->samples = t->most_samples = tokens / o->seq_len;
     t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n));
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
+// Micro-steps of a private run are shorter where that takes no more messages, so that what clipping keeps of a sample does not take more
+// memory than a longer one would without it.
+static int64_t private_rows(const Trainer *t) {
+    ExecutorShape shape = {t->dtype, t->rows, t->options.seq_len, t->options.recompute == RECOMPUTE_BLOCK, {false, false, 0, CLIP_ABADI}};
+    double states = (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16);
+    if (t->options.zero > 1 && t->ranks->n > 1) { return t->rows; }
+    double most = executor_bytes(&t->model, shape, t->stream.threads) + 0.03 * states;
+    shape.clip = t->clip;
+    while (shape.rows > 1 && executor_bytes(&t->model, shape, t->stream.threads) > most) { shape.rows--; }
+    return shape.rows;
+}
+// A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
+static void setup_privacy(Trainer *t) {
+    const Options *o = &t->options;
+    if (!options_private(o, &t->given)) { return; }
+    t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps);
+    t->most_samples = t->privacy.cap;
+    t->clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
+    t->rows = private_rows(t);
+}
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->samples, t->ranks->n) > t->rows), t->dtype, (DType)o->reduce_dtype,
-                          o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->rows), t->dtype,
+                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
-// The whole job. Of --cluster one rank stands for all, which do alike: one that has most samples.
-static Program make_program(const Trainer *t, bool training) {
+// The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
+static Program make_program(const Trainer *t, int64_t samples, bool training) {
     int alike = t->cluster.nodes ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n);
+    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->clip.on);
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
-    schedule_sequential(&p, ceil_div(t->samples, alike), t->rows, training);
+    schedule_sequential(&p, ceil_div(samples, alike), t->rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
+    if (training && t->clip.flat) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);
     return p;
 }
 static void setup_schedule(Trainer *t) {
     char error[400];
-    t->program = make_program(t, true);
-    t->evaluation = make_program(t, false);
+    t->program = make_program(t, t->samples, true);
+    t->evaluation = make_program(t, t->samples, false);
     if (!schedule_validate(&t->program, error, sizeof error)) {
         die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error);
     }
@@ -177,7 +202,7 @@ static void setup_messages(Trainer *t) {
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options,   &t->model, &t->comm,  &t->cluster,       t->ranks,   &t->program, &t->rates,
-                      &t->predicted, &t->train, &t->store, t->stream.threads, t->samples, t->rows,     t->steps};
+                      &t->predicted, &t->train, &t->store, t->stream.threads, t->samples, t->most_samples, t->rows, t->steps, t->clip};
     return facts;
 }
 
@@ -229,21 +254,23 @@ static void setup_data(Trainer *t) {
 static void setup_states(Trainer *t) {
     const Options *o = &t->options;
     size_t unused[2];
-    t->stream.workspace_bytes = gpt_workspace_bytes(&t->model, t->rows, o->seq_len, t->stream.threads);
+    ExecutorShape shape = {t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, t->clip};
+    t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
-    t->executor = executor_make(&t->model, &t->program, t->comm.rank, &t->store, &t->stream, t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK,
-                                true, &unused[0], &unused[1]);
-    t->profile = profile_make(o, t->program.rank[t->comm.rank].count);
-    t->sample_losses = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
+    t->executor = executor_plan(&t->model, shape, &unused[0], &unused[1]);
+    executor_allocate(&t->executor, &t->program.map, &t->store, &t->stream, ceil_div(t->most_samples, t->comm.ranks));
+    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples, sizeof(int64_t), "samples");
+    t->sample_losses = (double *)checked_calloc((size_t)t->most_samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-    t->message = (double *)checked_calloc((size_t)(t->samples + t->comm.ranks), sizeof(double), "losses");
+    t->message = (double *)checked_calloc((size_t)(t->most_samples + t->comm.ranks), sizeof(double), "losses");
     t->message_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-    for (int r = 0; r <= t->comm.ranks; r++) {
-        t->sample_bounds[r] = part_begin(t->samples, t->comm.ranks, r);
-        t->message_bounds[r] = t->sample_bounds[r] + r;
-    }
+}
+static void setup_profile(Trainer *t) {
+    Program longest = make_program(t, t->most_samples, true);
+    t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
+    program_free(&longest);
 }
 
 // Weights: from a checkpoint, a model file, or the seed.
@@ -264,12 +291,13 @@ static void setup_weights(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-// Sum of the losses of the pass's samples, in their order, from all ranks. What else the ranks have to agree on in each step
-// travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked to stop. A
-// rank's part of the message is its samples' losses and this flag.
-static double sum_losses(Trainer *t, int64_t samples, bool *stop) {
-    const int64_t *first = t->sample_bounds, *part = t->message_bounds;
+// Sum of the losses of `samples` samples, in their order, from all ranks, whose schedules have `dealt` samples. What else the ranks have
+// to agree on in each step travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked
+// to stop. A rank's part of the message is its samples' losses and this flag.
+static double sum_losses(Trainer *t, int64_t dealt, int64_t samples, bool *stop) {
+    int64_t *first = t->sample_bounds, *part = t->message_bounds;
     int rank = t->comm.rank;
+    for (int r = 0; r <= t->comm.ranks; r++) { first[r] = part_begin(dealt, t->comm.ranks, r), part[r] = first[r] + r; }
     memcpy(t->message + part[rank], t->sample_losses + first[rank], (size_t)(first[rank + 1] - first[rank]) * sizeof(double));
     t->message[part[rank + 1] - 1] = *stop;
     comm_all_gather_doubles(&t->comm, t->message, part);
@@ -282,22 +310,19 @@ static double sum_losses(Trainer *t, int64_t samples, bool *stop) {
     return sum;
 }
 
-static void log_step(Trainer *t, double loss, double norm, double lr, double seconds) {
+static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
-    double tokens = (double)(t->samples * t->options.seq_len);
+    bool shown = !t->privacy.on || t->options.dp_show_private;
+    double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    progress_step(&t->bar, t->progress.step, loss, norm, lr, seconds * 1000, tokens / seconds, mfu);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"step\",\"step\":%" PRId64, t->progress.step);
-    json_add_field(&line, "loss", loss), json_add_field(&line, "grad_norm", norm), json_add_field(&line, "lr", lr);
-    json_add_field(&line, "ms", seconds * 1000), json_add_field(&line, "tokens_per_s", tokens / seconds), json_add_field(&line, "mfu", mfu);
-    json_add_field(&line, "joules", energy_joules(&t->energy));
-    text_add(&line, "}");
-    log_line(&t->log, &line);
+    StepFacts facts = {t->progress.step, shown ? loss : nobody, shown ? norm : nobody, lr, seconds, tokens, mfu, energy_joules(&t->energy),
+                       shown ? pass->windows : NULL, pass->samples};
+    report_step(&facts, &t->bar, &t->log);
 }
 
 // Why this update must not be made, or NULL.
 static const char *reason_to_skip(Trainer *t, double loss, double norm) {
+    if (t->privacy.on) { return isfinite(norm) ? NULL : "gradient norm is not finite"; } // with its noise: nothing that depends on the samples more
     if (!isfinite(loss) || !isfinite(norm)) { return "loss or gradient norm is not finite"; }
     double loss_z = outlier_z(&t->progress.loss, loss), norm_z = outlier_z(&t->progress.norm, norm);
     if (t->options.skip_loss_z > 0 && loss_z > t->options.skip_loss_z) { return "loss is an outlier"; }
@@ -314,10 +339,26 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
     t->progress.updates++;
 }
 
+// The samples that a private step draws, and its schedule.
+static void draw_samples(Trainer *t, Pass *pass) {
+    pass->samples = privacy_sample(&t->privacy, &t->train, t->progress.step, t->windows);
+    pass->windows = t->windows;
+    program_free(&t->program);
+    t->program = make_program(t, pass->samples, true);
+}
+// The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
+static double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
+    if (!t->privacy.on) { return sum / (double)max_i64(targets, 1); }
+    double mean = 0;
+    for (int64_t i = 0; i < pass->samples; i++) { mean += pass->sample_losses[i] / (double)max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1); }
+    return mean / (double)pass->samples;
+}
+
 static void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
-    int64_t targets = dataset_count_targets(&t->train, t->progress.position, t->samples);
-    Pass pass = {&t->train, t->progress.position, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
+    int64_t targets = t->privacy.on ? 0 : dataset_count_targets(&t->train, t->progress.position, t->samples);
+    Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
+    if (t->privacy.on) { draw_samples(t, &pass); }
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
     ops_range_begin("step", "", -1);
@@ -326,14 +367,15 @@ static void train_step(Trainer *t) {
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
-    double loss = sum_losses(t, t->samples, &t->stopping) / (double)max_i64(targets, 1);
+    double loss = step_loss(t, &pass, sum_losses(t, pass.samples, pass.samples, &t->stopping), targets);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         run_updates(t, schedule, &at, &pass, lr, norm);
     } else {
         t->executor.action = NULL; // the updates do not run
         if (t->comm.rank == 0) {
-            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, loss, norm);
+            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, t->privacy.on ? (double)NAN : loss,
+                    norm);
         }
     }
     profile_end(&t->profile, &t->executor, schedule, at);
@@ -342,7 +384,7 @@ static void train_step(Trainer *t) {
     t->progress.position += t->samples;
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
-    log_step(t, loss, norm, lr, seconds);
+    tell_step(t, &pass, loss, norm, lr, seconds);
     if (t->progress.step == t->profile.last) { profile_report(&t->profile, t->comm.rank, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
@@ -362,11 +404,11 @@ static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += t->samples) {
         int64_t count = min_i64(t->samples, samples - first);
-        Pass pass = {data, first, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
+        Pass pass = {data, first, NULL, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
         int at = 0;
         executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
         bool stop = false; // asked of training steps only
-        e.loss += sum_losses(t, count, &stop);
+        e.loss += sum_losses(t, t->samples, count, &stop);
         e.targets += dataset_count_targets(data, first, count);
         if (data->labels) { comm_all_gather_doubles(&t->comm, t->sample_right, t->sample_bounds); }
         for (int64_t i = 0; i < count; i++) {
@@ -384,30 +426,14 @@ static void validate(Trainer *t) {
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
     if (t->val.labels) { accuracy = (double)e.right / (double)samples; }
-    progress_break(&t->bar);
-    printf("step %5" PRId64 " | validation loss %.6f nats/token", t->progress.step, loss);
-    if (isfinite(bits)) { printf(" | %.4f bits/byte", bits); }
-    if (isfinite(accuracy)) { printf(" | label accuracy %.4f", accuracy); }
-    printf(" | %" PRId64 " tokens\n", e.targets);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"val\",\"step\":%" PRId64, t->progress.step);
-    json_add_field(&line, "loss", loss), json_add_field(&line, "bits_per_byte", bits), json_add_field(&line, "label_accuracy", accuracy);
-    text_add(&line, ",\"epsilon\":null}"); // no private runs yet
-    log_line(&t->log, &line);
+    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step) : (double)NAN, e.targets, &t->bar,
+                      &t->log);
 }
 
 static void score_hellaswag(Trainer *t) {
     int64_t rows = dataset_whole_windows(&t->hellaswag), examples = rows / CHOICES;
     Evaluation e = evaluate(t, &t->hellaswag, rows);
-    if (t->comm.rank) { return; }
-    double accuracy = (double)e.right / (double)examples;
-    progress_break(&t->bar);
-    printf("step %5" PRId64 " | hellaswag accuracy %.4f | %" PRId64 " of %" PRId64 " examples\n", t->progress.step, accuracy, e.right, examples);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"hellaswag\",\"step\":%" PRId64, t->progress.step);
-    json_add_field(&line, "accuracy", accuracy);
-    text_add(&line, ",\"correct\":%" PRId64 ",\"examples\":%" PRId64 "}", e.right, examples);
-    log_line(&t->log, &line);
+    if (t->comm.rank == 0) { report_choices(t->progress.step, e.right, examples, &t->bar, &t->log); }
 }
 
 // The next token by temperature sampling; the draw is a function of (seed, step, position).
@@ -448,14 +474,7 @@ static void save_checkpoint(Trainer *t) {
     char path[1100];
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
-    if (!saved || t->comm.rank) { return; }
-    progress_break(&t->bar);
-    printf("step %5" PRId64 " | checkpoint %s\n", t->progress.step, path);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"checkpoint\",\"step\":%" PRId64 ",\"path\":", t->progress.step);
-    json_add_string(&line, path);
-    text_add(&line, "}");
-    log_line(&t->log, &line);
+    if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
 static bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
@@ -492,7 +511,8 @@ static void start(Trainer *t, int argc, char **argv) {
     t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
     t->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
-        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]);
+        bool secret = !strncmp(t->argv[i], "--dp-key=", 9) || !strcmp(t->argv[i - 1], "--dp-key");
+        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", secret ? "..." : t->argv[i]);
     }
     if (*t->options.out && t->comm.rank == 0) { snprintf(t->stop_file, sizeof t->stop_file, "%s/stop", t->options.out); }
     for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line of the manifest
@@ -502,10 +522,11 @@ static void plan(Trainer *t) {
     setup_ranks(t);
     setup_model(t);
     setup_batch(t);
+    if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
+    setup_privacy(t);
     setup_store(t);
     setup_schedule(t);
     if (!t->cluster.nodes) { setup_messages(t); }
-    if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
     find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.groups, t->dtype);
     RunFacts facts = run_facts(t);
     predict(&facts);
@@ -547,6 +568,7 @@ static void prepare(Trainer *t) {
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
     setup_states(t);
+    setup_profile(t);
     setup_weights(t);
     store_settle(&t->store);
     TextBuffer line = {NULL, 0, 0};

@@ -103,8 +103,9 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    r->executor =
-        executor_make(&r->model, &r->program, 0, &r->store, &r->stream, setting.dtype, setting.rows, T, setting.recompute, true, &unused[0], &unused[1]);
+    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, {false, false, 0, CLIP_ABADI}};
+    r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
+    executor_allocate(&r->executor, &r->program.map, &r->store, &r->stream, B);
     model_file_load(model_path, &r->store, file_dtype);
     r->batch = batch_dataset();
     return r;
@@ -121,14 +122,14 @@ static double rig_loss(const Rig *r) {
 }
 // Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
 static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
-    Pass pass = {data, k * B, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL};
+    Pass pass = {data, k * B, NULL, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL};
     double norm = -1;
     *at = 0;
     executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
     return norm;
 }
 static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
-    Pass pass = {&r->batch, 0, B, r->sample_losses, 0, true, NULL};
+    Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, true, NULL};
     executor_run(&r->executor, &r->program.rank[0], &at, &pass, &optimizer, 0, NULL);
     assert_int_equal(at, r->program.rank[0].count);
 }
@@ -247,7 +248,7 @@ static void test_evaluation(void **state) {
     for (int i = 0; i < SETTINGS; i++) {
         Rig *r = rig_make(settings[i]);
         Program evaluation = program_of(&r->model, settings[i], false);
-        Pass pass = {&r->batch, 0, B, r->sample_losses, 0, false, NULL};
+        Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, false, NULL};
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);

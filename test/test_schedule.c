@@ -16,24 +16,29 @@
 static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false};
 static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true};
 static const ZeroPolicy stage_three = {3, 2, false, false, false, {8, 256}, {4, 256}, true}; // with secondary copies on pairs of ranks
-static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks) {
+typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
+static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
-    return unit_map(&m, policy, ranks, false);
+    return unit_map(&m, policy, ranks, style != NOT_CLIPPED);
 }
-static Program empty_program(int layers, int ranks, const ZeroPolicy *policy) {
+static Program empty_program(int layers, int ranks, const ZeroPolicy *policy, ClipStyle style) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = map_of(layers, policy, ranks), p.ranks = ranks;
+    p.map = map_of(layers, policy, ranks, style), p.ranks = ranks;
     p.rank = calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
-static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy) {
-    Program p = empty_program(layers, ranks, policy);
+static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy, ClipStyle style) {
+    Program p = empty_program(layers, ranks, policy, style);
     schedule_sequential(&p, samples, rows, true);
     if (recompute) { schedule_lower_recompute(&p); }
+    if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
     zero_lower(&p, policy, true);
     return p;
+}
+static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy) {
+    return clipped(layers, ranks, samples, rows, recompute, policy, NOT_CLIPPED);
 }
 static Program sequential(int layers, int ranks, int64_t samples, int64_t rows, bool recompute) {
     return sharded(layers, ranks, samples, rows, recompute, &plain);
@@ -63,7 +68,7 @@ static void add_stage(Schedule *s, char step, int micro, int stage) {
     schedule_add(s, a);
 }
 static Program pipeline(int stages, const char *const steps[]) {
-    Program p = empty_program(2 * stages - 2, stages, &plain);
+    Program p = empty_program(2 * stages - 2, stages, &plain, NOT_CLIPPED);
     for (int r = 0; r < stages; r++) {
         for (const char *c = steps[r]; *c; c++) {
             if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
@@ -79,7 +84,7 @@ static const char *const three_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 S0 
 static const char *const crossing_sends[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
 static const char *const crossing_receives[] = {"F0 r0 S0 B0 F1 S1 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
 
-typedef enum { BASE_PLAIN, BASE_RECOMPUTE, BASE_RANKS, BASE_GRADIENTS, BASE_PARAMETERS, BASE_TWO, BASE_THREE, BASE_SENDS, BASE_RECEIVES, BASES } Base;
+typedef enum { BASE_PLAIN, BASE_RECOMPUTE, BASE_RANKS, BASE_GRADIENTS, BASE_PARAMETERS, BASE_FLAT, BASE_TWO, BASE_THREE, BASE_SENDS, BASE_RECEIVES, BASES } Base;
 static Program base_program(Base base) {
     switch (base) {
     case BASE_PLAIN: return sequential(2, 1, 4, 2, false); // units 0..3, storages 0..4, micro-batches 0 and 1
@@ -87,6 +92,7 @@ static Program base_program(Base base) {
     case BASE_RANKS: return sequential(2, 2, 4, 1, false);
     case BASE_GRADIENTS: return sharded(4, 2, 4, 1, false, &stage_two); // units 0..5, storages 0..6: blocks 2 and 4 share a room, 3 and 5
     case BASE_PARAMETERS: return sharded(4, 2, 4, 1, false, &stage_three);
+    case BASE_FLAT: return clipped(2, 1, 4, 2, false, &plain, CLIPPED_FLAT);
     case BASE_TWO: return pipeline(2, two_stages);
     case BASE_THREE: return pipeline(3, three_stages);
     case BASE_SENDS: return pipeline(2, crossing_sends);
@@ -110,6 +116,37 @@ static void test_sequential_programs_are_valid(void **state) {
             }
             program_free(&p);
         }
+    }
+}
+// Clipping changes neither which collectives there are nor their order, whatever a rank has samples for; of none at all there is one
+// micro-batch.
+static void check_same_collectives(const Program *p, const Program *q) {
+    for (int r = 0; r < p->ranks; r++) {
+        const Schedule *a = &p->rank[r], *b = &q->rank[r];
+        for (int i = 0, j = 0;; i++, j++) {
+            while (i < a->count && a->actions[i].kind < ACT_PREFETCH) { i++; }
+            while (j < b->count && b->actions[j].kind < ACT_PREFETCH) { j++; }
+            assert_int_equal(i < a->count, j < b->count);
+            if (i == a->count) { break; }
+            assert_int_equal(a->actions[i].kind, b->actions[j].kind), assert_int_equal(a->actions[i].storage, b->actions[j].storage);
+            assert_int_equal(a->actions[i].micro, b->actions[j].micro), assert_int_equal(a->actions[i].near, b->actions[j].near);
+        }
+    }
+}
+static void test_clipped_programs_are_valid(void **state) {
+    (void)state;
+    char error[400];
+    for (int i = 0; i < 3 * 4 * 7 * 3 * 4 * 2; i++) {
+        int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3, stage = i / 252 % 4;
+        ClipStyle style = i / 1008 ? CLIPPED_FLAT : CLIPPED_BY_UNIT;
+        ZeroPolicy policy = {stage, stage == 3 ? ranks : 1, false, false, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows};
+        Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy, style);
+        Program q = sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
+        if (!schedule_validate(&p, error, sizeof error)) {
+            fail_msg("layers %d ranks %d samples %d rows %d stage %d style %d: %s", layers, ranks, samples, rows, stage, style, error);
+        }
+        check_same_collectives(&p, &q);
+        program_free(&p), program_free(&q);
     }
 }
 static void test_pipelines_are_valid(void **state) {
@@ -271,6 +308,13 @@ static const Damage damages[] = {
     {"gathers in another order", BASE_PARAMETERS, 1, ACT_PREFETCH, 2, -1, SWAP, 0, "rank 1: PREFETCH of storage 3 where rank 0 has PREFETCH of storage 2"},
     {"a gather before a reduction", BASE_PARAMETERS, 1, ACT_PREFETCH, 1, LAST, MOVE_UP, 6,
      "rank 1: PREFETCH of storage 1 where rank 0 has REDUCE of storage 5"},
+    // clipping by the norm over all units
+    {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
+    {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},
+    {"clipped before the last input part", BASE_FLAT, 0, ACT_CLIP, 0, 0, MOVE_UP, 2, "CLIP unit 0 storage -1 micro-batch 0: the norms of unit 1 are not known"},
+    {"a weight part before clipping", BASE_FLAT, 0, ACT_BACKWARD_WEIGHT, 3, 0, MOVE_UP, 1,
+     "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
+    {"clipped for the other micro-batch", BASE_FLAT, 0, ACT_CLIP, 0, 0, MICRO, 1, "CLIP unit 0 storage -1 micro-batch 1: rows differ from its forward's"},
     // messages
     {"sends that cross", BASE_SENDS, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
     {"receives that wait for each other", BASE_RECEIVES, 0, ACT_FORWARD, 0, 0, NOTHING, 0, "deadlock"},
@@ -543,7 +587,7 @@ static void test_samples_are_dealt_once(void **state) {
 // Without training there are forwards only, of the same samples.
 static void test_evaluation_is_forward_only(void **state) {
     (void)state;
-    Program p = empty_program(2, 3, &plain);
+    Program p = empty_program(2, 3, &plain, NOT_CLIPPED);
     schedule_sequential(&p, 7, 2, false);
     for (int unit = 0; unit < 4; unit++) { check_dealing(&p, 7, 2, unit, ACT_FORWARD); }
     for (int r = 0; r < 3; r++) {
@@ -594,6 +638,7 @@ static void test_gathers_of_a_step(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sequential_programs_are_valid),  cmocka_unit_test(test_pipelines_are_valid),    cmocka_unit_test(test_damage_is_refused),
+        cmocka_unit_test(test_clipped_programs_are_valid),
         cmocka_unit_test(test_error_is_cut_to_its_buffer),     cmocka_unit_test(test_simulated_times),        cmocka_unit_test(test_simulated_gathers),
         cmocka_unit_test(test_printer_shows_each_action_once), cmocka_unit_test(test_samples_are_dealt_once), cmocka_unit_test(test_evaluation_is_forward_only),
         cmocka_unit_test(test_reductions_have_one_order),      cmocka_unit_test(test_gathers_of_a_step),
