@@ -116,7 +116,7 @@ typedef struct {
 
 // Bytes of the operations' workspace.
 static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape, int threads) {
-    return gpt_workspace_bytes(m, shape->rows, shape->T, threads, !shape->clip.on || clip_instantiates_head(m, shape->T));
+    return gpt_workspace_bytes(m, shape->rows, shape->T, threads, shape->clip.on && !clip_instantiates_head(m, shape->T));
 }
 
 // Counts the activations and buffers of a rank. executor_allocate makes it ready to run.
@@ -135,6 +135,12 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, siz
     executor_carve_buffers(&e, &buffers);
     *activation_bytes = activations.used, *buffer_bytes = buffers.used;
     return e;
+}
+static inline void executor_free(Executor *e) {
+    ops_free(e->activations), ops_free(e->buffers);
+    ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
+    free(e->boundary), free(e->gradient), free(e->blocks), free(e->work), free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights);
+    memset(e, 0, sizeof *e);
 }
 // All that it works with, in bytes.
 static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int threads) {
@@ -160,12 +166,6 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
     e->host_logits = (float *)checked_malloc((size_t)e->model->config.padded_vocab * sizeof(float), "logits");
     e->host_weights = (float *)checked_malloc((size_t)e->rows * sizeof(float), "weights");
-}
-static inline void executor_free(Executor *e) {
-    ops_free(e->activations), ops_free(e->buffers);
-    ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
-    free(e->boundary), free(e->gradient), free(e->blocks), free(e->work), free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights);
-    memset(e, 0, sizeof *e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -268,9 +268,9 @@ static inline void *arena_take(Arena *a, size_t bytes) {
 static inline Real *arena_reals(Arena *a, int64_t n) { return (Real *)arena_take(a, (size_t)n * ops_real_bytes()); }
 static inline float *arena_floats(Arena *a, int64_t n) { return (float *)arena_take(a, (size_t)n * sizeof(float)); }
 
-// Bytes of the operations' workspace, for micro-batches of `rows` samples. logits: it holds those of the classifier.
-static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads, bool logits) {
-    OpsShape shape = {rows, T, m->config.channels, m->config.heads, logits ? m->config.vocab : 0, m->config.padded_vocab};
+// Bytes of the operations' workspace, for micro-batches of `rows` samples. keeps_logits: those of the classifier have another place.
+static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads, bool keeps_logits) {
+    OpsShape shape = {rows, T, m->config.channels, m->config.heads, m->config.vocab, m->config.padded_vocab, keeps_logits};
     return ops_workspace_bytes(shape, threads);
 }
 

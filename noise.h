@@ -36,13 +36,15 @@ typedef enum { NOISE_GRADIENT = 1, NOISE_SAMPLING, NOISE_FINGERPRINT } NoiseDoma
 enum { NOISE_BLOCK = 16 }; // words of a block
 
 // --- ChaCha20 ---------------------------------------------------------------------------------------------------------
-IN_KERNELS_TOO static inline uint32_t chacha20_rotate(uint32_t x, int bits) { return x << bits | x >> (32 - bits); }
-IN_KERNELS_TOO static inline void chacha20_quarter(uint32_t *a, uint32_t *b, uint32_t *c, uint32_t *d) {
-    *a += *b, *d = chacha20_rotate(*d ^ *a, 16);
-    *c += *d, *b = chacha20_rotate(*b ^ *c, 12);
-    *a += *b, *d = chacha20_rotate(*d ^ *a, 8);
-    *c += *d, *b = chacha20_rotate(*b ^ *c, 7);
-}
+// One word of each, or a vector of words of as many blocks.
+#define CHACHA20_QUARTER(a, b, c, d)                                                                                                                           \
+    (a += b, d ^= a, d = d << 16 | d >> 16, c += d, b ^= c, b = b << 12 | b >> 20, a += b, d ^= a, d = d << 8 | d >> 24, c += d, b ^= c, b = b << 7 | b >> 25)
+#define CHACHA20_ROUNDS(w)                                                                                                                                     \
+    for (int round = 0; round < 20; round += 2) {                                                                                                              \
+        CHACHA20_QUARTER(w[0], w[4], w[8], w[12]), CHACHA20_QUARTER(w[1], w[5], w[9], w[13]), CHACHA20_QUARTER(w[2], w[6], w[10], w[14]);                      \
+        CHACHA20_QUARTER(w[3], w[7], w[11], w[15]), CHACHA20_QUARTER(w[0], w[5], w[10], w[15]), CHACHA20_QUARTER(w[1], w[6], w[11], w[12]);                    \
+        CHACHA20_QUARTER(w[2], w[7], w[8], w[13]), CHACHA20_QUARTER(w[3], w[4], w[9], w[14]);                                                                  \
+    }
 IN_KERNELS_TOO static inline void chacha20_state(uint32_t state[16], const uint32_t key[8], uint32_t counter, const uint32_t nonce[3]) {
     state[0] = 0x61707865, state[1] = 0x3320646e, state[2] = 0x79622d32, state[3] = 0x6b206574; // "expand 32-byte k"
     for (int i = 0; i < 8; i++) { state[4 + i] = key[i]; }
@@ -53,10 +55,7 @@ IN_KERNELS_TOO static inline void chacha20_block(uint32_t out[16], const uint32_
     uint32_t start[16];
     chacha20_state(start, key, counter, nonce);
     for (int i = 0; i < 16; i++) { out[i] = start[i]; }
-    for (int round = 0; round < 20; round += 2) {
-        for (int i = 0; i < 4; i++) { chacha20_quarter(&out[i], &out[4 + i], &out[8 + i], &out[12 + i]); }
-        for (int i = 0; i < 4; i++) { chacha20_quarter(&out[i], &out[4 + (i + 1) % 4], &out[8 + (i + 2) % 4], &out[12 + (i + 3) % 4]); }
-    }
+    CHACHA20_ROUNDS(out)
     for (int i = 0; i < 16; i++) { out[i] += start[i]; }
 }
 

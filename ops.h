@@ -35,6 +35,7 @@ typedef struct {
 // Largest shapes the model will ask for; what the workspace must hold follows from it.
 typedef struct {
     int64_t rows, T, C, NH, V, Vp; // rows: sequences of a micro-batch
+    bool keeps_logits;             // the classifier always has a place for its logits from the caller
 } OpsShape;
 static size_t ops_workspace_bytes(OpsShape shape, int threads);
 
@@ -113,7 +114,7 @@ static inline void *memory_take_host(size_t bytes, const char *what) { // no dev
 // --- embedding -------------------------------------------------------------------------------------------------------
 // out(rows*T, C) = wte[token] + wpe[position]
 static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows, int64_t T, int64_t C);
-// dwte(Vp, C), dwpe(maxT, C; NULL: not wanted). accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero
+// dwte(Vp, C), dwpe(maxT, C), either NULL where it is not wanted. accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero
 // from T on).
 static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C, int64_t Vp,
                                    int64_t maxT, bool accumulate_wte, bool accumulate_wpe);

@@ -259,9 +259,10 @@ static inline void embedding_scatter(Stream *s, float *dwte, const float *dout, 
 }
 static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C,
                                           int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
-    if (!accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
+    if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
+    if (dwte) { embedding_scatter(s, dwte, f32_const(dout), tokens, rows * T, C); }
+    if (!dwpe) { return; }
     if (!accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
-    embedding_scatter(s, dwte, f32_const(dout), tokens, rows * T, C);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t t = 0; t < T; t++) {
         float *to = dwpe + t * C;
@@ -760,22 +761,23 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
 
 // --- classifier ------------------------------------------------------------------------------------------------------
 // A chunk of rows keeps all its logits, since the softmax needs a whole row before any gradient. They lie as tiles of the
-// vocabulary, each (R, width) and contiguous. First sweep: logits of a tile, which become e^(logit - maximum of the row in this
-// tile) at once. Between: the log-sum-exp of each row from its tiles. Second sweep: the tile becomes dlogits by one
-// multiplication, and serves dwte (its own rows) and dx (each thread its own sum) while it is in cache.
+// vocabulary, each (R, width) and contiguous; or where dlogits are wanted, in whole rows. First sweep: logits of a tile, which become
+// e^(logit - maximum of the row in this tile) at once. Between: the log-sum-exp of each row from its tiles. Second sweep: the tile
+// becomes dlogits by one multiplication, and serves dwte (its own rows) and dx (each thread its own sum) while it is in cache.
 enum {
     CLASSIFIER_ROWS = 512, // of a chunk: each chunk reads and writes dwte once, and holds rows x V logits
     CLASSIFIER_COLS = 2048 // of a tile, at most
 };
 typedef struct {
     int64_t R, C, V, width, tiles, tiles_a_thread; // a thread sweeps contiguous tiles, the same ones in both sweeps
-    float *logits;                                 // (tiles, R, width)
+    float *logits;                                 // (tiles, R, width), or (R, Vp) that the caller keeps
+    int64_t row, next;                             // from a row of a tile to the next; from tile to tile
     float *maximum, *sum;                          // (tiles, R)
     float *target;                                 // (R) logit of the target
     double *lse;                                   // (R)
     float *dx;                                     // (threads, R, C)
 } Classifier;
-static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, int64_t *floats) {
+static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, bool logits, int64_t *floats) { // logits: and these
     float *begin = at;
     Classifier k;
     k.C = C, k.V = V;
@@ -783,7 +785,8 @@ static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64
     k.tiles_a_thread = ceil_div(V, (int64_t)threads * CLASSIFIER_COLS);
     k.tiles = k.tiles_a_thread * threads;
     k.width = round_up(ceil_div(V, k.tiles), 16);
-    k.logits = take_floats(&at, k.tiles * k.R * k.width);
+    k.logits = logits ? take_floats(&at, k.tiles * k.R * k.width) : NULL;
+    k.row = k.width, k.next = k.R * k.width;
     k.maximum = take_floats(&at, k.tiles * k.R), k.sum = take_floats(&at, k.tiles * k.R), k.target = take_floats(&at, k.R);
     k.lse = (double *)(void *)take_floats(&at, 2 * k.R);
     k.dx = take_floats(&at, threads * k.R * C);
@@ -791,16 +794,16 @@ static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64
     return k;
 }
 static inline int64_t classifier_width(const Classifier *k, int64_t tile) { return min_i64(k->width, k->V - tile * k->width); }
+static inline float *classifier_logits(const Classifier *k, int64_t tile, int64_t i) { return k->logits + tile * k->next + i * k->row; }
 
 // First sweep, one tile: logits(rows, w) = x wte_tile^T, then e^(logit - maximum)
 static inline void classifier_tile_forward(Stream *s, const Classifier *k, int64_t tile, int64_t rows, const float *x, const float *wte,
                                            const int32_t *targets) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile);
     if (w <= 0) { return; }
-    float *logits = k->logits + tile * k->R * k->width;
-    sgemm_tile(s, CblasNoTrans, CblasTrans, rows, w, k->C, x, k->C, wte + v0 * k->C, k->C, 0.0f, logits, k->width);
+    sgemm_tile(s, CblasNoTrans, CblasTrans, rows, w, k->C, x, k->C, wte + v0 * k->C, k->C, 0.0f, classifier_logits(k, tile, 0), k->row);
     for (int64_t i = 0; i < rows; i++) {
-        float *l = logits + i * k->width, top = l[0], sum = 0.0f;
+        float *l = classifier_logits(k, tile, i), top = l[0], sum = 0.0f;
         if (targets[i] >= v0 && targets[i] < v0 + w) { k->target[i] = l[targets[i] - v0]; }
 #pragma omp simd reduction(max : top)
         for (int64_t c = 0; c < w; c++) { top = l[c] > top ? l[c] : top; }
@@ -830,7 +833,7 @@ static inline float classifier_row_loss(const Classifier *k, int64_t i, int32_t 
 static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, int64_t rows, const int32_t *targets, float scale) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile);
     for (int64_t i = 0; i < rows; i++) {
-        float *l = k->logits + (tile * k->R + i) * k->width;
+        float *l = classifier_logits(k, tile, i);
         if (targets[i] < 0) {
             memset(l, 0, (size_t)w * sizeof(float));
             continue;
@@ -845,18 +848,27 @@ static inline void classifier_tile_backward(Stream *s, const Classifier *k, int6
                                             const float *wte, const int32_t *targets, float scale, bool accumulate) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile), C = k->C;
     if (w <= 0) {
-        if (first) { memset(dx, 0, (size_t)(rows * C) * sizeof(float)); } // more threads than tiles
+        if (dx && first) { memset(dx, 0, (size_t)(rows * C) * sizeof(float)); } // more threads than tiles
         return;
     }
-    const float *dlogits = k->logits + tile * k->R * k->width;
+    const float *dlogits = classifier_logits(k, tile, 0);
     classifier_tile_dlogits(k, tile, rows, targets, scale);
-    sgemm_tile(s, CblasTrans, CblasNoTrans, w, C, rows, dlogits, k->width, x, C, accumulate ? 1.0f : 0.0f, dwte + v0 * C, C);
-    sgemm_tile(s, CblasNoTrans, CblasNoTrans, rows, C, w, dlogits, k->width, wte + v0 * C, C, first ? 0.0f : 1.0f, dx, C);
+    if (dwte) { sgemm_tile(s, CblasTrans, CblasNoTrans, w, C, rows, dlogits, k->row, x, C, accumulate ? 1.0f : 0.0f, dwte + v0 * C, C); }
+    if (dx) { sgemm_tile(s, CblasNoTrans, CblasNoTrans, rows, C, w, dlogits, k->row, wte + v0 * C, C, first ? 0.0f : 1.0f, dx, C); }
 }
 
-static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows, float *losses, float *dx, float *dwte, const float *x, const float *wte,
-                                    const int32_t *targets, float scale, bool accumulate) {
-    const int64_t C = k->C, per = k->tiles_a_thread, shares = k->tiles / per;
+static inline void classifier_sum_dx(const Classifier *k, float *dx, int64_t i, int64_t shares) { // of row i
+    const int64_t C = k->C;
+    memcpy(dx + i * C, k->dx + i * C, (size_t)C * sizeof(float));
+    for (int64_t share = 1; share < shares; share++) {
+        const float *part = k->dx + (share * k->R + i) * C;
+#pragma omp simd
+        for (int64_t c = 0; c < C; c++) { dx[i * C + c] += part[c]; }
+    }
+}
+static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows, float *losses, float *dx, float *dwte, bool gradients, const float *x,
+                                    const float *wte, const int32_t *targets, float scale, bool accumulate) {
+    const int64_t per = k->tiles_a_thread, shares = k->tiles / per;
 #pragma omp parallel num_threads(s->threads)
     {
         blas_serial_here();
@@ -866,47 +878,38 @@ static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++) { losses[i] = classifier_row_loss(k, i, targets[i]); }
-        if (dx) {
+        if (gradients) {
 #pragma omp for schedule(static, 1)
             for (int64_t share = 0; share < shares; share++) {
                 for (int64_t t = share * per; t < (share + 1) * per; t++) {
-                    classifier_tile_backward(s, k, t, rows, k->dx + share * k->R * C, t == share * per, dwte, x, wte, targets, scale, accumulate);
+                    classifier_tile_backward(s, k, t, rows, dx ? k->dx + share * k->R * k->C : NULL, t == share * per, dwte, x, wte, targets, scale,
+                                             accumulate);
                 }
             }
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < rows; i++) {
-                memcpy(dx + i * C, k->dx + i * C, (size_t)C * sizeof(float));
-                for (int64_t share = 1; share < shares; share++) {
-                    const float *part = k->dx + (share * k->R + i) * C;
-#pragma omp simd
-                    for (int64_t c = 0; c < C; c++) { dx[i * C + c] += part[c]; }
-                }
+                if (dx) { classifier_sum_dx(k, dx, i, shares); }
             }
         }
     }
 }
 
-static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, const Real *x, const Real *wte, const int32_t *targets, int64_t N, int64_t C,
-                                  int64_t V, int64_t Vp, float scale, bool accumulate) {
-    assert((dx == NULL) == (dwte == NULL));
+static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets,
+                                  int64_t N, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
     if (dwte && !accumulate) { ops_zero(s, dwte + (N ? V : 0) * C, (size_t)((Vp - (N ? V : 0)) * C) * sizeof(float)); }
     if (N == 0) { return; }
     int64_t floats;
-    const Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, &floats);
+    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, !dlogits, &floats);
     assert(s->workspace_bytes >= (size_t)floats * sizeof(float));
+    if (dlogits) { k.logits = f32(dlogits), k.row = Vp, k.next = k.width; }
     blas_serial_once();
     for (int64_t n = 0; n < N; n += k.R) {
-        classifier_chunk(s, &k, min_i64(k.R, N - n), losses + n, dx ? f32(dx) + n * C : NULL, dwte, f32_const(x) + n * C, f32_const(wte), targets + n, scale,
-                         accumulate || n > 0);
+        const int64_t rows = min_i64(k.R, N - n);
+        classifier_chunk(s, &k, rows, losses + n, dx ? f32(dx) + n * C : NULL, dwte, dx || dwte || dlogits, f32_const(x) + n * C, f32_const(wte), targets + n,
+                         scale, accumulate || n > 0);
+        for (int64_t i = 0; i < rows && dlogits; i++) { memset(k.logits + i * Vp + V, 0, (size_t)(Vp - V) * sizeof(float)); }
+        if (dlogits) { k.logits += k.R * Vp; }
     }
-}
-
-static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
-    int64_t head = 0, classifier = 0;
-    head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
-    // Chunks are as equal as can be: those of fewer rows may be the longer ones.
-    classifier_space(NULL, min_i64(shape.rows * shape.T, CLASSIFIER_ROWS), shape.C, max_i64(1, shape.V), threads, &classifier);
-    return (size_t)max_i64(head * threads, classifier) * sizeof(float);
 }
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
@@ -949,14 +952,17 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
 }
 
 // Element i of a chunk goes to sum i mod 32, and the sums are added in order: the same bits on any machine and thread count.
-static inline double chunk_squares(const float *x, int64_t n) {
-    double sum[32] = {0}, total = 0.0;
+static inline void add_squares(double sum[32], const float *x, int64_t n) {
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
 #pragma omp simd
         for (int64_t l = 0; l < 32; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
     }
     for (int64_t l = 0; i + l < n; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
+}
+static inline double chunk_squares(const float *x, int64_t n) {
+    double sum[32] = {0}, total = 0.0;
+    add_squares(sum, x, n);
     for (int64_t l = 0; l < 32; l++) { total += sum[l]; }
     return total;
 }
@@ -976,6 +982,16 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
     }
 }
 
-#include "quantize_cpu.h" // the rest of the contract
+#include "clip_cpu.h"     // the rest of the contract: what each sample adds to a gradient
+#include "noise_cpu.h"    // noise
+#include "quantize_cpu.h" // records
+
+static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
+    int64_t head = 0, classifier = 0;
+    head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
+    // Chunks are as equal as can be: those of fewer rows may be the longer ones.
+    classifier_space(NULL, min_i64(shape.rows * shape.T, CLASSIFIER_ROWS), shape.C, max_i64(1, shape.V), threads, !shape.keeps_logits, &classifier);
+    return (size_t)max_i64(max_i64(head * threads, classifier), clip_floats(shape.rows, shape.T, threads)) * sizeof(float);
+}
 
 #endif

@@ -66,6 +66,7 @@ typedef struct {
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
+    int64_t end;        // of the run: its steps, or fewer where a private one has spent all it may
     Log log;
     ProgressBar bar;
     char flags[8192];     // as given, for the manifest
@@ -157,9 +158,9 @@ static int64_t private_rows(const Trainer *t) {
 // A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
-    if (!options_private(o, &t->given)) { return; }
-    t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps);
-    t->most_samples = t->privacy.cap;
+    t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
+    if (!t->privacy.on) { return; }
+    t->most_samples = t->privacy.most;
     t->clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
     t->rows = private_rows(t);
 }
@@ -287,6 +288,20 @@ static void setup_weights(Trainer *t) {
         store_initialise(&t->store, (uint64_t)o->seed);
     }
 }
+// What a private run promises stands when the weights are there: a resumed one goes on with its noise, its key and what it has spent.
+static void setup_promise(Trainer *t) {
+    Privacy *p = &t->privacy;
+    privacy_begin(p, &t->options, &t->given, t->progress.privacy, t->progress.step, &t->comm);
+    t->end = min_i64(t->steps, privacy_allowed_steps(p));
+    if (!p->on) { return; }
+    t->store.noise.on = true, t->store.noise.deviation = (float)(p->sigma * p->clip), t->store.noise.scale = (float)(1.0 / (double)p->samples);
+    memcpy(t->store.noise.key, p->key, sizeof p->key);
+    if (t->comm.rank == 0) {
+        privacy_print_start(stdout, p);
+        printf("clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at most; micro-steps of up to %" PRId64 " samples\n",
+               100 * clip_speed_limit(&t->clip, &t->model, (double)t->options.seq_len), t->rows);
+    }
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
@@ -341,8 +356,11 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
 
 // The samples that a private step draws, and its schedule.
 static void draw_samples(Trainer *t, Pass *pass) {
-    pass->samples = privacy_sample(&t->privacy, &t->train, t->progress.step, t->windows);
+    NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
+    memcpy(stream.key, t->privacy.key, sizeof stream.key);
+    pass->samples = dataset_sample_poisson(&t->train, (double)t->samples / (double)t->train.windows, t->most_samples, stream, t->windows);
     pass->windows = t->windows;
+    noise_wipe(&stream, sizeof stream);
     program_free(&t->program);
     t->program = make_program(t, pass->samples, true);
 }
@@ -426,7 +444,7 @@ static void validate(Trainer *t) {
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
     if (t->val.labels) { accuracy = (double)e.right / (double)samples; }
-    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step) : (double)NAN, e.targets, &t->bar,
+    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high : (double)NAN, e.targets, &t->bar,
                       &t->log);
 }
 
@@ -482,7 +500,7 @@ static bool due(int64_t every, int64_t step, bool last) { return every && (step 
 // What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
-    bool last = step == t->steps, fresh = !t->options.resume || step > t->first_step;
+    bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
     memcpy(sent, t->comm.bytes, sizeof sent);
@@ -570,11 +588,12 @@ static void prepare(Trainer *t) {
     setup_states(t);
     setup_profile(t);
     setup_weights(t);
+    setup_promise(t);
     store_settle(&t->store);
     TextBuffer line = {NULL, 0, 0};
     json_add_start(&facts, &line);
     log_line(&t->log, &line);
-    ProgressBar bar = {output_is_terminal(), false, t->steps, t->first_step, 0, 0};
+    ProgressBar bar = {output_is_terminal(), false, t->end, t->first_step, 0, 0};
     t->bar = bar;
     t->energy = energy_meter("/sys/class/powercap");
     comm_reset_counters(&t->comm);
@@ -582,7 +601,7 @@ static void prepare(Trainer *t) {
 
 static void train(Trainer *t) {
     between_steps(t);
-    while (t->progress.step < t->steps && !t->stopping) {
+    while (t->progress.step < t->end && !t->stopping) {
         train_step(t);
         between_steps(t);
     }
@@ -598,7 +617,9 @@ static int finish(Trainer *t) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
-    if (t->stopping && t->progress.step < t->steps && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
+    if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
+    privacy_end(&t->privacy);
+    if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }
 

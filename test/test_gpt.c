@@ -98,7 +98,7 @@ static Rig *rig_make(Setting setting) {
     assert_int_equal(file_dtype, DTYPE_FP32);
     r->program = program_of(&r->model, setting, true);
     r->stream.threads = 2;
-    OpsShape shape = {setting.rows, T, C, 3, V, VP};
+    OpsShape shape = {setting.rows, T, C, 3, V, VP, false};
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);

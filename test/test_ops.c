@@ -5,7 +5,8 @@
 //   - the forward result against the reference;
 //   - each gradient against central differences, in double, of sum(dout * reference forward);
 //   - that accumulate = false overwrites (buffers start as NaN) and accumulate = true adds;
-//   - that a second run gives the same bits; and, where ops.h promises it, that any thread count does.
+//   - that a second run gives the same bits; and, where ops.h promises it, that any thread count does;
+//   - where results belong to samples: that a sample alone gives the same bits, and that a NaN in one sample does nothing to the others.
 // On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are numbers that both have.
 // Add an operation: write its two functions, add a row to `operations`, add cases.
 #define POLL_WORK 20000    // so that small products are cut for polling too
@@ -17,7 +18,8 @@
 #include <stddef.h>
 #include <cmocka.h>
 
-enum { EMBEDDING, LAYERNORM, MATMUL, RESIDUAL, ATTENTION, CLASSIFIER, ADAMW, SGD };
+enum { EMBEDDING, LAYERNORM, MATMUL, RESIDUAL, ATTENTION, CLASSIFIER, CLASSIFIER_KEPT, ADAMW, SGD };
+enum { MATMUL_NORMS = SGD + 1, BIAS_SAMPLES, LAYERNORM_SAMPLES, EMBEDDING_NORMS, TIED_NORMS, SAMPLE_NORMS, FACTORS, SCALE_SAMPLES, ACCUMULATE_SAMPLES };
 enum { INPUTS = 4 };
 typedef struct {
     int op;
@@ -27,12 +29,13 @@ typedef struct {
 } Case;
 
 static const Case cases[] = {
-    // rows, T, C, V (Vp = V + 3, maxT = T + 2)
+    // rows, T, C, V (Vp = V + 3, maxT = T + 2); variant 1: wte and wpe apart
     {EMBEDDING, 2, 5, 8, 7, 0, 1},
     {EMBEDDING, 3, 1, 19, 2, 0, 2},
     {EMBEDDING, 1, 40, 33, 5, 0, 3},
     {EMBEDDING, 8, 40, 5, 9, 0, 2},
     {EMBEDDING, 0, 4, 8, 7, 0, 2},
+    {EMBEDDING, 3, 6, 17, 5, 1, 2},
     // rows, T, C; variant 1: two summands; 2: the sum goes over the first
     {LAYERNORM, 1, 1, 1, 0, 0, 1},
     {LAYERNORM, 1, 1, 48, 0, 1, 2},
@@ -79,6 +82,15 @@ static const Case cases[] = {
     {CLASSIFIER, 1, 3, 8, 2600, 0, 2},
     {CLASSIFIER, 2, 4, 8, 12, 2, 2},
     {CLASSIFIER, 0, 4, 8, 12, 0, 2},
+    // the same, keeping dlogits; variant 3: some rows masked, and dx, dwte and dlogits by calls of their own
+    {CLASSIFIER_KEPT, 1, 1, 1, 1, 0, 1},
+    {CLASSIFIER_KEPT, 2, 9, 37, 61, 1, 2},
+    {CLASSIFIER_KEPT, 2, 9, 37, 61, 3, 2},
+    {CLASSIFIER_KEPT, 1, 6, 20, 257, 3, 1},
+    {CLASSIFIER_KEPT, 601, 1, 9, 50, 1, 3},
+    {CLASSIFIER_KEPT, 1, 3, 8, 2600, 0, 2},
+    {CLASSIFIER_KEPT, 2, 4, 8, 12, 2, 2},
+    {CLASSIFIER_KEPT, 0, 4, 8, 12, 3, 2},
     // n; variant 1: the parameter is stored in bf16; 2: and rounded by chance
     {ADAMW, 1, 1, 1, 0, 0, 1},
     {ADAMW, 997, 1, 1, 0, 1, 2},
@@ -90,6 +102,72 @@ static const Case cases[] = {
     {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
+    // rows, T, C, OC. Tiles of products are of up to 256, slices of C and OC of 128; some are less work from tiles of the gradient
+    {MATMUL_NORMS, 1, 1, 1, 1, 0, 1},
+    {MATMUL_NORMS, 3, 1, 40, 29, 0, 2},
+    {MATMUL_NORMS, 2, 7, 129, 300, 0, 3},
+    {MATMUL_NORMS, 5, 33, 64, 131, 0, 2},
+    {MATMUL_NORMS, 2, 64, 96, 70, 0, 2},
+    {MATMUL_NORMS, 1, 100, 257, 90, 0, 2},
+    {MATMUL_NORMS, 2, 258, 300, 280, 0, 2},
+    {MATMUL_NORMS, 1, 601, 620, 640, 0, 3},
+    {MATMUL_NORMS, 3, 50, 5, 7, 0, 2},
+    {MATMUL_NORMS, 2, 300, 270, 33, 0, 2},
+    {MATMUL_NORMS, 0, 8, 16, 32, 0, 2},
+    {MATMUL_NORMS, 2, 0, 16, 32, 0, 2},
+    // rows, T, -, OC
+    {BIAS_SAMPLES, 1, 1, 0, 1, 0, 1},
+    {BIAS_SAMPLES, 3, 7, 0, 37, 0, 3},
+    {BIAS_SAMPLES, 2, 65, 0, 300, 0, 2},
+    {BIAS_SAMPLES, 5, 1, 0, 128, 0, 2},
+    {BIAS_SAMPLES, 2, 0, 0, 20, 0, 2},
+    {BIAS_SAMPLES, 0, 7, 0, 20, 0, 2},
+    // rows, T, C
+    {LAYERNORM_SAMPLES, 1, 1, 1, 0, 0, 1},
+    {LAYERNORM_SAMPLES, 3, 7, 37, 0, 0, 3},
+    {LAYERNORM_SAMPLES, 2, 65, 300, 0, 0, 2},
+    {LAYERNORM_SAMPLES, 4, 1, 130, 0, 0, 2},
+    {LAYERNORM_SAMPLES, 2, 0, 20, 0, 0, 2},
+    {LAYERNORM_SAMPLES, 0, 7, 20, 0, 0, 2},
+    // rows, T, C, V; variant 1: all tokens of a sample equal
+    {EMBEDDING_NORMS, 1, 1, 1, 1, 0, 1},
+    {EMBEDDING_NORMS, 3, 20, 37, 5, 0, 3},
+    {EMBEDDING_NORMS, 2, 150, 200, 60000, 0, 2},
+    {EMBEDDING_NORMS, 2, 300, 40, 70, 0, 2},
+    {EMBEDDING_NORMS, 3, 70, 130, 50, 1, 2},
+    {EMBEDDING_NORMS, 0, 20, 37, 5, 0, 2},
+    // rows, T, C, V (Vp = V + 3); variant 1: all tokens of a sample equal
+    {TIED_NORMS, 1, 1, 1, 1, 0, 1},
+    {TIED_NORMS, 3, 9, 37, 5, 0, 3},
+    {TIED_NORMS, 2, 65, 40, 301, 0, 2},
+    {TIED_NORMS, 2, 260, 20, 30, 0, 2},
+    {TIED_NORMS, 2, 33, 130, 50, 1, 2},
+    {TIED_NORMS, 0, 9, 37, 5, 0, 2},
+    // rows, -, n
+    {SAMPLE_NORMS, 1, 1, 1, 0, 0, 1},
+    {SAMPLE_NORMS, 7, 1, 133, 0, 0, 3},
+    {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 2},
+    {SAMPLE_NORMS, 3, 1, 40001, 0, 0, 2},
+    {SAMPLE_NORMS, 0, 1, 20, 0, 0, 2},
+    // rows; variant: the ClipFunction
+    {FACTORS, 1, 1, 1, 0, 0, 1},
+    {FACTORS, 700, 1, 1, 0, 0, 1},
+    {FACTORS, 700, 1, 1, 0, 1, 2},
+    {FACTORS, 0, 1, 1, 0, 1, 2},
+    // rows, T, A, B; variant 1: no b
+    {SCALE_SAMPLES, 1, 1, 1, 1, 0, 1},
+    {SCALE_SAMPLES, 5, 7, 37, 3, 0, 3},
+    {SCALE_SAMPLES, 4, 65, 20, 600, 0, 2},
+    {SCALE_SAMPLES, 4, 65, 600, 20, 0, 2},
+    {SCALE_SAMPLES, 3, 40, 129, 8, 1, 2},
+    {SCALE_SAMPLES, 0, 7, 20, 20, 0, 2},
+    // rows, -, n; variant 1: added to what is there
+    {ACCUMULATE_SAMPLES, 1, 1, 1, 0, 0, 1},
+    {ACCUMULATE_SAMPLES, 5, 1, 1033, 0, 0, 3},
+    {ACCUMULATE_SAMPLES, 4, 1, 40001, 0, 1, 2},
+    {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 2},
+    {ACCUMULATE_SAMPLES, 0, 1, 500, 0, 0, 2},
+    {ACCUMULATE_SAMPLES, 0, 1, 500, 0, 1, 2},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -106,7 +184,8 @@ static int polls;
 static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
-    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, c->op == CLASSIFIER ? c->other : 1, c->other + 3};
+    const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
+    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3, false};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
@@ -152,7 +231,7 @@ static int32_t *tokens_of(const Case *c, bool mask) {
     int32_t *tokens = (int32_t *)(void *)floats(N);
     for (int64_t i = 0; i < N; i++) {
         tokens[i] = (int32_t)(random_u64(3, 1, (uint64_t)i) % (uint64_t)c->other);
-        if (mask && (c->variant == 2 || (c->variant == 1 && i % 3 == 0))) { tokens[i] = -1; }
+        if (mask && (c->variant == 2 || (c->variant % 2 && i % 3 == 0))) { tokens[i] = -1; }
     }
     return tokens;
 }
@@ -171,8 +250,13 @@ static void embedding_run(const Case *c, Stream *s, float **in, float *out, cons
     int32_t *tokens = tokens_of(c, false);
     const int64_t n = positions(c) * c->C;
     ops_embedding_forward(s, out_real(s, out, n), tokens, in_real(s, in[0], (c->other + 3) * c->C), in_real(s, in[1], (c->T + 2) * c->C), c->rows, c->T, c->C);
-    ops_embedding_backward(s, grad[0], grad[1], in_real(s, dout, n), tokens, c->rows, c->T, c->C, c->other + 3, c->T + 2, accumulate, accumulate);
-    ops_free(tokens);
+    float *again = floats((c->other + 3) * c->C);
+    for (int apart = 0; apart <= c->variant; apart++) {
+        ops_embedding_backward(s, apart ? again : grad[0], apart == c->variant ? grad[1] : NULL, in_real(s, dout, n), tokens, c->rows, c->T, c->C, c->other + 3,
+                               c->T + 2, accumulate, accumulate);
+    }
+    ops_wait(s);
+    ops_free(tokens), ops_free(again);
 }
 
 // out: sum | normalised | mean | rstd (the last two take no gradient)
@@ -315,11 +399,51 @@ static void classifier_run(const Case *c, Stream *s, float **in, float *out, con
     int64_t N = positions(c), Vp = c->other + 3;
     float *alone = floats(N);
     const Real *x = in_real(s, in[0], N * c->C), *wte = in_real(s, in[1], Vp * c->C);
-    ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], x, wte, targets, N, c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
-    ops_classifier(s, alone, NULL, NULL, x, wte, targets, N, c->C, c->other, Vp, 0.0f, false);
+    ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], NULL, x, wte, targets, N, c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
+    ops_classifier(s, alone, NULL, NULL, NULL, x, wte, targets, N, c->C, c->other, Vp, 0.0f, false);
     ops_wait(s);
     assert_memory_equal(alone, out, (size_t)N * sizeof(float)); // losses only: the same losses
     ops_free(alone), ops_free(targets);
+}
+
+// out: losses | dlogits (no gradient asked)
+static void kept_sizes(const Case *c, int64_t *in, int64_t *out) {
+    classifier_sizes(c, in, out);
+    *out += positions(c) * (c->other + 3);
+}
+static void kept_reference(const Case *c, double **in, double *out) {
+    const int64_t N = positions(c), Vp = c->other + 3;
+    int32_t *targets = tokens_of(c, true);
+    classifier_reference(c, in, out);
+    memset(out + N, 0, (size_t)(N * Vp) * sizeof(double));
+    for (int64_t n = 0; n < N; n++) {
+        double *logits = out + N + n * Vp, target = 0.0;
+        for (int64_t v = 0; v < c->other && targets[n] >= 0; v++) {
+            for (int64_t i = 0; i < c->C; i++) { logits[v] += in[0][n * c->C + i] * in[1][v * c->C + i]; }
+            target = v == targets[n] ? logits[v] : target;
+        }
+        for (int64_t v = 0; v < c->other && targets[n] >= 0; v++) { // log p = logit - (the target's + the loss)
+            logits[v] = SCALE_EIGHTHS / 8.0 * (exp(logits[v] - target - out[n]) - (v == targets[n]));
+        }
+    }
+    ops_free(targets);
+}
+static void kept_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout;
+    int32_t *targets = tokens_of(c, true);
+    const int64_t N = positions(c), C = c->C, V = c->other, Vp = V + 3;
+    const Real *x = in_real(s, in[0], N * C), *wte = in_real(s, in[1], Vp * C);
+    Real *dx = out_real(s, grad[0], N * C), *dlogits = out_real(s, out + N, N * Vp);
+    const float scale = SCALE_EIGHTHS / 8.0f;
+    if (c->variant == 3) {
+        ops_classifier(s, out, dx, NULL, NULL, x, wte, targets, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, NULL, grad[1], NULL, x, wte, targets, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, NULL, NULL, dlogits, x, wte, targets, N, C, V, Vp, scale, accumulate);
+    } else {
+        ops_classifier(s, out, dx, grad[1], dlogits, x, wte, targets, N, C, V, Vp, scale, accumulate);
+    }
+    ops_wait(s);
+    ops_free(targets);
 }
 
 static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {0, 0}},
@@ -372,6 +496,260 @@ static void sgd_run(const Case *c, Stream *s, float **in, float *out, const floa
     ops_free(param);
 }
 
+// --- privacy: the results of a sample lie together, its norm first, in two floats ----------------------------------------
+enum { NORM_FLOATS = 2 };
+static const double norm_before = 0.25; // is added to
+static double *norms_before(const Case *c) {
+    double *norms = (double *)(void *)floats(2 * c->rows);
+    for (int64_t b = 0; b < c->rows; b++) { norms[b] = norm_before; }
+    return norms;
+}
+// `share` brings a norm to the size of the sums beside it.
+static void put_norms(const Case *c, Stream *s, float *out, double *norms, int64_t sums, double share) {
+    ops_wait(s);
+    for (int64_t b = 0; b < c->rows; b++) {
+        float *result = out + b * (NORM_FLOATS + sums);
+        result[0] = (float)(norms[b] * share), result[1] = (float)(norms[b] * share - (double)result[0]);
+    }
+    ops_free(norms);
+}
+static void put_sums(const Case *c, float *out, int64_t at, int64_t sums, const float *from, int64_t n) {
+    for (int64_t b = 0; b < c->rows; b++) { memcpy(out + b * (NORM_FLOATS + sums) + NORM_FLOATS + at, from + b * n, (size_t)n * sizeof(float)); }
+}
+static void reference_norm(double *result, double squares, double share) { result[0] = (norm_before + squares) * share, result[1] = 0.0; }
+static double squares_of(const double *x, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) { sum += x[i] * x[i]; }
+    return sum;
+}
+
+// in: dout, in
+static void matmul_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->other, in[1] = positions(c) * c->C, *out = NORM_FLOATS * c->rows;
+}
+static void matmul_norms_reference(const Case *c, double **in, double *out) {
+    const int64_t T = c->T, C = c->C, OC = c->other;
+    double *gradient = doubles(OC * C);
+    for (int64_t b = 0; b < c->rows; b++) {
+        memset(gradient, 0, (size_t)(OC * C) * sizeof(double));
+        for (int64_t n = b * T; n < (b + 1) * T; n++) {
+            for (int64_t o = 0; o < OC; o++) {
+                for (int64_t i = 0; i < C; i++) { gradient[o * C + i] += in[0][n * OC + o] * in[1][n * C + i]; }
+            }
+        }
+        reference_norm(out + NORM_FLOATS * b, squares_of(gradient, OC * C), 1.0);
+    }
+    free(gradient);
+}
+static void matmul_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const int64_t N = positions(c);
+    double *norms = norms_before(c);
+    ops_matmul_sample_norms(s, norms, in_real(s, in[0], N * c->other), in_real(s, in[1], N * c->C), c->rows, c->T, c->C, c->other);
+    put_norms(c, s, out, norms, 0, 1.0);
+}
+
+// in: dout; out, of each sample: norm | sums
+static void bias_samples_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * c->other, *out = c->rows * (NORM_FLOATS + c->other); }
+static void bias_samples_reference(const Case *c, double **in, double *out) {
+    for (int64_t b = 0; b < c->rows; b++) {
+        double *result = out + b * (NORM_FLOATS + c->other), *sums = result + NORM_FLOATS;
+        memset(sums, 0, (size_t)c->other * sizeof(double));
+        for (int64_t t = 0; t < c->T; t++) {
+            for (int64_t o = 0; o < c->other; o++) { sums[o] += in[0][(b * c->T + t) * c->other + o]; }
+        }
+        reference_norm(result, squares_of(sums, c->other), 1.0 / (double)c->other);
+    }
+}
+static void bias_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    double *norms = norms_before(c);
+    float *sums = floats(c->rows * c->other);
+    memset(sums, 0xff, (size_t)(c->rows * c->other) * sizeof(float));
+    ops_bias_samples(s, sums, norms, in_real(s, in[0], positions(c) * c->other), c->rows, c->T, c->other);
+    put_norms(c, s, out, norms, c->other, 1.0 / (double)c->other);
+    put_sums(c, out, 0, c->other, sums, c->other);
+    ops_free(sums);
+}
+
+// in: dout, in, mean, rstd; out, of each sample: norm | dweight | dbias
+static void layernorm_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = positions(c) * c->C, in[2] = in[3] = positions(c), *out = c->rows * (NORM_FLOATS + 2 * c->C);
+}
+static void layernorm_samples_reference(const Case *c, double **in, double *out) {
+    const int64_t C = c->C;
+    for (int64_t b = 0; b < c->rows; b++) {
+        double *result = out + b * (NORM_FLOATS + 2 * C), *sums = result + NORM_FLOATS;
+        memset(sums, 0, (size_t)(2 * C) * sizeof(double));
+        for (int64_t n = b * c->T; n < (b + 1) * c->T; n++) {
+            for (int64_t i = 0; i < C; i++) {
+                sums[i] += in[0][n * C + i] * (in[1][n * C + i] - in[2][n]) * in[3][n];
+                sums[C + i] += in[0][n * C + i];
+            }
+        }
+        reference_norm(result, squares_of(sums, 2 * C), 0.5 / (double)C);
+    }
+}
+static void layernorm_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const int64_t n = positions(c) * c->C;
+    double *norms = norms_before(c);
+    float *dweights = floats(c->rows * c->C), *dbiases = floats(c->rows * c->C);
+    memset(dweights, 0xff, (size_t)(c->rows * c->C) * sizeof(float)), memset(dbiases, 0xff, (size_t)(c->rows * c->C) * sizeof(float));
+    ops_layernorm_samples(s, dweights, dbiases, norms, in_real(s, in[0], n), in_real(s, in[1], n), in[2], in[3], c->rows, c->T, c->C);
+    put_norms(c, s, out, norms, 2 * c->C, 0.5 / (double)c->C);
+    put_sums(c, out, 0, 2 * c->C, dweights, c->C), put_sums(c, out, c->C, 2 * c->C, dbiases, c->C);
+    ops_free(dweights), ops_free(dbiases);
+}
+
+// in: dout, numbers that tokens are made of
+static int32_t token_of(const Case *c, double number) {
+    return c->variant ? (int32_t)(c->other - 1) : (int32_t)((number / 1.5 + 1.0) / 2.0 * 0.999 * (double)c->other);
+}
+static int32_t *tokens_from(const Case *c, const float *numbers) {
+    int32_t *tokens = (int32_t *)(void *)floats(positions(c));
+    for (int64_t n = 0; n < positions(c); n++) { tokens[n] = token_of(c, (double)numbers[n]); }
+    return tokens;
+}
+static void embedding_norms_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = positions(c) * c->C, in[1] = positions(c), *out = NORM_FLOATS * c->rows; }
+static void embedding_norms_reference(const Case *c, double **in, double *out) { // squares of the positions, and products of rows of the same token
+    for (int64_t b = 0; b < c->rows; b++) {
+        const double *dout = in[0] + b * c->T * c->C, *numbers = in[1] + b * c->T;
+        double squares = squares_of(dout, c->T * c->C);
+        for (int64_t t = 0; t < c->T; t++) {
+            for (int64_t u = 0; u < c->T; u++) {
+                for (int64_t i = 0; i < c->C && token_of(c, numbers[t]) == token_of(c, numbers[u]); i++) { squares += dout[t * c->C + i] * dout[u * c->C + i]; }
+            }
+        }
+        reference_norm(out + NORM_FLOATS * b, squares, 1.0);
+    }
+}
+static void embedding_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    double *norms = norms_before(c);
+    int32_t *tokens = tokens_from(c, in[1]);
+    ops_embedding_sample_norms(s, norms, in_real(s, in[0], positions(c) * c->C), tokens, c->rows, c->T, c->C);
+    put_norms(c, s, out, norms, 0, 1.0);
+    ops_free(tokens);
+}
+
+// in: dout, numbers that tokens are made of, dlogits, x
+static void tied_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[3] = positions(c) * c->C, in[1] = positions(c), in[2] = positions(c) * (c->other + 3), *out = NORM_FLOATS * c->rows;
+}
+static void tied_norms_reference(const Case *c, double **in, double *out) { // both gradients, whole
+    const int64_t T = c->T, C = c->C, Vp = c->other + 3;
+    for (int64_t b = 0; b < c->rows; b++) {
+        double *embedding = doubles(Vp * C), *classifier = doubles(Vp * C), product = 0.0;
+        for (int64_t n = b * T; n < (b + 1) * T; n++) {
+            for (int64_t i = 0; i < C; i++) {
+                embedding[token_of(c, in[1][n]) * C + i] += in[0][n * C + i];
+                for (int64_t v = 0; v < Vp; v++) { classifier[v * C + i] += in[2][n * Vp + v] * in[3][n * C + i]; }
+            }
+        }
+        for (int64_t i = 0; i < Vp * C; i++) { product += embedding[i] * classifier[i]; }
+        reference_norm(out + NORM_FLOATS * b, 2.0 * product, 1.0);
+        free(embedding), free(classifier);
+    }
+}
+static void tied_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const int64_t n = positions(c) * c->C, Vp = c->other + 3;
+    double *norms = norms_before(c);
+    int32_t *tokens = tokens_from(c, in[1]);
+    ops_tied_sample_norms(s, norms, in_real(s, in[0], n), tokens, in_real(s, in[2], positions(c) * Vp), in_real(s, in[3], n), c->rows, c->T, c->C, Vp);
+    put_norms(c, s, out, norms, 0, 1.0);
+    ops_free(tokens);
+}
+
+static void sample_norms_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = c->rows * c->C, *out = NORM_FLOATS * c->rows; }
+static void sample_norms_reference(const Case *c, double **in, double *out) {
+    for (int64_t b = 0; b < c->rows; b++) { reference_norm(out + NORM_FLOATS * b, squares_of(in[0] + b * c->C, c->C), 1.0); }
+}
+static void sample_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    double *norms = norms_before(c);
+    ops_sample_norms(s, norms, in[0], c->rows, c->C);
+    put_norms(c, s, out, norms, 0, 1.0);
+}
+
+// in: norms (taken positive), weights (too)
+static const float clip_at = 0.5f;
+static void factors_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = in[1] = *out = c->rows; }
+static void factors_reference(const Case *c, double **in, double *out) {
+    for (int64_t b = 0; b < c->rows; b++) {
+        const double weight = fabs(in[1][b]), norm = weight * sqrt(fabs(in[0][b]));
+        out[b] = weight * (c->variant == CLIP_ABADI ? fmin(1.0, (double)clip_at / (norm + 1e-6)) : (double)clip_at / (norm + 0.01));
+    }
+}
+static void factors_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    double *norms = norms_before(c);
+    float *weights = floats(c->rows);
+    for (int64_t b = 0; b < c->rows; b++) { norms[b] = fabs((double)in[0][b]), weights[b] = fabsf(in[1][b]); }
+    ops_clip_factors(s, out, norms, weights, c->rows, clip_at, (ClipFunction)c->variant);
+    ops_wait(s);
+    ops_free(norms), ops_free(weights);
+}
+
+// A factor of 0 for some samples; these hold a NaN then.
+static float factor_of(double number) { return number < -0.5 ? 0.0f : (float)number; }
+static float *factors_from(const Case *c, const float *numbers) {
+    float *factors = floats(c->rows);
+    for (int64_t b = 0; b < c->rows; b++) { factors[b] = factor_of((double)numbers[b]); }
+    return factors;
+}
+static float *spoilt_copy(const Case *c, const float *from, int64_t n, const float *factors) {
+    float *copy = floats(c->rows * n);
+    memcpy(copy, from, (size_t)(c->rows * n) * sizeof(float));
+    for (int64_t b = 0; b < c->rows; b++) { copy[b * n + n / 2] = factors[b] == 0.0f ? NAN : copy[b * n + n / 2]; }
+    return copy;
+}
+// in: a, b, numbers that factors are made of; out, of each sample: a | b
+static void scale_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->C, in[1] = positions(c) * c->other, in[2] = c->rows, *out = in[0] + in[1];
+}
+static void scale_samples_reference(const Case *c, double **in, double *out) {
+    const int64_t n = c->T * c->C, m = c->T * c->other;
+    for (int64_t b = 0; b < c->rows; b++) {
+        const double factor = (double)factor_of(in[2][b]);
+        for (int64_t i = 0; i < n; i++) { out[b * (n + m) + i] = factor * in[0][b * n + i]; }
+        for (int64_t i = 0; i < m; i++) { out[b * (n + m) + n + i] = factor == 0.0 && !c->variant ? 0.0 : in[1][b * m + i]; }
+    }
+}
+static void scale_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const int64_t n = c->T * c->C, m = c->T * c->other, rows = c->rows;
+    float *factors = factors_from(c, in[2]), *a = spoilt_copy(c, in[0], n, factors), *b = floats(rows * m);
+    float *spoilt = spoilt_copy(c, in[1], m, factors);
+    memcpy(b, c->variant ? in[1] : spoilt, (size_t)(rows * m) * sizeof(float));
+    ops_scale_samples(s, out_real(s, a, rows * n), c->C, c->variant ? NULL : out_real(s, b, rows * m), c->variant ? 0 : c->other, factors, rows, c->T);
+    reals_done(s);
+    ops_wait(s);
+    for (int64_t k = 0; k < rows; k++) {
+        memcpy(out + k * (n + m), a + k * n, (size_t)n * sizeof(float));
+        memcpy(out + k * (n + m) + n, b + k * m, (size_t)m * sizeof(float));
+    }
+    ops_free(factors), ops_free(a), ops_free(b), ops_free(spoilt);
+}
+
+// in: numbers of each sample, numbers that factors are made of, what is there
+static void accumulate_samples_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = c->rows * c->C, in[1] = c->rows, in[2] = *out = c->C; }
+static void accumulate_samples_reference(const Case *c, double **in, double *out) {
+    for (int64_t i = 0; i < c->C; i++) {
+        out[i] = c->variant ? in[2][i] : 0.0;
+        for (int64_t b = 0; b < c->rows; b++) { out[i] += (double)factor_of(in[1][b]) * in[0][b * c->C + i]; }
+    }
+}
+static void accumulate_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    float *factors = factors_from(c, in[1]), *spoilt = spoilt_copy(c, in[0], c->C, factors);
+    if (c->variant) { memcpy(out, in[2], (size_t)c->C * sizeof(float)); }
+    ops_accumulate_samples(s, out, spoilt, factors, c->rows, c->C, c->variant);
+    ops_wait(s);
+    ops_free(factors), ops_free(spoilt);
+}
+
 typedef struct {
     const char *name;
     void (*sizes)(const Case *c, int64_t *in, int64_t *out);
@@ -379,17 +757,29 @@ typedef struct {
     void (*run)(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate);
     bool backward, same_bits; // has gradients; promises the same bits for any thread count
     int weights;              // from this input on, gradients obey `accumulate`
-    int roundings[2];         // to bf16 between the inputs and a result: the output, a gradient. 0: it has no Reals
+    int roundings[2];         // to bf16 between the inputs and a result: the output, a gradient. 0: it has no Reals; NONE: they are only read
+    bool by_sample;           // inputs and results lie sample by sample
 } Operation;
+enum { NONE = -1 };
 static const Operation operations[] = {
-    {"embedding", embedding_sizes, embedding_reference, embedding_run, true, true, 0, {1, 0}},
-    {"layernorm", layernorm_sizes, layernorm_reference, layernorm_run, true, true, 2, {2, 2}},
-    {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, false, 1, {3, 2}},
-    {"residual", residual_sizes, residual_reference, residual_run, false, true, 0, {1, 0}},
-    {"attention", attention_sizes, attention_reference, attention_run, true, true, 1, {2, 4}},
-    {"classifier", classifier_sizes, classifier_reference, classifier_run, true, false, 1, {2, 4}},
-    {"adamw", adamw_sizes, adamw_reference, adamw_run, false, true, 0, {0, 0}},
-    {"sgd", sgd_sizes, sgd_reference, sgd_run, false, true, 0, {0, 0}},
+    {"embedding", embedding_sizes, embedding_reference, embedding_run, true, true, 0, {1, 0}, false},
+    {"layernorm", layernorm_sizes, layernorm_reference, layernorm_run, true, true, 2, {2, 2}, false},
+    {"matmul", matmul_sizes, matmul_reference_gelu, matmul_run, true, false, 1, {3, 2}, false},
+    {"residual", residual_sizes, residual_reference, residual_run, false, true, 0, {1, 0}, false},
+    {"attention", attention_sizes, attention_reference, attention_run, true, true, 1, {2, 4}, false},
+    {"classifier", classifier_sizes, classifier_reference, classifier_run, true, false, 1, {2, 4}, false},
+    {"classifier keeping dlogits", kept_sizes, kept_reference, kept_run, true, false, 1, {2, 4}, false},
+    {"adamw", adamw_sizes, adamw_reference, adamw_run, false, true, 0, {0, 0}, false},
+    {"sgd", sgd_sizes, sgd_reference, sgd_run, false, true, 0, {0, 0}, false},
+    {"matmul sample norms", matmul_norms_sizes, matmul_norms_reference, matmul_norms_run, false, true, 0, {NONE, 0}, true},
+    {"bias samples", bias_samples_sizes, bias_samples_reference, bias_samples_run, false, true, 0, {NONE, 0}, true},
+    {"layernorm samples", layernorm_samples_sizes, layernorm_samples_reference, layernorm_samples_run, false, true, 0, {NONE, 0}, true},
+    {"embedding sample norms", embedding_norms_sizes, embedding_norms_reference, embedding_norms_run, false, true, 0, {NONE, 0}, true},
+    {"tied sample norms", tied_norms_sizes, tied_norms_reference, tied_norms_run, false, true, 0, {NONE, 0}, true},
+    {"sample norms", sample_norms_sizes, sample_norms_reference, sample_norms_run, false, true, 0, {0, 0}, true},
+    {"clip factors", factors_sizes, factors_reference, factors_run, false, true, 0, {0, 0}, true},
+    {"scale samples", scale_samples_sizes, scale_samples_reference, scale_samples_run, false, true, 0, {1, 0}, true},
+    {"accumulate samples", accumulate_samples_sizes, accumulate_samples_reference, accumulate_samples_run, false, true, 0, {0, 0}, false},
 };
 
 // --- the driver ------------------------------------------------------------------------------------------------------
@@ -402,11 +792,16 @@ typedef struct {
 // How many of the outputs take part in the objective: the rest are statistics.
 static int64_t differentiable(const Case *c) {
     int64_t N = positions(c);
-    return c->op == LAYERNORM ? 2 * N * c->C : c->op == MATMUL ? N * c->other : c->op == ATTENTION ? N * c->C : c->op == CLASSIFIER ? N : positions(c) * c->C;
+    return c->op == LAYERNORM                                ? 2 * N * c->C
+           : c->op == MATMUL                                 ? N * c->other
+           : c->op == ATTENTION                              ? N * c->C
+           : c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? N
+                                                             : N * c->C;
 }
 // Terms in the longest sum behind a result: its rounding error grows as the square root.
 static double longest_sum(const Case *c) {
     double N = (double)positions(c);
+    if (c->op == ACCUMULATE_SAMPLES) { return (double)c->rows; }
     return fmax(fmax((double)c->C, N), fmax((double)c->other, (double)c->T));
 }
 // Largest error allowed, given the largest value: a sum of K terms rounds to about sqrt(K) units in the last place (2^-24 each) of its
@@ -417,7 +812,7 @@ static double longest_sum(const Case *c) {
 static double tolerance(const Case *c, double largest, bool gradient) {
     double magnified = c->op == ATTENTION && c->variant == 1 ? 100.0 : 1.0;
     double of_sums = 16.0 * 0x1p-24 * sqrt(longest_sum(c)) * magnified,
-           of_reals = precision == DTYPE_BF16 ? 0x1p-8 * operations[c->op].roundings[gradient] : 0.0;
+           of_reals = precision == DTYPE_BF16 ? 0x1p-8 * fmax(0.0, operations[c->op].roundings[gradient]) : 0.0;
     return (of_sums + of_reals * magnified) * fmax(largest, 1e-3);
 }
 
@@ -433,7 +828,7 @@ static Trial make_trial(const Case *c) {
         for (int64_t i = 0; i < t.in_size[k]; i++) { t.in_double[k][i] = (double)(t.in[k][i] = number(size * uniform(10 + (uint64_t)k, i))); }
     }
     for (int64_t i = 0; i < differentiable(c) && operations[c->op].backward; i++) {
-        t.dout[i] = c->op == CLASSIFIER ? SCALE_EIGHTHS / 8.0f : number(uniform(20, i));
+        t.dout[i] = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT ? SCALE_EIGHTHS / 8.0f : number(uniform(20, i));
     }
     return t;
 }
@@ -504,6 +899,27 @@ static void check_same(const Trial *a, const Trial *b) {
     for (int k = 0; k < INPUTS; k++) { assert_memory_equal(a->grad[k], b->grad[k], (size_t)a->in_size[k] * sizeof(float)); }
 }
 
+// What belongs to a sample has the same bits where it is alone, and where another one holds a NaN (which shows in that one's norm).
+static void check_apart(const Case *c, Trial *all) {
+    Trial again = make_trial(c), one = *all;
+    Case alone = *c;
+    alone.rows = 1, one.out_size = all->out_size / c->rows, one.out = floats(one.out_size);
+    for (int64_t b = 0; b < c->rows; b += max_i64(1, c->rows / 7)) {
+        for (int k = 0; k < INPUTS; k++) { one.in_size[k] = 0, one.in[k] = all->in[k] + b * all->in_size[k] / c->rows; }
+        run_trial(&alone, &one, c->threads, false);
+        assert_memory_equal(one.out, all->out + b * one.out_size, (size_t)one.out_size * sizeof(float));
+    }
+    const int64_t each = all->in_size[0] / c->rows;
+    for (int64_t i = each; each && i < all->in_size[0]; i += 2 * each) { again.in[0][i + each / 2] = NAN; } // samples 1, 3, ...
+    run_trial(c, &again, c->threads, false);
+    for (int64_t b = 0; b < c->rows; b++) {
+        const float *result = again.out + b * one.out_size;
+        if (b % 2 == 0 || !each) { assert_memory_equal(result, all->out + b * one.out_size, (size_t)one.out_size * sizeof(float)); }
+        if (b % 2 && each) { assert_true(c->op == FACTORS ? *result == 0.0f : c->op == SCALE_SAMPLES || isnan(*result)); }
+    }
+    ops_free(one.out), free_trial(&again);
+}
+
 static void run_case(const Case *c) {
     const Operation *op = &operations[c->op];
     Trial first = make_trial(c), again = make_trial(c);
@@ -520,6 +936,7 @@ static void run_case(const Case *c) {
 #endif
     run_trial(c, &again, c->threads, true);
     for (int k = op->weights; k < INPUTS && op->backward; k++) { check_gradient(c, &again, k, true); }
+    if (op->by_sample && c->rows) { check_apart(c, &first); }
     free_trial(&first), free_trial(&again);
 }
 static void test_case(void **state) {
@@ -602,6 +1019,48 @@ static void test_rounding_by_chance(void **state) { // both neighbours, the righ
     ops_wait(&s);
     assert_true(isnan(bf16_to_float(stored[0])) && stored[1] == 0x7f80 && stored[2] == 0xff80 && stored[3] == 0);
     ops_free(x), ops_free(stored), ops_free(later), free_stream(&s);
+}
+
+// The factors at the ends: nothing is clipped below a norm of 0, and what is no number is left out.
+static void test_clip_factors(void **state) {
+    (void)state;
+    enum { N = 9 };
+    const double norm[N] = {0.0, 1.0, 4.0, 4.0, (double)NAN, (double)INFINITY, -1e-9, 1.0, 1e300};
+    const float weight[N] = {2.0f, 1.0f, 1.0f, 3.0f, 1.0f, 1.0f, 1.0f, 0.0f, 1.0f};
+    const double expected[2][N] = {{2.0, 1.0, 1.5 / 2.000001, 3.0 * 1.5 / 6.000001, 0.0, 0.0, 0.0, 0.0, 0.0},
+                                   {2.0 * 1.5 / 0.01, 1.5 / 1.01, 1.5 / 2.01, 3.0 * 1.5 / 6.01, 0.0, 0.0, 0.0, 0.0, 0.0}};
+    const Case c = {RESIDUAL, N, 1, 1, 0, 0, 1};
+    Stream s = stream_of(&c, 1);
+    double *norms = (double *)(void *)floats(2 * N);
+    float *weights = floats(N), *factors = floats(N);
+    memcpy(norms, norm, sizeof norm), memcpy(weights, weight, sizeof weight);
+    for (int clip = 0; clip < 2; clip++) {
+        memset(factors, 0xff, N * sizeof(float));
+        ops_clip_factors(&s, factors, norms, weights, N, 1.5f, (ClipFunction)clip);
+        ops_wait(&s);
+        for (int i = 0; i < N; i++) { assert_true(fabs((double)factors[i] - expected[clip][i]) <= 0x1p-23 * expected[clip][i]); } // one rounding
+    }
+    ops_free(norms), ops_free(weights), ops_free(factors), free_stream(&s);
+}
+
+// fp64 to its last bits: integers, whose squares add up exactly in any order, beyond what fp32 has; and added to what is there
+static void test_sample_norms(void **state) {
+    (void)state;
+    enum { N = 70001, ROWS = 3 };
+    const Case c = {SAMPLE_NORMS, ROWS, 1, N, 0, 0, 2};
+    Stream s = stream_of(&c, 2);
+    float *x = floats(ROWS * N);
+    double *norms = (double *)(void *)floats(2 * ROWS);
+    for (int64_t i = 0; i < ROWS * N; i++) { x[i] = (float)(random_u64(2, 3, (uint64_t)i) % 200001) - 100000.0f; }
+    for (int b = 0; b < ROWS; b++) { norms[b] = b; }
+    ops_sample_norms(&s, norms, x, ROWS, N);
+    ops_wait(&s);
+    for (int b = 0; b < ROWS; b++) {
+        double sum = b;
+        for (int64_t i = 0; i < N; i++) { sum += (double)x[b * N + i] * (double)x[b * N + i]; }
+        assert_true(norms[b] == sum);
+    }
+    ops_free(x), ops_free(norms), free_stream(&s);
 }
 
 static void test_norms(void **state) { // integers: sums are exact in any order; then real numbers: same bits for any thread count
@@ -891,9 +1350,23 @@ static void test_quantize(void **state) {
 
 static void test_polls(void **state) { // messages move while a long operation runs
     (void)state;
-    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2}, {MATMUL, 1, 64, 600, 40, 1, 1},    {LAYERNORM, 1, 3000, 4, 0, 0, 1},
-                           {ATTENTION, 1, 300, 16, 1, 0, 1},    {RESIDUAL, 300007, 1, 1, 0, 0, 1}, {ADAMW, 300007, 1, 1, 0, 0, 1},
-                           {SGD, 300007, 1, 1, 0, 0, 1}};
+    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2},
+                           {MATMUL, 1, 64, 600, 40, 1, 1},
+                           {LAYERNORM, 1, 3000, 4, 0, 0, 1},
+                           {ATTENTION, 1, 300, 16, 1, 0, 1},
+                           {RESIDUAL, 300007, 1, 1, 0, 0, 1},
+                           {ADAMW, 300007, 1, 1, 0, 0, 1},
+                           {SGD, 300007, 1, 1, 0, 0, 1},
+                           {CLASSIFIER_KEPT, 1, 64, 64, 3000, 0, 2},
+                           {MATMUL_NORMS, 1, 100, 300, 90, 0, 1},
+                           {MATMUL_NORMS, 1, 300, 20, 30, 0, 1},
+                           {TIED_NORMS, 1, 100, 40, 30, 0, 1},
+                           {BIAS_SAMPLES, 3, 20, 0, 300, 0, 1},
+                           {LAYERNORM_SAMPLES, 3, 20, 300, 0, 0, 1},
+                           {EMBEDDING_NORMS, 3, 20, 300, 9, 0, 1},
+                           {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1},
+                           {SCALE_SAMPLES, 1, 100, 3000, 1, 1, 1},
+                           {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1}};
     for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++) {
         Trial t = make_trial(&longer[i]);
         polls = 0;
@@ -959,10 +1432,10 @@ static void test_functions(void **state) { // the polynomial, over its whole ran
 static void test_workspace(void **state) {
     (void)state;
     for (int64_t rows = 1; rows <= 12; rows++) {
-        OpsShape shape = {rows, 129, 16, 1, 300, 384};
+        OpsShape shape = {rows, 129, 16, 1, 300, 384, false};
         for (int64_t fewer = 1; fewer <= rows * shape.T; fewer++) {
             int64_t floats;
-            classifier_space(NULL, fewer, shape.C, shape.V, 2, &floats);
+            classifier_space(NULL, fewer, shape.C, shape.V, 2, NULL, 0, &floats);
             assert_true((size_t)floats * sizeof(float) <= ops_workspace_bytes(shape, 2));
         }
     }
@@ -974,12 +1447,12 @@ const char *__asan_default_options(void) { return "allocator_may_return_null=1";
 
 int main(void) {
     static char names[2 * CASES][96], names_of_formats[FORMATS][64];
-    static struct CMUnitTest tests[2 * CASES + FORMATS + 10];
+    static struct CMUnitTest tests[2 * CASES + FORMATS + 12];
     int count = 0;
     for (int i = 0; i < 2 * CASES; i++) {
         const Case *c = &cases[i / 2];
         const bool bf16 = i % 2;
-        if (bf16 && !operations[c->op].roundings[0]) { continue; }
+        if (bf16 && operations[c->op].roundings[0] == 0) { continue; }
         snprintf(names[i], sizeof names[i], "%s rows %" PRId64 " T %" PRId64 " C %" PRId64 " other %" PRId64 " variant %d threads %d%s", operations[c->op].name,
                  c->rows, c->T, c->C, c->other, c->variant, c->threads, bf16 ? " bf16" : "");
         struct CMUnitTest test = {names[i], bf16 ? test_case_bf16 : test_case, NULL, NULL, (void *)(uintptr_t)c};
@@ -994,10 +1467,18 @@ int main(void) {
         tests[count++] = test;
     }
     const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_quantize_pieces), cmocka_unit_test(test_two_hops),  cmocka_unit_test(test_precision),          cmocka_unit_test(test_norms),
-        cmocka_unit_test(test_polls),           cmocka_unit_test(test_memory),    cmocka_unit_test(test_rounding_by_chance),
+        cmocka_unit_test(test_quantize_pieces),
+        cmocka_unit_test(test_two_hops),
+        cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_polls),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_rounding_by_chance),
+        cmocka_unit_test(test_clip_factors),
+        cmocka_unit_test(test_sample_norms),
 #ifdef OPS_CPU_H
-        cmocka_unit_test(test_functions),       cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_workspace),
 #endif
     };
     memcpy(tests + count, others, sizeof others);

@@ -1,0 +1,336 @@
+// clip_cpu.h: what each sample adds to a gradient, on the processor (the contract is ops.h). ops_cpu.h brings it.
+//
+// Plan       The norm of a sample's weight gradient dout^T in is the sum over pairs of its rows of (dout_t dout_s) (in_t in_s): two
+//            matrices of products (Gram matrices), tile by tile, the tiles on and above the diagonal. A tile's rows are packed once, in
+//            slices of the inner dimension, and serve as both operands of the register-blocked product. (The ghost norm of
+//            arXiv 2210.00038.) Where the gradient itself is less work its tiles are made and measured, and not kept.
+//            The rest are passes over memory.
+// Threads    Work is cut by the shape of a sample, never by how many samples or threads there are; its parts are fp64 numbers that are
+//            added in their order. So all that concerns a sample has the same bits for any thread count and any neighbours.
+#ifndef CLIP_CPU_H
+#define CLIP_CPU_H
+
+#include "ops_cpu.h" // the team, polling, register-blocked products
+
+enum {
+    CLIP_PARTS = 256, // of the sum of a sample, at most
+    CLIP_SLICE = 128, // channels of a unit of work that goes down the rows of a sample
+    GRAM_EDGE = 256,  // rows and columns of a tile of products, at most: two tiles stay in the second cache
+    GRAM_DEPTH = 128, // of a packed slice: what a column of panels needs stays in the nearest cache
+    BAND = 2 * LANES  // rows that are packed together
+};
+
+typedef struct {
+    int64_t edge;             // of a tile, a multiple of BAND
+    double *parts;            // (rows, CLIP_PARTS)
+    uint64_t *order;          // (rows, T)
+    float *first, *second;    // (edge, edge) of a thread
+    float *packed, *packed_2; // (edge, GRAM_DEPTH) of a thread
+} ClipSpace;
+static inline ClipSpace clip_space(float *at, int64_t rows, int64_t T, int thread, int64_t *floats) {
+    float *begin = at;
+    ClipSpace k;
+    k.edge = min_i64(GRAM_EDGE, round_up(max_i64(T, 1), BAND));
+    k.parts = (double *)(void *)take_floats(&at, 2 * rows * CLIP_PARTS), k.order = (uint64_t *)(void *)take_floats(&at, 2 * rows * T);
+    at += thread * (2 * k.edge * k.edge + 2 * k.edge * GRAM_DEPTH);
+    k.first = take_floats(&at, k.edge * k.edge), k.second = take_floats(&at, k.edge * k.edge);
+    k.packed = take_floats(&at, k.edge * GRAM_DEPTH), k.packed_2 = take_floats(&at, k.edge * GRAM_DEPTH);
+    *floats = at - begin;
+    return k;
+}
+static inline int64_t clip_floats(int64_t rows, int64_t T, int threads) {
+    int64_t floats;
+    clip_space(NULL, rows, T, threads - 1, &floats);
+    return floats;
+}
+static inline ClipSpace thread_clip_space(Stream *s, int64_t rows, int64_t T) {
+    int64_t floats;
+    assert(s->workspace_bytes >= (size_t)clip_floats(rows, T, s->threads) * sizeof(float));
+    return clip_space((float *)s->workspace, rows, T, omp_get_thread_num(), &floats);
+}
+static inline void add_parts(double *norms, const double *parts, int64_t rows, int64_t count) {
+    for (int64_t b = 0; b < rows; b++) {
+        double sum = 0.0;
+        for (int64_t p = 0; p < count; p++) { sum += parts[b * CLIP_PARTS + p]; }
+        norms[b] += sum;
+    }
+}
+
+// --- weight gradients -------------------------------------------------------------------------------------------------
+// to(bands, depth, BAND) = rows of from(n, depth), `stride` apart; the last band is filled up with zeros
+static inline void pack_bands(float *to, const float *from, int64_t n, int64_t depth, int64_t stride) {
+    for (int64_t t0 = 0; t0 < n; t0 += BAND, to += depth * BAND) {
+        const int64_t m = min_i64(BAND, n - t0);
+        for (int64_t t = 0; t < BAND; t++) {
+            for (int64_t c = 0; c < depth; c++) { to[c * BAND + t] = t < m ? from[(t0 + t) * stride + c] : 0.0f; }
+        }
+    }
+}
+// out(m, n) [+]= products of packed rows; on the diagonal, where a is b, only what lies on or above it (whole vectors)
+static inline void multiply_bands(float *out, int64_t edge, const float *a, int64_t m, const float *b, int64_t n, int64_t depth, bool diagonal, bool add) {
+    for (int64_t j = 0; j < n; j += BAND) {
+        const float *bj = b + j * depth;
+        for (int64_t i = 0; i < (diagonal ? min_i64(m, j + BAND) : m); i += PANEL) {
+            const float *ai = a + i / BAND * BAND * depth + i % BAND;
+            if (diagonal && i >= j + LANES) {
+                multiply_panel(1, out + i * edge + j + LANES, edge, ai, 1, BAND, bj + LANES, BAND, 0, depth, add);
+            } else {
+                multiply_panel(2, out + i * edge + j, edge, ai, 1, BAND, bj, BAND, 0, depth, add);
+            }
+        }
+    }
+}
+static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const float *x, int64_t C, Tile t) {
+    const bool diagonal = t.row == t.col;
+    const int64_t slices_a_poll = max_i64(1, POLL_WORK / (t.rows * t.cols * GRAM_DEPTH));
+    for (int64_t c = 0; c < C; c += GRAM_DEPTH) {
+        const int64_t depth = min_i64(GRAM_DEPTH, C - c);
+        pack_bands(k->packed, x + t.col * C + c, t.cols, depth, C);
+        if (!diagonal) { pack_bands(k->packed_2, x + t.row * C + c, t.rows, depth, C); }
+        multiply_bands(out, k->edge, diagonal ? k->packed : k->packed_2, t.rows, k->packed, t.cols, depth, diagonal, c > 0);
+        if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1) { poll_messages(s); }
+    }
+}
+// The sum of a * b over a tile. One on the diagonal counts above it, twice, and on it; another one twice.
+static inline double dot_tiles(const float *a, const float *b, int64_t edge, Tile t) {
+    const bool diagonal = t.row == t.col;
+    double twice = 0.0, once = 0.0;
+    for (int64_t i = 0; i < t.rows; i++) {
+        const float *ai = a + i * edge, *bi = b + i * edge;
+#pragma omp simd reduction(+ : twice)
+        for (int64_t j = diagonal ? i + 1 : 0; j < t.cols; j++) { twice += (double)ai[j] * (double)bi[j]; }
+        if (diagonal) { once += (double)ai[i] * (double)bi[i]; }
+    }
+    return 2.0 * twice + once;
+}
+static inline double ghost_part(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC, int64_t part) {
+    const int64_t tiles = ceil_div(T, k->edge);
+    double sum = 0.0;
+    for (int64_t i = 0, number = 0; i < tiles; i++) {
+        for (int64_t j = i; j < tiles; j++, number++) {
+            if (number % CLIP_PARTS != part) { continue; }
+            const Tile t = {i * k->edge, j * k->edge, min_i64(k->edge, T - i * k->edge), min_i64(k->edge, T - j * k->edge)};
+            gram_tile(s, k, k->first, in, C, t);
+            gram_tile(s, k, k->second, dout, OC, t);
+            sum += dot_tiles(k->first, k->second, k->edge, t);
+        }
+    }
+    return sum;
+}
+// Tiles of the gradient
+static inline double gradient_part(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC, int64_t part) {
+    const int64_t edge = k->edge, across = ceil_div(C, edge), tiles = ceil_div(OC, edge) * across;
+    double sums[32] = {0}, sum = 0.0;
+    for (int64_t i = part; i < tiles; i += CLIP_PARTS) {
+        const int64_t row = i / across * edge, col = i % across * edge, m = min_i64(edge, OC - row), n = min_i64(edge, C - col);
+        sgemm_tile(s, CblasTrans, CblasNoTrans, m, n, T, dout + row, OC, in + col, C, 0.0f, k->first, edge);
+        for (int64_t r = 0; r < m; r++) { add_squares(sums, k->first + r * edge, n); }
+    }
+    for (int64_t l = 0; l < 32; l++) { sum += sums[l]; }
+    return sum;
+}
+static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in, int64_t rows, int64_t T, int64_t C, int64_t OC) {
+    if (rows * T == 0) { return; }
+    const ClipSpace shared = thread_clip_space(s, rows, T);
+    const int64_t tiles = ceil_div(T, shared.edge);
+    const bool ghost = T * (C + OC) < 2 * C * OC; // multiply-adds, of half the pairs
+    const int64_t parts = min_i64(CLIP_PARTS, ghost ? tiles * (tiles + 1) / 2 : ceil_div(OC, shared.edge) * ceil_div(C, shared.edge));
+    blas_serial_once();
+#pragma omp parallel num_threads(s->threads)
+    {
+        const ClipSpace k = thread_clip_space(s, rows, T);
+        blas_serial_here();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < rows * parts; i++) {
+            const int64_t b = i / parts, part = i % parts;
+            const float *dy = f32_const(dout) + b * T * OC, *x = f32_const(in) + b * T * C;
+            k.parts[b * CLIP_PARTS + part] = ghost ? ghost_part(s, &k, dy, x, T, C, OC, part) : gradient_part(s, &k, dy, x, T, C, OC, part);
+        }
+    }
+    add_parts(norms, shared.parts, rows, parts);
+}
+
+// --- sums down the rows of a sample -----------------------------------------------------------------------------------
+static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows, int64_t T, int64_t OC) {
+    const int64_t slices = ceil_div(OC, CLIP_SLICE);
+#pragma omp parallel num_threads(s->threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows * slices; i++) {
+            const int64_t b = i / slices, c = i % slices * CLIP_SLICE;
+            column_sums(sums + b * OC + c, f32_const(dout) + b * T * OC + c, T, min_i64(CLIP_SLICE, OC - c), OC, false);
+            poll_messages(s);
+        }
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < rows; b++) { norms[b] += chunk_squares(sums + b * OC, OC); }
+    }
+}
+static inline void layernorm_sums(float *dweight, float *dbias, const float *dout, const float *in, const float *mean, const float *rstd, int64_t T, int64_t C,
+                                  int64_t channels) {
+    for (int64_t c = 0; c < channels; c++) { dweight[c] = dbias[c] = 0.0f; }
+    for (int64_t t = 0; t < T; t++) {
+        const float *dy = dout + t * C, *x = in + t * C;
+        const float m = mean[t], r = rstd[t];
+#pragma omp simd
+        for (int64_t c = 0; c < channels; c++) {
+            dweight[c] += dy[c] * ((x[c] - m) * r);
+            dbias[c] += dy[c];
+        }
+    }
+}
+static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms, const Real *dout, const Real *in, const float *mean,
+                                         const float *rstd, int64_t rows, int64_t T, int64_t C) {
+    const int64_t slices = ceil_div(C, CLIP_SLICE);
+#pragma omp parallel num_threads(s->threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows * slices; i++) {
+            const int64_t b = i / slices, c = i % slices * CLIP_SLICE, at = b * T * C + c;
+            layernorm_sums(dweights + b * C + c, dbiases + b * C + c, f32_const(dout) + at, f32_const(in) + at, mean + b * T, rstd + b * T, T, C,
+                           min_i64(CLIP_SLICE, C - c));
+            poll_messages(s);
+        }
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < rows; b++) { norms[b] += chunk_squares(dweights + b * C, C) + chunk_squares(dbiases + b * C, C); }
+    }
+}
+
+// --- embedding --------------------------------------------------------------------------------------------------------
+static inline int compare_order(const void *a, const void *b) {
+    uint64_t x, y;
+    memcpy(&x, a, sizeof x), memcpy(&y, b, sizeof y);
+    return (x > y) - (x < y);
+}
+static inline void sort_tokens(uint64_t *order, const int32_t *tokens, int64_t T) { // tokens, and where they are: their rows keep their order
+    for (int64_t t = 0; t < T; t++) { order[t] = (uint64_t)tokens[t] << 32 | (uint64_t)t; }
+    qsort(order, (size_t)T, sizeof *order, compare_order);
+}
+// The squares of some channels: of the sums of each token's rows, and of all rows
+static inline double embedding_squares(const float *dout, const uint64_t *order, int64_t T, int64_t C, int64_t channels) {
+    double squares[32] = {0}, sum = 0.0;
+    float row_sum[CLIP_SLICE];
+    for (int64_t i = 0, next; i < T; i = next) {
+        memset(row_sum, 0, sizeof row_sum);
+        for (next = i; next < T && order[next] >> 32 == order[i] >> 32; next++) {
+            const float *row = dout + (int64_t)(order[next] & 0xffffffffu) * C;
+#pragma omp simd
+            for (int64_t c = 0; c < channels; c++) { row_sum[c] += row[c]; }
+            add_squares(squares, row, channels);
+        }
+        add_squares(squares, row_sum, channels);
+    }
+    for (int64_t l = 0; l < 32; l++) { sum += squares[l]; }
+    return sum;
+}
+static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C) {
+    const ClipSpace k = thread_clip_space(s, rows, T);
+    const int64_t slices = ceil_div(C, CLIP_SLICE), parts = min_i64(CLIP_PARTS, slices);
+#pragma omp parallel num_threads(s->threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < rows; b++) { sort_tokens(k.order + b * T, tokens + b * T, T); }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows * parts; i++) {
+            const int64_t b = i / parts, part = i % parts;
+            double sum = 0.0;
+            for (int64_t slice = part; slice < slices; slice += CLIP_PARTS) {
+                const int64_t c = slice * CLIP_SLICE;
+                sum += embedding_squares(f32_const(dout) + b * T * C + c, k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
+            }
+            k.parts[b * CLIP_PARTS + part] = sum;
+            poll_messages(s);
+        }
+    }
+    add_parts(norms, k.parts, rows, parts);
+}
+
+// Rows of x against rows of dout: a tile of products, each of which meets one of dlogits
+static inline double tied_part(Stream *s, const ClipSpace *k, const float *dout, const int32_t *tokens, const float *dlogits, const float *x, int64_t T,
+                               int64_t C, int64_t Vp, int64_t part) {
+    const int64_t edge = k->edge, across = ceil_div(T, edge), tiles = across * across;
+    double sum = 0.0;
+    for (int64_t i = part; i < tiles; i += CLIP_PARTS) {
+        const int64_t row = i / across * edge, col = i % across * edge, m = min_i64(edge, T - row), n = min_i64(edge, T - col);
+        sgemm_tile(s, CblasNoTrans, CblasTrans, m, n, C, x + row * C, C, dout + col * C, C, 0.0f, k->first, edge);
+        for (int64_t r = 0; r < m; r++) {
+            const float *product = k->first + r * edge, *d = dlogits + (row + r) * Vp;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t t = 0; t < n; t++) { sum += (double)product[t] * (double)d[tokens[col + t]]; }
+        }
+    }
+    return 2.0 * sum;
+}
+static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows,
+                                         int64_t T, int64_t C, int64_t Vp) {
+    if (rows * T == 0) { return; }
+    const ClipSpace shared = thread_clip_space(s, rows, T);
+    const int64_t tiles = ceil_div(T, shared.edge), parts = min_i64(CLIP_PARTS, tiles * tiles);
+    blas_serial_once();
+#pragma omp parallel num_threads(s->threads)
+    {
+        const ClipSpace k = thread_clip_space(s, rows, T);
+        blas_serial_here();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < rows * parts; i++) {
+            const int64_t b = i / parts, n = b * T;
+            k.parts[b * CLIP_PARTS + i % parts] =
+                tied_part(s, &k, f32_const(dout) + n * C, tokens + n, f32_const(dlogits) + n * Vp, f32_const(x) + n * C, T, C, Vp, i % parts);
+        }
+    }
+    add_parts(norms, shared.parts, rows, parts);
+}
+
+// --- norms, factors, and what is made of them ---------------------------------------------------------------------------
+static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n) {
+    const ClipSpace k = thread_clip_space(s, rows, 0);
+    const int64_t piece = max_i64(BLOCK, round_up(ceil_div(n, CLIP_PARTS), 32)), pieces = ceil_div(n, piece);
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t i = 0; i < rows * pieces; i++) {
+        const int64_t b = i / pieces, part = i % pieces;
+        k.parts[b * CLIP_PARTS + part] = chunk_squares(in + b * n + part * piece, min_i64(piece, n - part * piece));
+        poll_messages(s);
+    }
+    add_parts(norms, k.parts, rows, pieces);
+}
+static inline void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip) {
+    (void)s;
+    for (int64_t b = 0; b < rows; b++) {
+        const double norm = (double)weights[b] * sqrt(norms[b]), abadi = fmin(1.0, (double)R / (norm + 1e-6)), automatic = (double)R / (norm + 0.01);
+        factors[b] = isfinite(norm) ? (float)((double)weights[b] * (clip == CLIP_ABADI ? abadi : automatic)) : 0.0f;
+    }
+}
+static inline void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T) {
+    const int64_t n = T * A, m = b ? T * B : 0, blocks = ceil_div(max_i64(n, m), BLOCK);
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t k = 0; k < rows * blocks; k++) {
+        const int64_t sample = k / blocks, begin = k % blocks * BLOCK, end = min_i64(n, begin + BLOCK), end_b = min_i64(m, begin + BLOCK);
+        const float factor = factors[sample];
+        float *x = f32(a) + sample * n;
+        if (factor == 0.0f) {
+            if (begin < end) { memset(x + begin, 0, (size_t)(end - begin) * sizeof(float)); }
+            if (begin < end_b) { memset(f32(b) + sample * m + begin, 0, (size_t)(end_b - begin) * sizeof(float)); }
+        } else {
+#pragma omp simd
+            for (int64_t i = begin; i < end; i++) { x[i] *= factor; }
+        }
+        poll_after_block(s, k);
+    }
+}
+static inline void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
+        for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
+            const int64_t end = min_i64(n, begin + NEAR);
+            if (!accumulate) { memset(out + begin, 0, (size_t)(end - begin) * sizeof(float)); }
+            for (int64_t b = 0; b < rows; b++) {
+                const float factor = factors[b], *x = in + b * n;
+                if (factor == 0.0f) { continue; }
+#pragma omp simd
+                for (int64_t i = begin; i < end; i++) { out[i] += factor * x[i]; }
+            }
+        }
+        poll_after_block(s, k);
+    }
+}
+
+#endif
