@@ -614,4 +614,6 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
     }
 }
 
+#include "clip_cuda.cuh" // the rest of the contract
+
 #endif

@@ -103,7 +103,7 @@ static inline void clip_carve_buffers(Clip *c, Arena *a, const GptModel *m, int6
     c->lnfw = arena_floats(a, n), c->lnfb = arena_floats(a, n);
     for (int l = 0; l < m->config.layers; l++) { c->blocks[l] = l == 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[0]; }
     int64_t sample = blocks ? m->class_elements[STORAGE_BLOCK] : 0;
-    if (c->head) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
+    if (clip_instantiates_head(m, T)) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
     c->sample = arena_floats(a, sample);
 }
 

@@ -407,10 +407,12 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
     FOR_REAL(LAUNCH((embedding_kernel<R>), blocks_for(N * C, THREADS), THREADS, 0, stream, (R *)out, tokens, (const R *)wte, (const R *)wpe, N, T, C));
 }
 
-// order(N): positions sorted by their token, equal tokens by position. A position's place is the number of those before it,
-// which each thread counts for itself: N^2 comparisons from shared memory, but no step that depends on timing.
+// order(N): positions sorted by their token, equal tokens by position; of each row of the grid, which has N tokens of its own. A position's
+// place is the number of those before it, which each thread counts for itself: N^2 comparisons from shared memory, but no step that depends
+// on timing.
 __global__ void order_tokens_kernel(int32_t *order, const int32_t *tokens, int64_t N) {
     __shared__ int32_t tile[THREADS];
+    order += blockIdx.y * N, tokens += blockIdx.y * N;
     const int64_t n = thread_index();
     const int32_t mine = n < N ? tokens[n] : 0;
     int64_t place = 0;
@@ -443,7 +445,7 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
                                           int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
     const int64_t N = rows * T;
     if (!accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    if (!accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
+    if (dwpe && !accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
     if (N == 0) { return; }
     cudaStream_t stream = enter(s);
     int32_t *order = (int32_t *)scratch(s);
@@ -451,14 +453,16 @@ static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, c
     LAUNCH(order_tokens_kernel, blocks_for(N, THREADS), THREADS, 0, stream, order, tokens, N);
     const dim3 grid((unsigned)N, blocks_for(C, THREADS));
     FOR_REAL(LAUNCH((embedding_backward_wte_kernel<R>), grid, THREADS, 0, stream, dwte, (const R *)dout, tokens, order, N, C));
-    FOR_REAL(LAUNCH((embedding_backward_wpe_kernel<R>), blocks_for(T * C, THREADS), THREADS, 0, stream, dwpe, (const R *)dout, rows, T, C));
+    if (dwpe) { FOR_REAL(LAUNCH((embedding_backward_wpe_kernel<R>), blocks_for(T * C, THREADS), THREADS, 0, stream, dwpe, (const R *)dout, rows, T, C)); }
 }
 
 // --- sums over rows, in two steps: parts of the rows, then the parts in their order ------------------------------------
-// partials(parts, 2, C): of rows [part * each, ...), the sums of dout * (in - mean) * rstd (left out where in is NULL), and of dout
+// Of rows [part * each, ...), the sums of dout * (in - mean) * rstd (left out where in is NULL), and of dout: at weights + part * stride,
+// which may be NULL where in is, and at biases + part * stride.
 enum { COLUMN_ROWS = 8 }; // of a block, side by side
 template <class R>
-__global__ void column_partials_kernel(float *partials, const R *dout, const R *in, const float *mean, const float *rstd, int64_t N, int64_t C, int64_t each) {
+__global__ void column_partials_kernel(float *weights, float *biases, int64_t stride, const R *dout, const R *in, const float *mean, const float *rstd,
+                                       int64_t N, int64_t C, int64_t each) {
     __shared__ float sums[2][COLUMN_ROWS][32];
     const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x, end = least((blockIdx.y + 1) * each, N);
     float weight = 0.0f, bias = 0.0f;
@@ -470,9 +474,9 @@ __global__ void column_partials_kernel(float *partials, const R *dout, const R *
     sums[0][threadIdx.y][threadIdx.x] = weight, sums[1][threadIdx.y][threadIdx.x] = bias;
     __syncthreads();
     if (threadIdx.y > 1 || c >= C) { return; }
-    float total = 0.0f; // row of threads 0 adds up the one sum, row 1 the other
+    float total = 0.0f, *to = threadIdx.y ? biases : weights; // row of threads 0 adds up the one sum, row 1 the other
     for (int y = 0; y < COLUMN_ROWS; y++) { total += sums[threadIdx.y][y][threadIdx.x]; }
-    partials[((int64_t)blockIdx.y * 2 + threadIdx.y) * C + c] = total;
+    if (to) { to[blockIdx.y * stride + c] = total; }
 }
 __global__ void column_finish_kernel(float *dweight, float *dbias, const float *partials, int64_t parts, int64_t C, bool accumulate) {
     const int64_t c = thread_index();
@@ -482,14 +486,20 @@ __global__ void column_finish_kernel(float *dweight, float *dbias, const float *
     if (dweight) { dweight[c] = weight; }
     dbias[c] = bias;
 }
+static inline void column_partials(Stream *s, float *weights, float *biases, int64_t stride, const Real *dout, const Real *in, const float *mean,
+                                   const float *rstd, int64_t N, int64_t C, int64_t each) {
+    cudaStream_t stream = enter(s);
+    if (N == 0) { return; }
+    const dim3 grid(blocks_for(C, 32), blocks_for(N, each)), block(32, COLUMN_ROWS);
+    FOR_REAL(LAUNCH((column_partials_kernel<R>), grid, block, 0, stream, weights, biases, stride, (const R *)dout, (const R *)in, mean, rstd, N, C, each));
+}
 static inline void column_sums(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, const float *mean, const float *rstd, int64_t N,
                                int64_t C, bool accumulate) {
     cudaStream_t stream = enter(s);
     float *partials = (float *)scratch(s);
     const int64_t each = max_i64(4 * COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)), parts = ceil_div(N, each);
     assert(parts * 2 * C * (int64_t)sizeof(float) <= scratch_bytes(s));
-    const dim3 grid(blocks_for(C, 32), (unsigned)parts), block(32, COLUMN_ROWS);
-    if (N) { FOR_REAL(LAUNCH((column_partials_kernel<R>), grid, block, 0, stream, partials, (const R *)dout, (const R *)in, mean, rstd, N, C, each)); }
+    column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, each);
     LAUNCH(column_finish_kernel, blocks_for(C, THREADS), THREADS, 0, stream, dweight, dbias, partials, parts, C, accumulate);
 }
 
@@ -715,30 +725,30 @@ template <class R> __global__ void classifier_kernel(float *losses, R *logits, c
         write(row + v, counts ? scale * (expf(read(row + v) - lse) - (v == target ? 1.0f : 0.0f)) : 0.0f);
     }
 }
-static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, const Real *x, const Real *wte, const int32_t *targets, int64_t N, int64_t C,
-                                  int64_t V, int64_t Vp, float scale, bool accumulate) {
-    assert((dx == NULL) == (dwte == NULL));
+static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets,
+                                  int64_t N, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
     if (N == 0 && dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    Real *logits = (Real *)scratch(s);
     for (int64_t n = 0; n < N; n += CLASSIFIER_ROWS) {
         const int64_t rows = min_i64(CLASSIFIER_ROWS, N - n);
-        assert(rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
+        Real *logits = dlogits ? real_at(dlogits, n * Vp) : (Real *)scratch(s);
+        assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
         ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);
         cudaStream_t stream = enter(s);
-        FOR_REAL(LAUNCH((classifier_kernel<R>), (unsigned)rows, THREADS, 0, stream, losses + n, (R *)logits, targets + n, V, Vp, scale, dx != NULL));
-        if (!dx) { continue; }
-        ops_matmul_backward_weight(s, dwte, NULL, logits, real_at_const(x, n * C), rows, C, Vp, accumulate || n > 0);
-        ops_matmul_backward_input(s, real_at(dx, n * C), logits, wte, NULL, rows, C, Vp);
+        FOR_REAL(LAUNCH((classifier_kernel<R>), (unsigned)rows, THREADS, 0, stream, losses + n, (R *)logits, targets + n, V, Vp, scale, dx || dwte || dlogits));
+        if (dwte) { ops_matmul_backward_weight(s, dwte, NULL, logits, real_at_const(x, n * C), rows, C, Vp, accumulate || n > 0); }
+        if (dx) { ops_matmul_backward_input(s, real_at(dx, n * C), logits, wte, NULL, rows, C, Vp); }
     }
 }
 
 static int64_t attention_scratch_bytes(OpsShape shape); // attention_cuda.cuh
+static int64_t clip_scratch_bytes(OpsShape shape);      // clip_cuda.cuh
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     (void)threads;
     const int64_t N = shape.rows * shape.T, widest = max_i64(4 * shape.C, shape.Vp), real = (int64_t)ops_real_bytes();
     const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4, attention = attention_scratch_bytes(shape),
                   logits = min_i64(N, CLASSIFIER_ROWS) * shape.Vp * real;
-    return (size_t)(MATMUL_WORKSPACE + max_i64(SCRATCH_LEAST, max_i64(max_i64(columns, order), max_i64(attention, logits))));
+    return (size_t)(MATMUL_WORKSPACE +
+                    max_i64(max_i64(SCRATCH_LEAST, clip_scratch_bytes(shape)), max_i64(max_i64(columns, order), max_i64(attention, logits))));
 }
 
 // --- optimizers and norms ---------------------------------------------------------------------------------------------

@@ -1,0 +1,356 @@
+// clip_cuda.cuh: per-sample norms, clipping and noise on a GPU (the contract is ops.h, section "privacy"). attention_cuda.cuh brings it.
+//
+// Norms      A block looks at a piece of a sample and sums squares in fp64; a second kernel adds the pieces in their order. Pieces follow from
+//            the shape of one sample, so a norm has the same bits whatever the other samples are, and how many.
+// Ghost      |dout^T in|^2 of a sample = the sum over pairs of its rows of (in_t . in_s)(dout_t . dout_s). A block makes a tile of both
+//            products in registers, multiplies and adds: nothing of size T x T is stored, and a pair of tiles is looked at once. Where the
+//            gradient itself has fewer products, tiles of it are made and squared in the same way.
+// Tiles      bf16 in rows of a multiple of 8: 128 x 128 on tensor cores, which two stages of asynchronous copies feed. A warp has 64 x 32
+//            of both products: 21 flop for each byte from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh).
+//            Everything else: 64 x 64 by plain arithmetic.
+// Workspace  [partial sums, fp64 | order of tokens]
+#ifndef CLIP_CUDA_CUH
+#define CLIP_CUDA_CUH
+
+#include "attention_cuda.cuh" // tensor cores
+
+enum { NORM_PIECE = 8192, PLAIN_EDGE = 64 };
+
+// --- norms of pieces, one row of the grid for each sample ----------------------------------------------------------------
+__device__ double block_total(double x) { // of a block of THREADS threads, once in a kernel
+    __shared__ double part[WARPS];
+    for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
+    if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
+    __syncthreads();
+    x = 0.0;
+    for (int w = 0; w < WARPS; w++) { x += part[w]; }
+    return x;
+}
+// What the threads of this block have found is noted for add_norms_kernel; or it is added to the norm, where there is no other block.
+__device__ void add_to_norm(double *norms, double *parts, double x) {
+    x = block_total(x);
+    if (threadIdx.x == 0 && gridDim.x == 1) { norms[blockIdx.y] += x; }
+    if (threadIdx.x == 0 && gridDim.x > 1) { parts[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = x; }
+}
+__global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) { // a block takes a sample
+    double sum = 0.0;
+    for (int64_t i = threadIdx.x; i < n; i += THREADS) { sum += parts[blockIdx.x * n + i]; }
+    sum = block_total(sum);
+    if (threadIdx.x == 0) { norms[blockIdx.x] += sum; }
+}
+// Starts a kernel of `blocks` blocks for each sample, and what adds up their parts.
+template <class Kernel, class... Arguments>
+static inline void start_norms(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows, double *norms, Arguments... arguments) {
+    cudaStream_t stream = enter(s);
+    const dim3 grid((unsigned)blocks, (unsigned)rows);
+    double *parts = (double *)scratch(s);
+    assert(blocks * rows * (int64_t)sizeof *parts <= scratch_bytes(s));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    LAUNCH(kernel, grid, THREADS, shared, stream, norms, parts, arguments...);
+    if (blocks > 1) { LAUNCH(add_norms_kernel, (unsigned)rows, THREADS, 0, stream, norms, parts, blocks); }
+}
+
+__global__ void sample_norms_kernel(double *norms, double *parts, const float *in, int64_t n) {
+    const int64_t begin = (int64_t)blockIdx.x * NORM_PIECE, end = least(begin + NORM_PIECE, n);
+    double sum = 0.0;
+    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
+        const double x = (double)in[blockIdx.y * n + i];
+        sum += x * x;
+    }
+    add_to_norm(norms, parts, sum);
+}
+static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n) {
+    if (rows && n) { start_norms(s, sample_norms_kernel, 0, ceil_div(n, NORM_PIECE), rows, norms, in, n); }
+}
+static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows, int64_t T, int64_t OC) {
+    column_partials(s, NULL, sums, OC, dout, NULL, NULL, NULL, rows * T, OC, T);
+    ops_sample_norms(s, norms, sums, rows, OC);
+}
+static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms, const Real *dout, const Real *in, const float *mean,
+                                         const float *rstd, int64_t rows, int64_t T, int64_t C) {
+    column_partials(s, dweights, dbiases, C, dout, in, mean, rstd, rows * T, C, T);
+    ops_sample_norms(s, norms, dweights, rows, C);
+    ops_sample_norms(s, norms, dbiases, rows, C);
+}
+
+// A block takes the row of dout at place blockIdx.x of its sample's order: its square is that of a row of dwpe. If its token is the first of
+// its kind, the rows of that token are added up, and squared too.
+template <class R>
+__global__ void embedding_norms_kernel(double *norms, double *parts, const R *dout, const int32_t *tokens, const int32_t *order, int64_t T, int64_t C) {
+    const int64_t place = blockIdx.x;
+    dout += blockIdx.y * T * C, tokens += blockIdx.y * T, order += blockIdx.y * T;
+    const int32_t token = tokens[order[place]];
+    const bool first = place == 0 || tokens[order[place - 1]] != token;
+    int64_t end = place;
+    while (first && end < T && tokens[order[end]] == token) { end++; }
+    double squares = 0.0;
+    for (int64_t c = threadIdx.x; c < C; c += THREADS) {
+        const float x = read(dout + order[place] * C + c);
+        float sum = 0.0f;
+        for (int64_t i = place; i < end; i++) { sum += read(dout + order[i] * C + c); }
+        squares += (double)x * (double)x + (double)sum * (double)sum;
+    }
+    add_to_norm(norms, parts, squares);
+}
+static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C) {
+    cudaStream_t stream = enter(s);
+    if (rows * T == 0) { return; }
+    int32_t *order = (int32_t *)((double *)scratch(s) + rows * T); // behind the partial sums
+    assert(rows * T * (int64_t)(sizeof(double) + sizeof *order) <= scratch_bytes(s));
+    LAUNCH(order_tokens_kernel, dim3(blocks_for(T, THREADS), (unsigned)rows), THREADS, 0, stream, order, tokens, T);
+    FOR_REAL(start_norms(s, embedding_norms_kernel<R>, 0, T, rows, norms, (const R *)dout, tokens, order, T, C));
+}
+
+// --- tiles of products of rows -------------------------------------------------------------------------------------------
+// Of each sample a matrix whose rows are multiplied over `depth`: with each other, or with those of another. In memory the elements of a row
+// lie side by side, or, ACROSS, the rows do.
+template <class R> struct Rows {
+    const R *p;
+    int rows, depth;
+};
+template <class R> __device__ Rows<R> of_sample(Rows<R> a) {
+    a.p += (int64_t)blockIdx.y * a.rows * a.depth;
+    return a;
+}
+template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a, int row, int k) {
+    return a.p + (ACROSS ? (int64_t)k * a.rows + row : (int64_t)row * a.depth + k);
+}
+
+// Both kinds of tile. multiply: product = rows a0 ... of a times rows b0 ... of b: of the tile, those EACH elements that are this thread's.
+template <class R, bool ACROSS> struct Plain {
+    enum { EDGE = PLAIN_EDGE, EACH = 16, DEPTH = 16, SHARED = 0 };
+    __device__ int row(int e) { return (int)threadIdx.x / 16 + 16 * (e / 4); }
+    __device__ int column(int e) { return (int)threadIdx.x % 16 + 16 * (e % 4); }
+    __device__ void load(float (*to)[EDGE + 1], const Rows<R> &a, int row0, int k0) {
+        for (int i = (int)threadIdx.x; i < DEPTH * EDGE; i += THREADS) {
+            const int r = ACROSS ? i % EDGE : i / DEPTH, k = ACROSS ? i / EDGE : i % DEPTH;
+            to[k][r] = row0 + r < a.rows && k0 + k < a.depth ? read(element_of<ACROSS>(a, row0 + r, k0 + k)) : 0.0f;
+        }
+    }
+    __device__ void multiply(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0) {
+        __shared__ float left[DEPTH][EDGE + 1], right[DEPTH][EDGE + 1];
+        UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
+        for (int k0 = 0; k0 < a.depth; k0 += DEPTH) {
+            __syncthreads(); // all have used what was there
+            load(left, a, a0, k0), load(right, b, b0, k0);
+            __syncthreads();
+            for (int k = 0; k < DEPTH; k++) {
+                UNROLL for (int e = 0; e < EACH; e++) { product[e] += left[k][row(e)] * right[k][column(e)]; }
+            }
+        }
+    }
+};
+template <bool ACROSS> struct Mma {
+    enum { EDGE = 128, EACH = 64, DEPTH = 64, WIDTH = ACROSS ? EDGE : DEPTH, PITCH = WIDTH + 8, PANEL = EDGE * DEPTH / WIDTH * PITCH, SHARED = 4 * PANEL * 2 };
+    __device__ int row(int e) { return (int)threadIdx.x / 32 % 2 * 64 + e / 16 * 16 + fragment_row(e / 2 % 2); }
+    __device__ int column(int e) { return (int)threadIdx.x / 64 * 32 + e / 4 % 4 * 8 + fragment_column(e % 2); }
+    __device__ void start(Bf16 *to, const Rows<Bf16> &a, int row0, int k0) { // a panel, which lies as the matrix does
+        UNROLL for (int i = 0; i < EDGE * DEPTH / 8; i += THREADS) {
+            const int at = i + (int)threadIdx.x, line = at / (WIDTH / 8), x = at % (WIDTH / 8) * 8;
+            const int r = row0 + (ACROSS ? x : line), k = k0 + (ACROSS ? line : x);
+            const bool there = r < a.rows && k < a.depth;
+            copy_async_16(to + line * PITCH + x, there ? element_of<ACROSS>(a, r, k) : a.p, there);
+        }
+    }
+    template <bool LEFT> __device__ void load(unsigned m[4], const Bf16 *panel, int r, int k) { // 16 rows of an operand, over 16
+        const bool stacked = LEFT != ACROSS; // in the panel the second of its four parts of 8 x 8 lies below the first; else beside it
+        const int line = (ACROSS ? k : r) + (stacked ? lane() % 16 : lane() / 16 * 8 + lane() % 8);
+        const int x = (ACROSS ? r : k) + (stacked ? lane() / 16 * 8 : lane() / 8 % 2 * 8);
+        if (ACROSS) {
+            load_matrices_transposed(m, panel + line * PITCH + x);
+        } else {
+            load_matrices(m, panel + line * PITCH + x);
+        }
+    }
+    __device__ void multiply_panels(float *product, const Bf16 *a, const Bf16 *b) {
+        UNROLL for (int k = 0; k < DEPTH; k += 16) {
+            unsigned left[4][4], right[4];
+            UNROLL for (int m = 0; m < 4; m++) { load<true>(left[m], a, (int)threadIdx.x / 32 % 2 * 64 + 16 * m, k); }
+            UNROLL for (int n = 0; n < 4; n += 2) {
+                load<false>(right, b, (int)threadIdx.x / 64 * 32 + 8 * n, k);
+                UNROLL for (int m = 0; m < 4; m++) {
+                    mma_bf16(product + 16 * m + 4 * n, left[m], right[0], right[1]);
+                    mma_bf16(product + 16 * m + 4 * n + 4, left[m], right[2], right[3]);
+                }
+            }
+        }
+    }
+    __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b, int b0) {
+        DYNAMIC_SHARED(Bf16, panels);
+        const bool alike = a.p == b.p && a0 == b0; // one panel serves for both
+        UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
+        for (int k0 = -DEPTH, stage = 1; k0 < a.depth; k0 += DEPTH, stage = 1 - stage) {
+            Bf16 *now = panels + 2 * stage * PANEL, *next = panels + 2 * (1 - stage) * PANEL;
+            copy_async_wait();
+            __syncthreads(); // these panels are there for all, and all have used those before
+            if (k0 + DEPTH < a.depth) {
+                start(next, a, a0, k0 + DEPTH);
+                if (!alike) { start(next + PANEL, b, b0, k0 + DEPTH); }
+            }
+            if (k0 >= 0) { multiply_panels(product, now, alike ? now : now + PANEL); }
+        }
+    }
+};
+
+// --- norms of products of rows -------------------------------------------------------------------------------------------
+template <class Tile, class R> __global__ void __launch_bounds__(THREADS) ghost_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
+    int i = 0, j = (int)blockIdx.x; // the pairs (0,0) (1,0) (1,1) (2,0) ...
+    for (; j > i; i++) { j -= i + 1; }
+    float p[Tile::EACH], q[Tile::EACH];
+    Tile().multiply(p, of_sample(in), i * Tile::EDGE, of_sample(in), j * Tile::EDGE);
+    Tile().multiply(q, of_sample(dout), i * Tile::EDGE, of_sample(dout), j * Tile::EDGE);
+    double sum = 0.0;
+    UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)q[e]; }
+    add_to_norm(norms, parts, i == j ? sum : 2.0 * sum);
+}
+template <class Tile, class R> __global__ void __launch_bounds__(THREADS) gradient_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
+    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across, j = (int)blockIdx.x % across;
+    float p[Tile::EACH];
+    Tile().multiply(p, of_sample(dout), i * Tile::EDGE, of_sample(in), j * Tile::EDGE);
+    double sum = 0.0;
+    UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)p[e]; }
+    add_to_norm(norms, parts, sum);
+}
+// A tile of (x_s . dout_t), each times what the classifier sends to the row of wte that position t took.
+template <class Tile, class R>
+__global__ void __launch_bounds__(THREADS)
+    tied_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> x, const R *dlogits, const int32_t *tokens, int64_t Vp) {
+    const int T = x.rows, across = (T + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
+    dlogits += (int64_t)blockIdx.y * T * Vp, tokens += (int64_t)blockIdx.y * T;
+    float p[Tile::EACH];
+    Tile().multiply(p, of_sample(x), i, of_sample(dout), j);
+    double sum = 0.0;
+    UNROLL for (int e = 0; e < Tile::EACH; e++) {
+        const int s = i + Tile().row(e), t = j + Tile().column(e);
+        if (s < T && t < T) { sum += (double)p[e] * (double)read(dlogits + s * Vp + tokens[t]); }
+    }
+    add_to_norm(norms, parts, 2.0 * sum);
+}
+template <class Along, class Across, class R>
+static inline void matmul_sample_norms(Stream *s, double *norms, const R *dout, const R *in, int64_t rows, int T, int C, int OC) {
+    const int64_t lines = ceil_div(T, Along::EDGE), pairs = lines * (lines + 1) / 2, tiles = ceil_div(OC, Along::EDGE) * ceil_div(C, Along::EDGE);
+    if (pairs * (C + OC) <= tiles * T) { // follows from the shape alone
+        start_norms(s, ghost_norms_kernel<Along, R>, Along::SHARED, pairs, rows, norms, Rows<R>{dout, T, OC}, Rows<R>{in, T, C});
+    } else {
+        start_norms(s, gradient_norms_kernel<Across, R>, Across::SHARED, tiles, rows, norms, Rows<R>{dout, OC, T}, Rows<R>{in, C, T});
+    }
+}
+static inline bool fits_mma(const void *p, int64_t width) { return gpu_real == DTYPE_BF16 && width % 8 == 0 && alignment_of(p) >= 16; }
+static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in, int64_t rows, int64_t T, int64_t C, int64_t OC) {
+    if (rows * T == 0) { return; }
+    if (fits_mma(dout, OC) && fits_mma(in, C)) {
+        matmul_sample_norms<Mma<false>, Mma<true>>(s, norms, (const Bf16 *)dout, (const Bf16 *)in, rows, (int)T, (int)C, (int)OC);
+    } else {
+        FOR_REAL(matmul_sample_norms<Plain<R, false>, Plain<R, true>>(s, norms, (const R *)dout, (const R *)in, rows, (int)T, (int)C, (int)OC));
+    }
+}
+template <class Tile, class R>
+static inline void tied_sample_norms(Stream *s, double *norms, const R *dout, const int32_t *tokens, const R *dlogits, const R *x, int64_t rows, int T, int C,
+                                     int64_t Vp) {
+    const int64_t lines = ceil_div(T, Tile::EDGE);
+    start_norms(s, tied_norms_kernel<Tile, R>, Tile::SHARED, lines * lines, rows, norms, Rows<R>{dout, T, C}, Rows<R>{x, T, C}, dlogits, tokens, Vp);
+}
+static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows,
+                                         int64_t T, int64_t C, int64_t Vp) {
+    if (rows * T == 0) { return; }
+    if (fits_mma(dout, C) && fits_mma(x, C)) {
+        tied_sample_norms<Mma<false>>(s, norms, (const Bf16 *)dout, tokens, (const Bf16 *)dlogits, (const Bf16 *)x, rows, (int)T, (int)C, Vp);
+    } else {
+        FOR_REAL(tied_sample_norms<Plain<R, false>>(s, norms, (const R *)dout, tokens, (const R *)dlogits, (const R *)x, rows, (int)T, (int)C, Vp));
+    }
+}
+
+// Partial sums: of pairs of tiles or of tiles of a gradient; of positions, beside their order; of pieces of a sample's whole gradient, which
+// is made for one sample at a time: of wte, or of a block, which has less than 16 C^2.
+static inline int64_t clip_scratch_bytes(OpsShape shape) {
+    const int64_t lines = ceil_div(shape.T, PLAIN_EDGE), widest = max_i64(4 * shape.C, shape.Vp);
+    const int64_t tiles = max_i64(lines * lines, ceil_div(widest, PLAIN_EDGE) * ceil_div(shape.C, PLAIN_EDGE));
+    const int64_t of_samples = shape.rows * max_i64(8 * tiles, (8 + 4) * shape.T), of_one = 8 * ceil_div(4 * widest * shape.C, NORM_PIECE);
+    return max_i64(of_samples, of_one);
+}
+
+// --- clipping --------------------------------------------------------------------------------------------------------------
+__global__ void clip_factors_kernel(float *factors, const double *norms, const float *weights, int64_t rows, double R, ClipFunction clip) {
+    const int64_t b = thread_index();
+    if (b >= rows) { return; }
+    const double weight = (double)weights[b], x = weight * sqrt(norms[b]);
+    const double factor = clip == CLIP_ABADI ? fmin(1.0, R / (x + 1e-6)) : R / (x + 0.01);
+    factors[b] = isfinite(x) ? (float)(weight * factor) : 0.0f;
+}
+static inline void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip) {
+    cudaStream_t stream = enter(s);
+    if (rows) { LAUNCH(clip_factors_kernel, blocks_for(rows, THREADS), THREADS, 0, stream, factors, norms, weights, rows, (double)R, clip); }
+}
+
+enum { SCALED = 8 };                                                                                              // of a thread
+template <class R> __global__ void scale_samples_kernel(R *a, int64_t n, R *b, int64_t m, const float *factors) { // n and m elements of a sample
+    const float factor = factors[blockIdx.y];
+    const int64_t i = thread_index() * SCALED;
+    a += blockIdx.y * n, b = b ? b + blockIdx.y * m : NULL;
+    if (factor == 0.0f) {
+        const int64_t step = (int64_t)gridDim.x * THREADS;
+        for (int64_t e = thread_index(); e < n; e += step) { write(a + e, 0.0f); }
+        for (int64_t e = thread_index(); b && e < m; e += step) { write(b + e, 0.0f); }
+    } else if (i < n) {
+        float x[SCALED];
+        R scaled[SCALED];
+        read_numbers<SCALED>(x, a + i, n - i);
+        UNROLL for (int j = 0; j < SCALED; j++) { write(scaled + j, factor * x[j]); }
+        write_numbers<SCALED>(a + i, scaled, n - i);
+    }
+}
+static inline void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T) {
+    cudaStream_t stream = enter(s);
+    if (rows * T * A == 0) { return; }
+    const dim3 grid(blocks_for(T * A, THREADS * SCALED), (unsigned)rows);
+    FOR_REAL(LAUNCH((scale_samples_kernel<R>), grid, THREADS, 0, stream, (R *)a, T * A, (R *)b, T * B, factors));
+}
+
+__global__ void accumulate_samples_kernel(float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {
+    const int64_t i = thread_index() * 4;
+    float sum[4] = {0}, x[4];
+    if (i >= n) { return; }
+    if (accumulate) { read_numbers<4>(sum, out + i, n - i); }
+    for (int64_t b = 0; b < rows; b++) {
+        const float factor = factors[b];
+        if (factor == 0.0f) { continue; }
+        read_numbers<4>(x, in + b * n + i, n - i);
+        UNROLL for (int j = 0; j < 4; j++) { sum[j] += factor * x[j]; }
+    }
+    write_numbers<4>(out + i, sum, n - i);
+}
+static inline void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {
+    cudaStream_t stream = enter(s);
+    if (n) { LAUNCH(accumulate_samples_kernel, blocks_for(n, THREADS * 4), THREADS, 0, stream, out, in, factors, rows, n, accumulate); }
+}
+
+// --- noise: a thread takes the 16 elements of a block of ChaCha20 ----------------------------------------------------------
+__global__ void scale_kernel(float *x, int64_t n, float scale) {
+    const int64_t i = thread_index();
+    if (i < n) { x[i] *= scale; }
+}
+__global__ void add_noise_kernel(float *x, int64_t first, int64_t n, NoiseStream noise, NoiseScale scale) {
+    const int64_t i = thread_index() * NOISE_BLOCK;
+    uint32_t words[NOISE_BLOCK];
+    float y[NOISE_BLOCK];
+    if (i >= n) { return; }
+    read_numbers<NOISE_BLOCK>(y, x + i, n - i);
+    noise_words(words, &noise, (uint32_t)((first + i) / NOISE_BLOCK));
+    UNROLL for (int j = 0; j < NOISE_BLOCK; j += 2) {
+        float z[2];
+        noise_normals(words[j], words[j + 1], &z[0], &z[1]);
+        y[j] = noise_add(y[j], z[0], scale), y[j + 1] = noise_add(y[j + 1], z[1], scale);
+    }
+    write_numbers<NOISE_BLOCK>(x + i, y, n - i);
+}
+static inline void ops_add_noise(Stream *s, float *x, int64_t first, int64_t n, NoiseStream noise, float deviation, float scale) {
+    cudaStream_t stream = enter(s);
+    assert(first % NOISE_BLOCK == 0 && (first + n) / NOISE_BLOCK <= (int64_t)UINT32_MAX);
+    if (n && deviation == 0.0f) {
+        LAUNCH(scale_kernel, blocks_for(n, THREADS), THREADS, 0, stream, x, n, scale);
+    } else if (n) {
+        LAUNCH(add_noise_kernel, blocks_for(n, THREADS * NOISE_BLOCK), THREADS, 0, stream, x, first, n, noise, noise_scale(deviation, scale));
+    }
+}
+
+#endif
