@@ -618,6 +618,14 @@ static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
     return t;
 }
 
+// NAME_tokenizer.bin beside shards whose pattern is NAME, `part` and more; NULL where there is none.
+static inline const char *tokenizer_find(const char *shards, const char *part, char *path, size_t bytes) {
+    const char *end = strstr(shards, part);
+    if (!end) { return NULL; }
+    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
+    return access(path, R_OK) ? NULL : path;
+}
+
 // Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank calls; a bad file ends the program with EXIT_INPUT.
 static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
     if (!path) { return tokenizer_of_bytes(vocab); }
@@ -664,6 +672,19 @@ static inline int64_t tokenizer_count_bytes(const Tokenizer *t, const int32_t *t
     int64_t sum = 0;
     for (int64_t i = 0; i < count; i++) { sum += tokenizer_bytes(t, targets[i]); }
     return sum;
+}
+
+// The same of the targets of samples 0 .. samples - 1.
+static inline int64_t dataset_target_bytes(const Dataset *ds, const Tokenizer *t, int64_t samples) {
+    int64_t T = ds->options.T, bytes = 0;
+    int32_t *tokens = (int32_t *)checked_malloc((size_t)(2 * T) * sizeof(int32_t), "targets");
+    for (int64_t g = 0; g < samples; g++) {
+        dataset_fill(ds, g, 1, tokens, tokens + T);
+        bytes += tokenizer_count_bytes(t, tokens + T, T);
+        keep_alive();
+    }
+    free(tokens);
+    return bytes;
 }
 
 // Writes a token's text. Control characters except newline and tab come out as \xNN, so a sample cannot drive a terminal;

@@ -37,7 +37,7 @@ static inline ClipPolicy clip_policy(const GptModel *m, double R, bool flat, Cli
 // ---------------------------------------------------------------------------------------------------------------------
 // Which way: by the bytes of instantiating (write, read, add to the gradient) against the multiplications of ghost norms
 
-enum { GHOST_RATIO = 120 }; // multiplications in the time of a byte, with what small products lose (docs/results.md)
+enum { GHOST_RATIO = 60 }; // multiplications in the time of a byte, with what small products lose (docs/results.md)
 // A product of (T, d) and (T, p) rows of a sample: T^2 (d + p) against d p.
 static inline bool clip_prefers_ghost(int64_t T, double both, double elements) { return (double)T * (double)T * both <= GHOST_RATIO * elements; }
 static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *m, int64_t T) {
@@ -195,12 +195,8 @@ static inline void clip_block_instantiated(Stream *s, const GptModel *m, const C
 
 static inline void clip_head_backward_input(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
                                             const int32_t *targets, int64_t rows, int64_t T) {
-    const int64_t C = m->config.channels, V = m->config.vocab, Vp = m->config.padded_vocab;
-    const int64_t calls = c->head ? rows : 1, N = rows * T / calls;
-    for (int64_t b = 0; b < calls; b++) {
-        ops_classifier(s, h->losses + b * N, real_at(h->dlnf, b * N * C), c->head ? c->head + b * Vp * C : NULL, c->dlogits, real_at_const(h->lnf, b * N * C),
-                       unit_param(m, u, WTE), targets + b * N, N, C, V, Vp, 1.0f / (float)T, false);
-    }
+    ops_classifier(s, h->losses, h->dlnf, c->head, c->dlogits, h->lnf, unit_param(m, u, WTE), targets, rows * T, T, m->config.channels, m->config.vocab,
+                   m->config.padded_vocab, 1.0f / (float)T, false);
     gpt_head_backward_lnf(s, m, u, dx, x, h, rows * T);
 }
 static inline void clip_head_norms(Stream *s, const GptModel *m, const Clip *c, const Real *x, const HeadActs *h, int64_t rows, int64_t T) {

@@ -33,9 +33,9 @@ typedef struct {
     HeadActs head;
     int32_t *tokens, *targets; // (rows, T) on the device
     // buffers
-    BlockGradients *work; // [layers]
-    Real **gradient;      // [units] of boundaries
-    Clip clip;            // policy.on: samples are clipped
+    BlockGradients *work;        // [layers]
+    Real **gradient;             // [units] of boundaries
+    Clip clip;                   // policy.on: samples are clipped
     Real *input, *output;        // a block's input and output in compute precision, where that differs from storage precision
     Real *logits;                // (Vp) one row, for generation
     char *activations, *buffers; // the allocations all of these lie in
@@ -55,13 +55,13 @@ typedef struct {
 // What one pass works on.
 typedef struct {
     const Dataset *data;
-    int64_t first_sample;  // number of the pass's first sample in the run
+    int64_t first_sample;   // number of the pass's first sample in the run
     const int64_t *windows; // [samples] of the data, instead of samples that follow each other; or NULL
-    int64_t samples;       // of this pass; rows beyond are left out
-    double *sample_losses; // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
-    float scale;           // of the loss: 1 / targets of the step
-    bool training;         // false: only losses
-    double *sample_right;  // [samples] of labelled data: 1 where the likeliest label is the sample's, else 0. NULL: not wanted
+    int64_t samples;        // of this pass; rows beyond are left out
+    double *sample_losses;  // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
+    float scale;            // of the loss: 1 / targets of the step
+    bool training;          // false: only losses
+    double *sample_right;   // [samples] of labelled data: 1 where the likeliest label is the sample's, else 0. NULL: not wanted
 } Pass;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -111,12 +111,14 @@ typedef struct {
     DType dtype;
     int64_t rows, T; // of a micro-batch, at most
     bool recompute;
+    int64_t logits; // rows of logits at a time, where they are not kept
     ClipPolicy clip;
 } ExecutorShape;
 
 // Bytes of the operations' workspace.
 static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape, int threads) {
-    return gpt_workspace_bytes(m, shape->rows, shape->T, threads, shape->clip.on && !clip_instantiates_head(m, shape->T));
+    bool kept = shape->clip.on && !clip_instantiates_head(m, shape->T);
+    return gpt_workspace_bytes(m, shape->rows, shape->T, threads, kept ? 0 : shape->logits);
 }
 
 // Counts the activations and buffers of a rank. executor_allocate makes it ready to run.
@@ -488,6 +490,39 @@ static inline void executor_logits(Executor *e, const int32_t *tokens, int64_t n
         }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
+}
+
+// How tokens are drawn: by temperature (0: the likeliest), as a function of seed, step and the token's place.
+typedef struct {
+    double temperature;
+    uint64_t seed, step;
+} Draws;
+static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int64_t position) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < V; i++) { best = logits[i] > logits[best] ? i : best; }
+    double sum = 0;
+    if (d.temperature == 0) { return (int32_t)best; }
+    for (int64_t i = 0; i < V; i++) { sum += exp(((double)logits[i] - (double)logits[best]) / d.temperature); }
+    double draw = random_uniform(d.seed, d.step, (uint64_t)position) * sum;
+    for (int64_t i = 0; i < V; i++) {
+        draw -= exp(((double)logits[i] - (double)logits[best]) / d.temperature);
+        if (draw < 0) { return (int32_t)i; }
+    }
+    return (int32_t)best;
+}
+// `count` tokens that follow `first`. Every rank calls it, and gets the same.
+static inline void executor_generate(Executor *e, int32_t first, int32_t *out, int64_t count, Draws draws) {
+    int64_t T = e->T, n = 1;
+    int32_t *tokens = (int32_t *)checked_malloc((size_t)T * sizeof(int32_t), "sample");
+    tokens[0] = first;
+    for (int64_t i = 0; i < count; i++) {
+        executor_logits(e, tokens, n, e->host_logits);
+        out[i] = choose_token(draws, e->host_logits, e->model->config.vocab, i);
+        if (n == T) { memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t)), n = T - T / 2; } // slide: keep the newer half
+        tokens[min_i64(n, T - 1)] = out[i];
+        n = min_i64(n + 1, T);
+    }
+    free(tokens);
 }
 
 #endif

@@ -268,9 +268,9 @@ static inline void *arena_take(Arena *a, size_t bytes) {
 static inline Real *arena_reals(Arena *a, int64_t n) { return (Real *)arena_take(a, (size_t)n * ops_real_bytes()); }
 static inline float *arena_floats(Arena *a, int64_t n) { return (float *)arena_take(a, (size_t)n * sizeof(float)); }
 
-// Bytes of the operations' workspace, for micro-batches of `rows` samples. keeps_logits: those of the classifier have another place.
-static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads, bool keeps_logits) {
-    OpsShape shape = {rows, T, m->config.channels, m->config.heads, m->config.vocab, m->config.padded_vocab, keeps_logits};
+// Bytes of the operations' workspace, for micro-batches of `rows` samples and chunks of so many rows of logits.
+static inline size_t gpt_workspace_bytes(const GptModel *m, int64_t rows, int64_t T, int threads, int64_t logits) {
+    OpsShape shape = {rows, T, m->config.channels, m->config.heads, m->config.vocab, m->config.padded_vocab, logits};
     return ops_workspace_bytes(shape, threads);
 }
 
@@ -384,7 +384,7 @@ static inline void gpt_head_forward(Stream *s, const GptModel *m, const UnitStat
 }
 // Only the losses (evaluation). logits(N, Vp): a place for them, or NULL where the workspace holds them.
 static inline void gpt_head_losses(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, Real *logits, const int32_t *targets, int64_t N) {
-    ops_classifier(s, h->losses, NULL, NULL, logits, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab, m->config.padded_vocab,
+    ops_classifier(s, h->losses, NULL, NULL, logits, h->lnf, unit_param(m, u, WTE), targets, N, N, m->config.channels, m->config.vocab, m->config.padded_vocab,
                    0.0f, false);
 }
 // dx(N,C) from the gradient of the layernorm's output
@@ -395,7 +395,7 @@ static inline void gpt_head_backward_lnf(Stream *s, const GptModel *m, const Uni
 // Losses, dx(N,C) and the head's part of the wte gradient, each sample's tokens weighted by `scale` (1 / tokens of the step).
 static inline void gpt_head_backward_input(Stream *s, const GptModel *m, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
                                            const int32_t *targets, int64_t N, float scale) {
-    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE), targets, N, m->config.channels, m->config.vocab,
+    ops_classifier(s, h->losses, h->dlnf, unit_grad(m, u, WTE), NULL, h->lnf, unit_param(m, u, WTE), targets, N, N, m->config.channels, m->config.vocab,
                    m->config.padded_vocab, scale, u->accumulate[STORAGE_WTE]);
     gpt_head_backward_lnf(s, m, u, dx, x, h, N);
 }

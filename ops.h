@@ -35,8 +35,9 @@ typedef struct {
 // Largest shapes the model will ask for; what the workspace must hold follows from it.
 typedef struct {
     int64_t rows, T, C, NH, V, Vp; // rows: sequences of a micro-batch
-    bool keeps_logits;             // the classifier always has a place for its logits from the caller
+    int64_t logits;                // rows of these that the workspace holds at most; 0 where the caller always has another place
 } OpsShape;
+enum { LOGITS_PLENTY = 1 << 30 }; // as many as the operation likes
 static size_t ops_workspace_bytes(OpsShape shape, int threads);
 
 // Before anything else: makes s->device. `place`: this rank's number on its machine, which chooses a GPU; `real`: the compute
@@ -150,9 +151,11 @@ static void ops_attention_backward(Stream *s, Real *dqkv, const Real *dout, cons
 // losses(N): -log p(target) of each row, natural log; 0 where target is -1 (a masked row, which also gets no gradient).
 // dx(N, C) = scale * dlogits wte, dwte(Vp, C) [+]= scale * dlogits^T x. Columns V..Vp-1 take no part; their rows of dwte get no
 // gradient (zero where accumulate is false). dlogits(N, Vp), where it is wanted, keeps scale * dlogits, zero in columns V..Vp-1. Each of
-// dx, dwte and dlogits may be NULL; all of them: losses only. With dlogits kept the workspace holds no logits.
+// dx, dwte and dlogits may be NULL; all of them: losses only. With dlogits kept the workspace holds no logits; else as many rows are
+// taken at a time as it has room for. each: rows that share a dwte,
+// N for one of all; else dwte is (N / each, Vp, C).
 static void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets, int64_t N,
-                           int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate);
+                           int64_t each, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate);
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
 // One pass over memory. master is the fp32 parameter; param (storage precision) gets its rounded copy; with DTYPE_FP32

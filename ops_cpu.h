@@ -770,6 +770,7 @@ enum {
 };
 typedef struct {
     int64_t R, C, V, width, tiles, tiles_a_thread; // a thread sweeps contiguous tiles, the same ones in both sweeps
+    int64_t first, each, Vp;                       // the chunk's first row; as ops.h has them
     float *logits;                                 // (tiles, R, width), or (R, Vp) that the caller keeps
     int64_t row, next;                             // from a row of a tile to the next; from tile to tile
     float *maximum, *sum;                          // (tiles, R)
@@ -777,11 +778,12 @@ typedef struct {
     double *lse;                                   // (R)
     float *dx;                                     // (threads, R, C)
 } Classifier;
-static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, bool logits, int64_t *floats) { // logits: and these
+// most: rows of a chunk; logits: the workspace holds these, too
+static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, int64_t most, bool logits, int64_t *floats) {
     float *begin = at;
     Classifier k;
     k.C = C, k.V = V;
-    k.R = ceil_div(N, max_i64(1, ceil_div(N, CLASSIFIER_ROWS)));
+    k.R = ceil_div(N, max_i64(1, ceil_div(N, most)));
     k.tiles_a_thread = ceil_div(V, (int64_t)threads * CLASSIFIER_COLS);
     k.tiles = k.tiles_a_thread * threads;
     k.width = round_up(ceil_div(V, k.tiles), 16);
@@ -844,6 +846,15 @@ static inline void classifier_tile_dlogits(const Classifier *k, int64_t tile, in
         if (targets[i] >= v0 && targets[i] < v0 + w) { l[targets[i] - v0] -= scale; }
     }
 }
+// The rows of dwte of one tile, from the rows of the chunk that share them
+static inline void classifier_tile_dwte(Stream *s, const Classifier *k, int64_t tile, int64_t rows, float *dwte, const float *x, bool accumulate) {
+    for (int64_t i = 0, next; i < rows; i = next) {
+        const int64_t sample = (k->first + i) / k->each;
+        next = min_i64(rows, (sample + 1) * k->each - k->first);
+        sgemm_tile(s, CblasTrans, CblasNoTrans, classifier_width(k, tile), k->C, next - i, classifier_logits(k, tile, i), k->row, x + i * k->C, k->C,
+                   accumulate || (k->first + i) % k->each ? 1.0f : 0.0f, dwte + (sample * k->Vp + tile * k->width) * k->C, k->C);
+    }
+}
 static inline void classifier_tile_backward(Stream *s, const Classifier *k, int64_t tile, int64_t rows, float *dx, bool first, float *dwte, const float *x,
                                             const float *wte, const int32_t *targets, float scale, bool accumulate) {
     const int64_t v0 = tile * k->width, w = classifier_width(k, tile), C = k->C;
@@ -853,7 +864,7 @@ static inline void classifier_tile_backward(Stream *s, const Classifier *k, int6
     }
     const float *dlogits = classifier_logits(k, tile, 0);
     classifier_tile_dlogits(k, tile, rows, targets, scale);
-    if (dwte) { sgemm_tile(s, CblasTrans, CblasNoTrans, w, C, rows, dlogits, k->row, x, C, accumulate ? 1.0f : 0.0f, dwte + v0 * C, C); }
+    if (dwte) { classifier_tile_dwte(s, k, tile, rows, dwte, x, accumulate); }
     if (dx) { sgemm_tile(s, CblasNoTrans, CblasNoTrans, rows, C, w, dlogits, k->row, wte + v0 * C, C, first ? 0.0f : 1.0f, dx, C); }
 }
 
@@ -895,18 +906,26 @@ static inline void classifier_chunk(Stream *s, const Classifier *k, int64_t rows
 }
 
 static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets,
-                                  int64_t N, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
-    if (dwte && !accumulate) { ops_zero(s, dwte + (N ? V : 0) * C, (size_t)((Vp - (N ? V : 0)) * C) * sizeof(float)); }
-    if (N == 0) { return; }
+                                  int64_t N, int64_t each, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
+    if (N == 0) {
+        if (dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
+        return;
+    }
+    for (int64_t b = 0; b < N / each && dwte && !accumulate; b++) { ops_zero(s, dwte + (b * Vp + V) * C, (size_t)((Vp - V) * C) * sizeof(float)); }
     int64_t floats;
-    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, !dlogits, &floats);
+    Classifier k = classifier_space((float *)s->workspace, N, C, V, s->threads, CLASSIFIER_ROWS, !dlogits, &floats);
+    for (int64_t most = k.R / 2; most && s->workspace_bytes < (size_t)floats * sizeof(float); most /= 2) {
+        k = classifier_space((float *)s->workspace, N, C, V, s->threads, most, !dlogits, &floats);
+    }
     assert(s->workspace_bytes >= (size_t)floats * sizeof(float));
     if (dlogits) { k.logits = f32(dlogits), k.row = Vp, k.next = k.width; }
+    k.each = each, k.Vp = Vp;
     blas_serial_once();
     for (int64_t n = 0; n < N; n += k.R) {
         const int64_t rows = min_i64(k.R, N - n);
+        k.first = n;
         classifier_chunk(s, &k, rows, losses + n, dx ? f32(dx) + n * C : NULL, dwte, dx || dwte || dlogits, f32_const(x) + n * C, f32_const(wte), targets + n,
-                         scale, accumulate || n > 0);
+                         scale, accumulate);
         for (int64_t i = 0; i < rows && dlogits; i++) { memset(k.logits + i * Vp + V, 0, (size_t)(Vp - V) * sizeof(float)); }
         if (dlogits) { k.logits += k.R * Vp; }
     }
@@ -990,7 +1009,8 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
     head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
     // Chunks are as equal as can be: those of fewer rows may be the longer ones.
-    classifier_space(NULL, min_i64(shape.rows * shape.T, CLASSIFIER_ROWS), shape.C, max_i64(1, shape.V), threads, !shape.keeps_logits, &classifier);
+    const int64_t most = shape.logits ? min_i64(shape.logits, CLASSIFIER_ROWS) : CLASSIFIER_ROWS;
+    classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V), threads, most, shape.logits > 0, &classifier);
     return (size_t)max_i64(max_i64(head * threads, classifier), clip_floats(shape.rows, shape.T, threads)) * sizeof(float);
 }
 

@@ -726,16 +726,17 @@ template <class R> __global__ void classifier_kernel(float *losses, R *logits, c
     }
 }
 static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets,
-                                  int64_t N, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
+                                  int64_t N, int64_t each, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
     if (N == 0 && dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    for (int64_t n = 0; n < N; n += CLASSIFIER_ROWS) {
-        const int64_t rows = min_i64(CLASSIFIER_ROWS, N - n);
+    const int64_t room = dlogits ? N : scratch_bytes(s) / (Vp * (int64_t)ops_real_bytes());
+    for (int64_t n = 0, rows; n < N; n += rows) {
+        rows = min_i64(min_i64(min_i64(CLASSIFIER_ROWS, room), N - n), each - n % each);
         Real *logits = dlogits ? real_at(dlogits, n * Vp) : (Real *)scratch(s);
         assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
         ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);
         cudaStream_t stream = enter(s);
         FOR_REAL(LAUNCH((classifier_kernel<R>), (unsigned)rows, THREADS, 0, stream, losses + n, (R *)logits, targets + n, V, Vp, scale, dx || dwte || dlogits));
-        if (dwte) { ops_matmul_backward_weight(s, dwte, NULL, logits, real_at_const(x, n * C), rows, C, Vp, accumulate || n > 0); }
+        if (dwte) { ops_matmul_backward_weight(s, dwte + n / each * Vp * C, NULL, logits, real_at_const(x, n * C), rows, C, Vp, accumulate || n % each); }
         if (dx) { ops_matmul_backward_input(s, real_at(dx, n * C), logits, wte, NULL, rows, C, Vp); }
     }
 }
@@ -746,7 +747,7 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     (void)threads;
     const int64_t N = shape.rows * shape.T, widest = max_i64(4 * shape.C, shape.Vp), real = (int64_t)ops_real_bytes();
     const int64_t columns = COLUMN_PARTS * 2 * widest * 4, order = N * 4, attention = attention_scratch_bytes(shape),
-                  logits = min_i64(N, CLASSIFIER_ROWS) * shape.Vp * real;
+                  logits = min_i64(min_i64(N, CLASSIFIER_ROWS), shape.logits) * shape.Vp * real;
     return (size_t)(MATMUL_WORKSPACE +
                     max_i64(max_i64(SCRATCH_LEAST, clip_scratch_bytes(shape)), max_i64(max_i64(columns, order), max_i64(attention, logits))));
 }

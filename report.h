@@ -214,13 +214,14 @@ typedef struct {
     const Store *store; // planned
     int threads;
     int64_t samples, most_samples, rows, steps; // of a step, as expected and at most; of a micro-step; of the run
+    int64_t logits;                             // rows of these at a time
     ClipPolicy clip;
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute, size_t memory[MEMORY_KINDS]) {
     int64_t T = run->options->seq_len;
-    ExecutorShape shape = {run->store->dtype, rows, T, recompute, run->clip};
+    ExecutorShape shape = {run->store->dtype, rows, T, recompute, run->logits, run->clip};
     Executor counted = executor_plan(run->model, shape, &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
@@ -524,8 +525,8 @@ static inline void progress_step(ProgressBar *bar, int64_t step, double loss, do
     char private_parts[64] = "";
     if (!bar->terminal) {
         if (isfinite(loss)) { snprintf(private_parts, sizeof private_parts, " | loss %8.6f | norm %8.4f", loss, norm); }
-        printf("step %5" PRId64 "/%" PRId64 "%s | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step, bar->steps, private_parts, lr,
-               ms, tokens_per_s, 100 * mfu, left);
+        printf("step %5" PRId64 "/%" PRId64 "%s | lr %.2e | %8.2f ms | %7.0f tok/s | %4.1f %% of matmul peak | %.0f s left\n", step, bar->steps, private_parts,
+               lr, ms, tokens_per_s, 100 * mfu, left);
         fflush(stdout);
         return;
     }

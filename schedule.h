@@ -372,11 +372,14 @@ static inline void validate_recompute(Validator *v, int rank, const Action *a) {
 }
 static inline void validate_clip(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, 0, a->micro);
+    bool any = false;
     if (*me & CLIPPED) { validator_fail(v, rank, a, "runs twice"); }
-    for (int u = 1; u < v->program->map.units; u++) {
+    for (int u = 0; u < v->program->map.units; u++) {
         unsigned char d = *validator_done(v, rank, u, a->micro);
-        if ((d & DONE_FORWARD) && !(d & DONE_INPUT)) { validator_fail(v, rank, a, "the norms of unit %d are not known", u); }
+        if (u && (d & DONE_FORWARD) && !(d & DONE_INPUT)) { validator_fail(v, rank, a, "the norms of unit %d are not known", u); }
+        any |= (d & DONE_FORWARD) != 0;
     }
+    if (!any) { validator_fail(v, rank, a, "no forward has run"); }
     *me |= CLIPPED;
 }
 static inline void validate_message(Validator *v, int rank, const Action *a) {

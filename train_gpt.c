@@ -50,6 +50,7 @@ typedef struct {
     int64_t val_bytes; // that one validation's targets stand for; 0: not known
     // how
     int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
+    int64_t logits;                             // rows of these at a time
     Privacy privacy;                            // of a private run
     ClipPolicy clip;
     Program program, evaluation; // schedules of a training step (a private run's is made anew for each) and of one validation batch
@@ -140,20 +141,32 @@ static void setup_batch(Trainer *t) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
     t->samples = t->most_samples = tokens / o->seq_len;
-    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n));
+    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n)), t->logits = LOGITS_PLENTY;
     gpt_work_check(&t->model.config, t->rows, o->seq_len);
 }
 
-// Micro-steps of a private run are shorter where that takes no more messages, so that what clipping keeps of a sample does not take more
-// memory than a longer one would without it.
-static int64_t private_rows(const Trainer *t) {
-    ExecutorShape shape = {t->dtype, t->rows, t->options.seq_len, t->options.recompute == RECOMPUTE_BLOCK, {false, false, 0, CLIP_ABADI}};
-    double states = (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16);
-    if (t->options.zero > 1 && t->ranks->n > 1) { return t->rows; }
-    double most = executor_bytes(&t->model, shape, t->stream.threads) + 0.03 * states;
-    shape.clip = t->clip;
-    while (shape.rows > 1 && executor_bytes(&t->model, shape, t->stream.threads) > most) { shape.rows--; }
-    return shape.rows;
+static ExecutorShape executor_shape(const Trainer *t) {
+    ExecutorShape shape = {t->dtype, t->rows, t->options.seq_len, t->options.recompute == RECOMPUTE_BLOCK, t->logits, t->clip};
+    return shape;
+}
+// Micro-steps of a private run are shorter where that takes no more messages, and chunks of logits, so that what clipping keeps of a sample
+// takes hardly more memory than longer ones would without it.
+static void shorten_micro_steps(Trainer *t) {
+    const int64_t LEAST_LOGITS = 128;
+    ExecutorShape shape = executor_shape(t);
+    bool often = t->options.zero > 1 && t->ranks->n > 1;
+    shape.clip.on = shape.clip.flat = false;
+    double most = executor_bytes(&t->model, shape, t->stream.threads);
+    most += 0.045 * (most + (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16)); // hardly: of all, with the states
+    while (executor_bytes(&t->model, executor_shape(t), t->stream.threads) > most) {
+        if (t->rows > 1 && !often) {
+            t->rows--;
+        } else if (t->logits > LEAST_LOGITS) {
+            t->logits /= 2;
+        } else {
+            break;
+        }
+    }
 }
 // A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
 static void setup_privacy(Trainer *t) {
@@ -162,12 +175,12 @@ static void setup_privacy(Trainer *t) {
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
     t->clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
-    t->rows = private_rows(t);
+    shorten_micro_steps(t);
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->rows), t->dtype,
-                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->rows), t->dtype, (DType)o->reduce_dtype,
+                          o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
@@ -202,50 +215,29 @@ static void setup_messages(Trainer *t) {
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options,   &t->model, &t->comm,  &t->cluster,       t->ranks,   &t->program, &t->rates,
-                      &t->predicted, &t->train, &t->store, t->stream.threads, t->samples, t->most_samples, t->rows, t->steps, t->clip};
+    RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates, &t->predicted, &t->train,
+                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->rows,  t->steps,    t->logits, t->clip};
     return facts;
 }
 
-// Samples of one validation (labelled ones once at most), and the bytes of text that their targets stand for.
+// Samples of one validation (labelled ones once at most).
 static int64_t validation_samples(const Trainer *t) {
     int64_t all = dataset_whole_windows(&t->val), asked = t->options.val_batches * t->samples;
     return asked < 0 || (t->val.labels && asked > all) ? all : asked;
-}
-static int64_t count_target_bytes(const Trainer *t) {
-    int64_t T = t->options.seq_len, bytes = 0, samples = validation_samples(t);
-    int32_t *tokens = (int32_t *)checked_malloc((size_t)(2 * T) * sizeof(int32_t), "targets");
-    for (int64_t g = 0; g < samples; g++) {
-        dataset_fill(&t->val, g, 1, tokens, tokens + T);
-        bytes += tokenizer_count_bytes(&t->tokenizer, tokens + T, T);
-        keep_alive();
-    }
-    free(tokens);
-    return bytes;
-}
-
-// --tokenizer, or NAME_tokenizer.bin beside the shards NAME_train... or else NAME_val... that this run is about, or NULL.
-static const char *tokenizer_path(const Trainer *t, char *path, size_t bytes) {
-    const Options *o = &t->options;
-    if (*o->tokenizer) { return o->tokenizer; }
-    bool trains = o->steps || t->given.at[OPTION_INDEX_train];
-    const char *shards = trains ? o->train : o->val_every ? o->val : "", *end = strstr(shards, trains ? "_train" : "_val");
-    if (!end) { return NULL; }
-    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
-    return access(path, R_OK) ? NULL : path;
 }
 
 static void setup_data(Trainer *t) {
     const Options *o = &t->options;
     char path[1100];
-    const char *file = tokenizer_path(t, path, sizeof path);
-    t->tokenizer = tokenizer_open(file, (int32_t)t->model.config.vocab);
+    bool trains = o->steps || t->given.at[OPTION_INDEX_train];
+    const char *file = trains ? tokenizer_find(o->train, "_train", path, sizeof path) : tokenizer_find(o->val_every ? o->val : "", "_val", path, sizeof path);
+    t->tokenizer = tokenizer_open(*o->tokenizer ? o->tokenizer : file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
     DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed};
     DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0};
     t->steps = o->steps;
     if (o->steps) { t->train = dataset_open(o->train, train); }
-    if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = count_target_bytes(t); }
+    if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t)); }
     DatasetOptions hellaswag = val;
     hellaswag.flag = "--hellaswag";
     if (*o->hellaswag) { t->hellaswag = choices_open(o->hellaswag, hellaswag); }
@@ -253,9 +245,8 @@ static void setup_data(Trainer *t) {
 }
 
 static void setup_states(Trainer *t) {
-    const Options *o = &t->options;
     size_t unused[2];
-    ExecutorShape shape = {t->dtype, t->rows, o->seq_len, o->recompute == RECOMPUTE_BLOCK, t->clip};
+    ExecutorShape shape = executor_shape(t);
     t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
@@ -330,8 +321,8 @@ static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, do
     bool shown = !t->privacy.on || t->options.dp_show_private;
     double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    StepFacts facts = {t->progress.step, shown ? loss : nobody, shown ? norm : nobody, lr, seconds, tokens, mfu, energy_joules(&t->energy),
-                       shown ? pass->windows : NULL, pass->samples};
+    StepFacts facts = {t->progress.step,          shown ? loss : nobody,        shown ? norm : nobody, lr, seconds, tokens, mfu,
+                       energy_joules(&t->energy), shown ? pass->windows : NULL, pass->samples};
     report_step(&facts, &t->bar, &t->log);
 }
 
@@ -392,8 +383,8 @@ static void train_step(Trainer *t) {
     } else {
         t->executor.action = NULL; // the updates do not run
         if (t->comm.rank == 0) {
-            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, t->privacy.on ? (double)NAN : loss,
-                    norm);
+            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip,
+                    t->privacy.on ? (double)NAN : loss, norm);
         }
     }
     profile_end(&t->profile, &t->executor, schedule, at);
@@ -444,8 +435,8 @@ static void validate(Trainer *t) {
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
     if (t->val.labels) { accuracy = (double)e.right / (double)samples; }
-    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high : (double)NAN, e.targets, &t->bar,
-                      &t->log);
+    report_validation(t->progress.step, loss, bits, accuracy, t->privacy.on ? privacy_epsilon(&t->privacy, t->progress.step).high : (double)NAN, e.targets,
+                      &t->bar, &t->log);
 }
 
 static void score_hellaswag(Trainer *t) {
@@ -454,38 +445,18 @@ static void score_hellaswag(Trainer *t) {
     if (t->comm.rank == 0) { report_choices(t->progress.step, e.right, examples, &t->bar, &t->log); }
 }
 
-// The next token by temperature sampling; the draw is a function of (seed, step, position).
-static int32_t choose_token(const Trainer *t, const float *logits, int64_t position) {
-    int64_t best = 0, V = t->model.config.vocab;
-    for (int64_t i = 1; i < V; i++) { best = logits[i] > logits[best] ? i : best; }
-    double temperature = t->options.temperature, sum = 0;
-    if (temperature == 0) { return (int32_t)best; }
-    for (int64_t i = 0; i < V; i++) { sum += exp(((double)logits[i] - (double)logits[best]) / temperature); }
-    double draw = random_uniform((uint64_t)t->options.seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step, (uint64_t)position) * sum;
-    for (int64_t i = 0; i < V; i++) {
-        draw -= exp(((double)logits[i] - (double)logits[best]) / temperature);
-        if (draw < 0) { return (int32_t)i; }
-    }
-    return (int32_t)best;
-}
-
 // All ranks compute the same text; rank 0 prints it.
 static void print_sample(Trainer *t) {
-    int64_t T = t->options.seq_len, Vp = t->model.config.padded_vocab;
-    int32_t *tokens = (int32_t *)checked_malloc((size_t)T * sizeof(int32_t), "sample");
-    float *logits = (float *)checked_malloc((size_t)Vp * sizeof(float), "logits");
-    tokens[0] = (int32_t)max_i64(t->tokenizer.eot, 0);
-    if (t->comm.rank == 0) { progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step); }
-    for (int64_t i = 0, n = 1; i < t->options.sample_tokens; i++) {
-        executor_logits(&t->executor, tokens, n, logits);
-        int32_t next = choose_token(t, logits, i);
-        if (t->comm.rank == 0) { tokenizer_print(&t->tokenizer, next, stdout); }
-        if (n == T) { memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t)), n = T - T / 2; } // slide: keep the newer half
-        tokens[min_i64(n, T - 1)] = next;
-        n = min_i64(n + 1, T);
+    const Options *o = &t->options;
+    int32_t *text = (int32_t *)checked_malloc((size_t)o->sample_tokens * sizeof(int32_t), "sample");
+    Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step};
+    executor_generate(&t->executor, (int32_t)max_i64(t->tokenizer.eot, 0), text, o->sample_tokens, draws);
+    if (t->comm.rank == 0) {
+        progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step);
+        for (int64_t i = 0; i < o->sample_tokens; i++) { tokenizer_print(&t->tokenizer, text[i], stdout); }
+        printf("\n---\n");
     }
-    if (t->comm.rank == 0) { printf("\n---\n"); }
-    free(tokens), free(logits);
+    free(text);
 }
 
 static void save_checkpoint(Trainer *t) {

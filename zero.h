@@ -240,9 +240,9 @@ typedef struct {
     Parcel parcel[PARCELS];
     int64_t parcels; // sent off
     size_t unpacked_used;
-    int held;       // storages acquired now
+    int held; // storages acquired now
     StoreNoise noise;
-    bool *noised; // [storages] the gradient of this step has its noise, and no update yet
+    bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
     bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;

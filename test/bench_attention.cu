@@ -26,7 +26,7 @@ static double seconds_of(Stream *s, OpsMark *marks[2], const Shape *a, bool back
 static void bench(Stream *s, Shape a) {
     const int64_t N = a.rows * a.T;
     const size_t real = ops_real_bytes();
-    OpsShape shape = {a.rows, a.T, a.C, a.NH, 1, 1, false};
+    OpsShape shape = {a.rows, a.T, a.C, a.NH, 1, 1, 0};
     OpsMark *marks[2] = {ops_mark_make(), ops_mark_make()};
     s->workspace_bytes = ops_workspace_bytes(shape, 1);
     s->workspace = ops_alloc(s->workspace_bytes);

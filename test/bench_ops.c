@@ -93,7 +93,7 @@ static void bench_classifier(Stream *s, int64_t N) {
     for (int64_t i = 0; i < N; i++) { targets[i] = (int32_t)(i * 37 % V); }
     double best[4] = {1e9, 1e9, 1e9, 1e9};
     for (int i = 0; i < (rounds + 1) / 2; i++) {
-        BEST(best[0], ops_classifier(s, losses, real(dx), dwte, NULL, real(x), real(wte), targets, N, C, V, Vp, 1.0f / (float)N, false));
+        BEST(best[0], ops_classifier(s, losses, real(dx), dwte, NULL, real(x), real(wte), targets, N, N, C, V, Vp, 1.0f / (float)N, false));
         BEST(best[1], sgemm(CblasNoTrans, CblasTrans, N, Vp, C, x, C, wte, C, 0.0f, logits, Vp));
         BEST(best[2], sgemm(CblasNoTrans, CblasNoTrans, N, C, Vp, logits, Vp, wte, C, 0.0f, dx, C));
         BEST(best[3], sgemm(CblasTrans, CblasNoTrans, Vp, C, N, logits, Vp, x, C, 0.0f, dwte, C));
@@ -221,7 +221,7 @@ static void bench_quantize(Stream *s) {
 
 static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     const int64_t N = rows * T;
-    OpsShape shape = {rows, T, C, NH, V, Vp, false};
+    OpsShape shape = {rows, T, C, NH, V, Vp, LOGITS_PLENTY};
     s->workspace_bytes = ops_workspace_bytes(shape, s->threads), s->workspace = ops_alloc(s->workspace_bytes);
     char title[64];
     snprintf(title, sizeof title, "%d rows of %d tokens", (int)rows, (int)T);

@@ -98,12 +98,12 @@ static Rig *rig_make(Setting setting) {
     assert_int_equal(file_dtype, DTYPE_FP32);
     r->program = program_of(&r->model, setting, true);
     r->stream.threads = 2;
-    OpsShape shape = {setting.rows, T, C, 3, V, VP, false};
+    OpsShape shape = {setting.rows, T, C, 3, V, VP, LOGITS_PLENTY};
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, {false, false, 0, CLIP_ABADI}};
+    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, 0, CLIP_ABADI}};
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
     executor_allocate(&r->executor, &r->program.map, &r->store, &r->stream, B);
     model_file_load(model_path, &r->store, file_dtype);

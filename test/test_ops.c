@@ -185,7 +185,7 @@ static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
-    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3, false};
+    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3, LOGITS_PLENTY};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
@@ -399,8 +399,8 @@ static void classifier_run(const Case *c, Stream *s, float **in, float *out, con
     int64_t N = positions(c), Vp = c->other + 3;
     float *alone = floats(N);
     const Real *x = in_real(s, in[0], N * c->C), *wte = in_real(s, in[1], Vp * c->C);
-    ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], NULL, x, wte, targets, N, c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
-    ops_classifier(s, alone, NULL, NULL, NULL, x, wte, targets, N, c->C, c->other, Vp, 0.0f, false);
+    ops_classifier(s, out, out_real(s, grad[0], N * c->C), grad[1], NULL, x, wte, targets, N, N, c->C, c->other, Vp, SCALE_EIGHTHS / 8.0f, accumulate);
+    ops_classifier(s, alone, NULL, NULL, NULL, x, wte, targets, N, N, c->C, c->other, Vp, 0.0f, false);
     ops_wait(s);
     assert_memory_equal(alone, out, (size_t)N * sizeof(float)); // losses only: the same losses
     ops_free(alone), ops_free(targets);
@@ -428,6 +428,22 @@ static void kept_reference(const Case *c, double **in, double *out) {
     }
     ops_free(targets);
 }
+// The samples' own dwte, made by one call, are those of calls for each alone: to rounding, as rows may be cut elsewhere.
+static void check_own_dwte(const Case *c, Stream *s, const Real *x, const Real *wte, const int32_t *targets, int64_t Vp) {
+    const int64_t C = c->C, n = Vp * C;
+    float *losses = floats(positions(c)), *own = floats(c->rows * n), *alone = floats(n);
+    ops_classifier(s, losses, NULL, own, NULL, x, wte, targets, positions(c), c->T, C, c->other, Vp, 1.0f, false);
+    for (int64_t b = 0; b < c->rows; b++) {
+        ops_classifier(s, losses, NULL, alone, NULL, real_at_const(x, b * c->T * C), wte, targets + b * c->T, c->T, c->T, C, c->other, Vp, 1.0f, false);
+        ops_wait(s);
+        for (int64_t i = 0; i < n; i++) {
+            if (!(fabsf(alone[i] - own[b * n + i]) <= 1e-5f * (1.0f + fabsf(alone[i])))) {
+                fail_msg("sample %d element %d: %g, alone %g", (int)b, (int)i, own[b * n + i], alone[i]);
+            }
+        }
+    }
+    ops_free(losses), ops_free(own), ops_free(alone);
+}
 static void kept_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
     (void)dout;
     int32_t *targets = tokens_of(c, true);
@@ -436,13 +452,14 @@ static void kept_run(const Case *c, Stream *s, float **in, float *out, const flo
     Real *dx = out_real(s, grad[0], N * C), *dlogits = out_real(s, out + N, N * Vp);
     const float scale = SCALE_EIGHTHS / 8.0f;
     if (c->variant == 3) {
-        ops_classifier(s, out, dx, NULL, NULL, x, wte, targets, N, C, V, Vp, scale, accumulate);
-        ops_classifier(s, out, NULL, grad[1], NULL, x, wte, targets, N, C, V, Vp, scale, accumulate);
-        ops_classifier(s, out, NULL, NULL, dlogits, x, wte, targets, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, dx, NULL, NULL, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, NULL, grad[1], NULL, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, NULL, NULL, dlogits, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
     } else {
-        ops_classifier(s, out, dx, grad[1], dlogits, x, wte, targets, N, C, V, Vp, scale, accumulate);
+        ops_classifier(s, out, dx, grad[1], dlogits, x, wte, targets, N, N, C, V, Vp, scale, accumulate);
     }
     ops_wait(s);
+    if (N) { check_own_dwte(c, s, x, wte, targets, Vp); }
     ops_free(targets);
 }
 
@@ -1432,10 +1449,10 @@ static void test_functions(void **state) { // the polynomial, over its whole ran
 static void test_workspace(void **state) {
     (void)state;
     for (int64_t rows = 1; rows <= 12; rows++) {
-        OpsShape shape = {rows, 129, 16, 1, 300, 384, false};
+        OpsShape shape = {rows, 129, 16, 1, 300, 384, LOGITS_PLENTY};
         for (int64_t fewer = 1; fewer <= rows * shape.T; fewer++) {
             int64_t floats;
-            classifier_space(NULL, fewer, shape.C, shape.V, 2, NULL, 0, &floats);
+            classifier_space(NULL, fewer, shape.C, shape.V, 2, CLASSIFIER_ROWS, true, &floats);
             assert_true((size_t)floats * sizeof(float) <= ops_workspace_bytes(shape, 2));
         }
     }
