@@ -164,6 +164,7 @@ static void shorten_micro_steps(Trainer *t) {
         } else if (t->logits > LEAST_LOGITS) {
             t->logits /= 2;
         } else {
+            t->clip.again = !t->clip.flat && executor_bytes(&t->model, executor_shape(t), t->stream.threads) > 1.1 * most;
             break;
         }
     }
@@ -233,8 +234,8 @@ static void setup_data(Trainer *t) {
     const char *file = trains ? tokenizer_find(o->train, "_train", path, sizeof path) : tokenizer_find(o->val_every ? o->val : "", "_val", path, sizeof path);
     t->tokenizer = tokenizer_open(*o->tokenizer ? o->tokenizer : file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
-    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed};
-    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0};
+    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed, 0};
+    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0, 0};
     t->steps = o->steps;
     if (o->steps) { t->train = dataset_open(o->train, train); }
     if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t)); }

@@ -160,7 +160,8 @@ static void bench_optimizers(Stream *s) {
     float *p = filled(n), *m = filled(n), *v = filled(n), *g = filled(n);
     uint16_t *stored = (uint16_t *)(void *)filled(n / 2 + 1);
     double *partials = (double *)checked_malloc((size_t)ceil_div(n, 65536) * sizeof(double), "partials");
-    double best[7] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+    double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+    const NoiseStream noise = {{1, 2, 3, 4, 5, 6, 7, 8}, NOISE_GRADIENT, 0, 1};
     OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10, {0, 0}};
     for (int i = 0; i < rounds; i++) {
         BEST(best[0], plain_pass(s, p, m, v, g, n));
@@ -171,6 +172,7 @@ static void bench_optimizers(Stream *s) {
         BEST(best[4], ops_norm_partials(s, partials, g, n, 65536));
         BEST(best[5], ops_unpack(s, real(p), stored, DTYPE_BF16, n));
         BEST(best[6], ops_pack(s, stored, real(g), DTYPE_BF16, n));
+        BEST(best[7], ops_add_noise(s, m, 0, n, noise, 1.0f, 0.5f));
     }
     pass_rate = 7 * bytes / best[0];
     printf("plain pass (4 reads, 3 writes): %.1f GB/s\n", pass_rate * 1e-9);
@@ -182,6 +184,7 @@ static void bench_optimizers(Stream *s) {
     row_pass("sgd", 0, best[3], 5 * bytes);
     row_pass("bf16 to fp32", 0, best[5], 1.5 * bytes);
     row_pass("fp32 to bf16", 0, best[6], 1.5 * bytes);
+    row_pass("noise", 0, best[7], 2 * bytes);
     step = fp32;
     ops_free(p), ops_free(m), ops_free(v), ops_free(g), ops_free(stored), free(partials);
 }

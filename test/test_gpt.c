@@ -78,7 +78,7 @@ typedef struct {
     double sample_losses[B];
 } Rig;
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false};
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
@@ -273,7 +273,7 @@ static OptimizerStep optimizer_of(int run, double norm) {
 static void check_run(int run, Setting setting, double loss_tolerance, double norm_tolerance) {
     setting.sgd = run == 2;
     Rig *r = rig_make(setting);
-    DatasetOptions options = {"--train", T, V, 0, WINDOWS_CONTINUOUS, false, 0};
+    DatasetOptions options = {"--train", T, V, 0, WINDOWS_CONTINUOUS, false, 0, 0};
     Dataset shard = dataset_open("test/golden/gpt_tiny_tokens.bin", options);
     for (int k = 0; k < UPDATES; k++) {
         int at;
