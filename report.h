@@ -216,6 +216,7 @@ typedef struct {
     int64_t samples, most_samples, rows, steps; // of a step, as expected and at most; of a micro-step; of the run
     int64_t logits;                             // rows of these at a time
     ClipPolicy clip;
+    Privacy *privacy;
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
@@ -659,6 +660,14 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     text_add(line, "}");
 }
 
+static inline void json_add_privacy(Privacy *p, int64_t steps, TextBuffer *line) {
+    if (!p->on) { return; }
+    text_add(line, ",\"privacy\":{\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64, steps, p->samples, p->windows);
+    json_add_field(line, "sigma", p->sigma), json_add_field(line, "clip", p->clip), json_add_field(line, "delta", p->delta);
+    json_add_field(line, "epsilon", privacy_epsilon(p, steps).high);
+    text_add(line, ",\"unit\":\"%s\",\"neighbours\":\"%s\",\"accountant\":\"%s\"}", privacy_units[p->unit], privacy_relations[p->relation],
+             p->rdp ? "rdp" : "prv");
+}
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":", run->model->parameters, run->ranks->n,
              run->cluster->nodes ? "none" : run->comm->transport.name);
@@ -670,6 +679,7 @@ static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     for (int l = 0; l < LINK_KINDS; l++) { json_add_field(line, comm_link_names[l], run->rates->message_bytes_per_s[l]); }
     json_add_field(line, "latency", run->rates->message_s[LINK_INTER]);
     text_add(line, "},\"predicted\":"), json_add_predicted(run->predicted, line);
+    json_add_privacy(run->privacy, run->privacy->allowed, line);
     text_add(line, "}");
 }
 
@@ -678,8 +688,8 @@ typedef struct {
     double steps_s, waiting_s, telling_s;
 } Spent;
 
-// Predicted against measured, on the terminal and in the log, after `steps` steps.
-static inline void report_end(const RunFacts *run, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
+// Predicted against measured, on the terminal and in the log, after `steps` steps that ended with `step`.
+static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
     Prediction *p = run->predicted;
     int64_t total[2][LINK_KINDS], per_step[COMM_KINDS][LINK_KINDS];
     for (int k = 0; k < COMM_KINDS; k++) {
@@ -705,6 +715,7 @@ static inline void report_end(const RunFacts *run, int64_t steps, Spent spent, d
     json_add_field(&line, "measured", idle);
     text_add(&line, "}"), json_add_field(&line, "overhead", steps ? spent.telling_s / spent.steps_s : 0);
     json_add_field(&line, "energy_j", energy);
+    json_add_privacy(run->privacy, step, &line);
     text_add(&line, "}");
     log_line(log, &line);
 }
@@ -719,11 +730,6 @@ static inline void print_resume_command(int64_t step, int ranks, int argc, char 
             continue;
         }
         if (!strncmp(argv[i], "--resume=", 9)) { continue; }
-        if (!strcmp(argv[i], "--dp-key") || !strncmp(argv[i], "--dp-key=", 9)) { // not told
-            printf(" --dp-key ...");
-            i += !argv[i][8];
-            continue;
-        }
         print_shell_word(argv[i]);
     }
     printf(" --resume 1\n");

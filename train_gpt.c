@@ -172,6 +172,8 @@ static void shorten_micro_steps(Trainer *t) {
 // A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
+    if (!o->steps) { return; } // nothing is learnt
+    if (t->train.tokens && !t->train.windows) { die(EXIT_INPUT, "use a smaller --seq-len or more data", "the training data have no whole window to draw"); }
     t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
@@ -217,7 +219,7 @@ static void setup_messages(Trainer *t) {
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates, &t->predicted, &t->train,
-                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->rows,  t->steps,    t->logits, t->clip};
+                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->rows,  t->steps,    t->logits, t->clip,       &t->privacy};
     return facts;
 }
 
@@ -234,7 +236,14 @@ static void setup_data(Trainer *t) {
     const char *file = trains ? tokenizer_find(o->train, "_train", path, sizeof path) : tokenizer_find(o->val_every ? o->val : "", "_val", path, sizeof path);
     t->tokenizer = tokenizer_open(*o->tokenizer ? o->tokenizer : file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
-    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed, 0};
+    DatasetOptions train = {"--train",
+                            o->seq_len,
+                            (int32_t)t->model.config.vocab,
+                            t->tokenizer.eot,
+                            windows,
+                            o->shuffle != 0,
+                            (uint64_t)o->seed,
+                            o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0};
     DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0, 0};
     t->steps = o->steps;
     if (o->steps) { t->train = dataset_open(o->train, train); }
@@ -462,6 +471,7 @@ static void print_sample(Trainer *t) {
 
 static void save_checkpoint(Trainer *t) {
     char path[1100];
+    privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
@@ -501,8 +511,7 @@ static void start(Trainer *t, int argc, char **argv) {
     t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
     t->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
-        bool secret = !strncmp(t->argv[i], "--dp-key=", 9) || !strcmp(t->argv[i - 1], "--dp-key");
-        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", secret ? "..." : t->argv[i]);
+        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]);
     }
     if (*t->options.out && t->comm.rank == 0) { snprintf(t->stop_file, sizeof t->stop_file, "%s/stop", t->options.out); }
     for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line of the manifest
@@ -584,7 +593,7 @@ static int finish(Trainer *t) {
     store_settle(&t->store);
     profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
-    report_end(&facts, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
+    report_end(&facts, t->progress.step, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }

@@ -10,6 +10,7 @@
 // On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are numbers that both have.
 // Add an operation: write its two functions, add a row to `operations`, add cases.
 #define POLL_WORK 20000    // so that small products are cut for polling too
+#define CLIP_PARTS 4       // so that a part is more than one piece of work
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
 #include "ops_cpu.h"
 #endif
@@ -102,7 +103,7 @@ static const Case cases[] = {
     {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
-    // rows, T, C, OC. Tiles of products are of up to 256, slices of C and OC of 128; some are less work from tiles of the gradient
+    // rows, T, C, OC. Tiles of products are of up to 256 rows, slices of C and OC of 128; some are less work from tiles of the gradient
     {MATMUL_NORMS, 1, 1, 1, 1, 0, 1},
     {MATMUL_NORMS, 3, 1, 40, 29, 0, 2},
     {MATMUL_NORMS, 2, 7, 129, 300, 0, 3},
@@ -113,6 +114,9 @@ static const Case cases[] = {
     {MATMUL_NORMS, 1, 601, 620, 640, 0, 3},
     {MATMUL_NORMS, 3, 50, 5, 7, 0, 2},
     {MATMUL_NORMS, 2, 300, 270, 33, 0, 2},
+    {MATMUL_NORMS, 3, 70, 40, 24, 0, 2}, // multiples of 8: on a GPU in bf16 tensor cores make tiles of 128; of products, here and with 203
+    {MATMUL_NORMS, 2, 130, 72, 136, 0, 2},
+    {MATMUL_NORMS, 2, 203, 136, 264, 0, 2},
     {MATMUL_NORMS, 0, 8, 16, 32, 0, 2},
     {MATMUL_NORMS, 2, 0, 16, 32, 0, 2},
     // rows, T, -, OC
@@ -133,6 +137,7 @@ static const Case cases[] = {
     {EMBEDDING_NORMS, 1, 1, 1, 1, 0, 1},
     {EMBEDDING_NORMS, 3, 20, 37, 5, 0, 3},
     {EMBEDDING_NORMS, 2, 150, 200, 60000, 0, 2},
+    {EMBEDDING_NORMS, 2, 40, 2600, 30, 0, 2},
     {EMBEDDING_NORMS, 2, 300, 40, 70, 0, 2},
     {EMBEDDING_NORMS, 3, 70, 130, 50, 1, 2},
     {EMBEDDING_NORMS, 0, 20, 37, 5, 0, 2},
@@ -141,6 +146,7 @@ static const Case cases[] = {
     {TIED_NORMS, 3, 9, 37, 5, 0, 3},
     {TIED_NORMS, 2, 65, 40, 301, 0, 2},
     {TIED_NORMS, 2, 260, 20, 30, 0, 2},
+    {TIED_NORMS, 2, 140, 72, 20, 0, 2},
     {TIED_NORMS, 2, 33, 130, 50, 1, 2},
     {TIED_NORMS, 0, 9, 37, 5, 0, 2},
     // rows, -, n
@@ -192,7 +198,7 @@ static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
-    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3, LOGITS_PLENTY};
+    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : max_i64(1, c->C), classifier ? c->other : 1, c->other + 3, LOGITS_PLENTY};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
