@@ -310,6 +310,17 @@ class Clipping(PrivateCheck):
         draw = random.Random(SEED)
         at_once(lambda case: self.check(self.data(2 * draw.randrange(2), 7), dp_clip_style=draw.choice(CLIP_STYLES), dp_clip_function="abadi", R=0, **case), cases)
 
+    def test_where_memory_is_short(self):
+        """There logits are made again for the gradient of wte: of a few samples at a time, of one. Then less speed is promised than where they are kept."""
+        promise = lambda job: float(re.search(r"leaves ([0-9.]+) %", job.out)[1])
+        for shape, count in ((Shape(1, 1, 8, 120, 12), 48), (Shape(1, 1, 8, 250, 24), 8)):
+            data = random_data(shape, shape.positions, 6, "document")
+            data = data._replace(samples=[random.Random(f"{SEED}{i}").choice(data.samples) for i in range(count)])
+            short = dict(ranks=2, zero=2 + SEED % 2, micro_batch=24)
+            self.check(data, **short, dp_clip_style="unit", dp_clip_function=CLIP_FUNCTIONS[SEED % 2], R=0)
+            kept, again = train_all([data.case(micro_batch=1), data.case(**short)])
+            self.assertLess(promise(again), promise(kept), shape)
+
     def test_bf16(self):
         # The weights, and so the gradients left in them, have 8 bits: 2^-9 of each element, in both runs.
         at_once(lambda style: self.check(self.data(2, 4), 2**-8, dtype="bf16", dp_clip_style=style, dp_clip_function="abadi", R=0, zero=3, ranks=2), ("unit", "flat"))
