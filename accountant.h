@@ -375,7 +375,7 @@ static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
     long double sum = 0;
     int64_t from = theta > 0 ? last : first;
     for (int64_t i = first; i <= last; i++) { sum += (long double)(mass[i] * exp(theta * (double)(i - from) * g->h)); }
-    return theta * (g->first + (double)from * g->h) + (double)logl(sum);
+    return theta * (g->first + (double)from * g->h) + (sum > 0 ? (double)logl(sum) : (double)-INFINITY);
 }
 // For golden sections: ln of the bound that Chernoff's t gives of the sum being `epsilon` or more, where sums are tilted by theta; or, with
 // epsilon NAN, the loss that exp(-FAR) of the tilted sum reaches. sign -1: from the other end.
@@ -638,7 +638,8 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
         fprintf(to, ",\"windows\":%d,\"accountant\":\"%s\",\"neighbours\":\"%s\"}\n", windows, accountant, neighbours);
         return;
     }
-    fprintf(to, "epsilon    %.6f (by %s; certainly between %.6f and %.6f)\n", loss.high, accountant, loss.low, loss.high);
+    double claimed = ceil(loss.high * 1e6) / 1e6;
+    fprintf(to, "epsilon    %.6f (by %s; certainly between %.6f and %.6f)\n", claimed, accountant, floor(loss.low * 1e6) / 1e6, claimed);
     fprintf(to, "delta      %g\nneighbours %s\n", s.delta, neighbours);
     if (windows > 1) { fprintf(to, "protects   a document of up to %d windows\n", windows); }
     fprintf(to, "of         %" PRId64 " steps that sample with probability %g (Poisson) and add noise of %g clipping thresholds\n", s.steps, s.q, s.sigma);

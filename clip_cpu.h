@@ -62,7 +62,7 @@ static inline void add_parts(double *norms, const double *parts, int64_t rows, i
 typedef int32_t LaneNumbers __attribute__((vector_size(LANES * 4)));
 // One step of a transposition: of each pair of squares beside the diagonal, `size` wide, the two change places
 static inline __attribute__((always_inline)) void swap_squares(Lanes row[LANES], const int size) {
-    LaneNumbers low, high;
+    LaneNumbers low = {0}, high = {0};
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) { low[l] = l & size ? LANES + l - size : l, high[l] = l & size ? LANES + l : l + size; }
 #pragma GCC unroll 16
@@ -361,13 +361,20 @@ static inline void ops_accumulate_samples(Stream *s, float *out, const float *in
     for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
         for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
             const int64_t end = min_i64(n, begin + NEAR);
-            if (!accumulate) { memset(out + begin, 0, (size_t)(end - begin) * sizeof(float)); }
+            bool more = accumulate;
             for (int64_t b = 0; b < rows; b++) {
                 const float factor = factors[b], *x = in + b * n;
                 if (factor == 0.0f) { continue; }
+                if (more) {
 #pragma omp simd
-                for (int64_t i = begin; i < end; i++) { out[i] += factor * x[i]; }
+                    for (int64_t i = begin; i < end; i++) { out[i] += factor * x[i]; }
+                } else {
+#pragma omp simd
+                    for (int64_t i = begin; i < end; i++) { out[i] = factor * x[i]; }
+                }
+                more = true;
             }
+            if (!more) { memset(out + begin, 0, (size_t)(end - begin) * sizeof(float)); }
         }
         poll_after_block(s, k);
     }

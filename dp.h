@@ -27,12 +27,13 @@
 typedef struct {
     bool on, flat;
     bool again;      // logits are made again for the gradient of wte
+    bool fresh;      // a micro-step's gradients are not added to those of another
     float threshold; // of a group's norm
     ClipFunction function;
 } ClipPolicy;
 
 static inline ClipPolicy clip_policy(const GptModel *m, double R, bool flat, ClipFunction function) {
-    ClipPolicy p = {true, flat, false, (float)(flat ? R : R / sqrt((double)m->units)), function};
+    ClipPolicy p = {true, flat, false, false, (float)(flat ? R : R / sqrt((double)m->units)), function};
     return p;
 }
 
@@ -112,7 +113,7 @@ static inline void clip_carve_buffers(Clip *c, Arena *a, const GptModel *m, int6
     c->weights = arena_floats(a, rows), c->factors = arena_floats(a, rows);
     c->lnfw = arena_floats(a, n), c->lnfb = arena_floats(a, n);
     for (int l = 0; l < m->config.layers; l++) { c->blocks[l] = l == 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[0]; }
-    int64_t sample = blocks ? m->class_elements[STORAGE_BLOCK] : 0;
+    int64_t sample = blocks && (rows > 1 || !c->policy.fresh) ? m->class_elements[STORAGE_BLOCK] : 0;
     if (clip_instantiates_head(m, T)) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
     c->sample = arena_floats(a, sample);
 }
@@ -182,21 +183,22 @@ static inline BlockGradients block_gradients_from(const BlockGradients *g, int64
     b.dres2 = real_at(g->dres2, row * C), b.dln2 = real_at(g->dln2, row * C), b.dln1 = real_at(g->dln1, row * C);
     return b;
 }
-// Norms, factors and sum, sample by sample.
+// Norms, factors and sum, sample by sample. The first one of a sum is made in its place.
 static inline void clip_block_instantiated(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const Real *x,
                                            const BlockActs *a, const BlockGradients *g, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels, elements = m->class_elements[STORAGE_BLOCK];
     UnitStates alone;
     memset(&alone, 0, sizeof alone);
-    alone.grads[STORAGE_BLOCK] = c->sample;
     clip_begin(s, c, rows);
     for (int64_t b = 0; b < rows; b++) {
+        const bool more = u->accumulate[STORAGE_BLOCK] || b;
+        float *grad = alone.grads[STORAGE_BLOCK] = more ? c->sample : u->grads[STORAGE_BLOCK];
         const BlockActs acts = block_acts_from(a, b * T, C);
         const BlockGradients gradients = block_gradients_from(g, b * T, C);
         gpt_block_backward_weight(s, m, &alone, real_at_const(dout, b * T * C), real_at_const(x, b * T * C), &acts, &gradients, 1, T);
-        ops_sample_norms(s, c->norms + b, c->sample, 1, elements);
+        ops_sample_norms(s, c->norms + b, grad, 1, elements);
         ops_clip_factors(s, c->factors + b, c->norms + b, c->weights + b, 1, c->policy.threshold, c->policy.function);
-        ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], c->sample, c->factors + b, 1, elements, u->accumulate[STORAGE_BLOCK] || b);
+        ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], grad, c->factors + b, 1, elements, more);
     }
 }
 

@@ -53,7 +53,7 @@ static Dataset batch_dataset(void) {
         batch_tokens[b * (T + 1) + T] = (uint16_t)golden.y[b][T - 1];
         batch_table[b] = ((uint64_t)(b * (T + 1)) << TARGET_BITS) | T;
     }
-    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
+    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
     return d;
 }
 
@@ -103,7 +103,7 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, 0, CLIP_ABADI}};
+    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
     executor_allocate(&r->executor, &r->program.map, &r->store, &r->stream, B);
     model_file_load(model_path, &r->store, file_dtype);
