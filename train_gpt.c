@@ -161,8 +161,8 @@ static void setup_privacy(Trainer *t) {
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->shape.rows), t->dtype,
-                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    ZeroPolicy policy = zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->shape.rows, t->shape.clip.again);
+    t->store = store_plan(&t->model, t->ranks, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
