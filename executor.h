@@ -151,6 +151,25 @@ static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int 
     executor_free(&counted);
     return (double)activations + (double)buffers + (double)executor_workspace_bytes(m, &shape, threads);
 }
+// Makes micro-steps that clip shorter, where that takes no more messages (`often`: each takes its own), and chunks of logits, so that what
+// clipping keeps of a sample takes hardly more memory than longer ones would without it. states: bytes of all else.
+static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, double states, bool often, int threads) {
+    const int64_t LEAST_LOGITS = 128;
+    const double HARDLY = 0.045, TOO_MUCH = 1.1;
+    ExecutorShape plain = *shape;
+    plain.clip.on = plain.clip.flat = false;
+    const double without = executor_bytes(m, plain, threads), most = without + HARDLY * (without + states);
+    while (executor_bytes(m, *shape, threads) > most) {
+        if (shape->rows > 1 && !often) {
+            shape->rows--;
+        } else if (shape->logits > LEAST_LOGITS) {
+            shape->logits /= 2;
+        } else {
+            shape->clip.again = !shape->clip.flat && executor_bytes(m, *shape, threads) > TOO_MUCH * most;
+            break;
+        }
+    }
+}
 // samples: that this rank computes in a step, at most.
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Stream *stream, int64_t samples) {
     Arena activations = {NULL, 0}, buffers = {NULL, 0};

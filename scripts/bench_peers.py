@@ -14,6 +14,16 @@ padded to 50304, no gradient clipping (train_gpt is told so too), one thread per
     tuned       compiled, and malloc keeps freed memory, which saves the page faults of new activations
     stage0      not PyTorch: train_gpt again, with --zero 0
 
+Case dp: private training, of 6 blocks of 384 channels. What counts there is how much privacy costs each program, private against its own
+non-private run, and the tokens/s of both. Ours sample by Poisson's rule, so a run's figure there is the time of all its timed steps
+over the samples that they took, for B samples; Opacus gets B samples in every step.
+    unit, flat  train_gpt with --dp-clip-style unit and flat
+    plain       PyTorch, of modules that Opacus knows (positions are an embedding, the classifier a linear layer tied to the tokens'), eager
+    hooks       the same with Opacus: gradients of every sample. It adds up those of the tied table's two uses, so its norms are exact
+    untied      plain with a table of its own for the classifier
+    ghost       the same with Opacus' ghost clipping, which refuses tied tables
+fastDP, whose figures the documentation has, is not on PyPI, and pins PyTorch 1.11: it does not take part.
+
 With --peer the file is the PyTorch side: it trains and writes step times in the form of train_gpt's log.
 """
 import argparse
@@ -27,6 +37,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import warnings
 from collections import namedtuple
 
 import numpy as np
@@ -36,11 +47,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
-LAYERS, HEADS, CHANNELS, MAX_T, VOCAB, PADDED_VOCAB = 12, 12, 768, 1024, 50257, 50304
+MAX_T, VOCAB, PADDED_VOCAB = 1024, 50257, 50304
+Shape = namedtuple("Shape", "layers heads channels model")  # model: as train_gpt knows it
+GPT2_124M, SMALL = Shape(12, 12, 768, "gpt2:124M"), Shape(6, 6, 384, f"layers=6,heads=6,channels=384,vocab={VOCAB}")
 WARMUP = 2
 CORES = len(os.sched_getaffinity(0))
 
-Case = namedtuple("Case", "B T ranks steps zero peers")  # steps: timed ones, after the warm-up; zero: train_gpt's stage
+# steps: timed ones, after the warm-up; zero: train_gpt's stage
+Case = namedtuple("Case", "B T ranks steps zero peers shape", defaults=(GPT2_124M,))
 ALONE = ("eager", "compiled", "tuned")
 CASES = {
     "b4t64": Case(4, 64, 1, 8, 0, ALONE),
@@ -48,11 +62,23 @@ CASES = {
     "b1t1024": Case(1, 1024, 1, 4, 0, ALONE),
     "ddp": Case(4, 64, 2, 6, 0, ALONE),
     "fsdp": Case(4, 64, 2, 6, 3, ("eager", "stage0")),
+    "dp": Case(12, 256, 1, 6, 0, ("unit", "flat", "plain", "hooks", "untied", "ghost"), SMALL),
 }
+OURS = {  # flags of train_gpt where it is the contestant
+    "train_gpt": [],
+    "stage0": [],
+    "unit": ["--dp-noise", "1", "--dp-delta", "1e-5", "--dp-show-private", "--dp-clip-style", "unit"],
+    "flat": ["--dp-noise", "1", "--dp-delta", "1e-5", "--dp-show-private", "--dp-clip-style", "flat"],
+}
+WITHOUT = {"unit": "train_gpt", "flat": "train_gpt", "hooks": "plain", "ghost": "untied"}  # privacy
 PEERS = {  # environment of each
     "eager": {},
     "compiled": {},
     "tuned": {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)},
+    "plain": {},
+    "hooks": {},
+    "untied": {},
+    "ghost": {},
 }
 Run = namedtuple("Run", "ms bytes")
 
@@ -72,12 +98,12 @@ class Block(nn.Module):
         rows, t, _ = x.shape
         q, k, v = (part.view(rows, t, self.heads, -1).transpose(1, 2) for part in self.qkv(self.ln1(x)).split(self.channels, dim=2))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attproj(mixed.transpose(1, 2).reshape(rows, t, CHANNELS))
+        x = x + self.attproj(mixed.transpose(1, 2).reshape(rows, t, -1))
         return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
 
 
 class GPT(nn.Module):
-    def __init__(self, layers=LAYERS, heads=HEADS, channels=CHANNELS):
+    def __init__(self, layers, heads, channels):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(PADDED_VOCAB, channels), nn.Embedding(MAX_T, channels)
         self.blocks, self.lnf = nn.Sequential(*(Block(heads, channels) for _ in range(layers))), nn.LayerNorm(channels)
@@ -91,9 +117,54 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
+class GPTOfModules(GPT):
+    """The same, with every parameter in a module that Opacus knows, and called as one."""
+
+    def __init__(self, shape, tied):
+        super().__init__(shape.layers, shape.heads, shape.channels)
+        self.head = nn.Linear(shape.channels, PADDED_VOCAB, bias=False)
+        if tied:
+            self.head.weight = self.wte.weight
+        else:
+            nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[1]).repeat(x.shape[0], 1)
+        return self.head(self.lnf(self.blocks(self.wte(x) + self.wpe(positions))))
+
+
+def make_private(model, optimizer, case, mode):
+    """The model, the optimizer and the loss as Opacus makes them: samples clipped to norm 1 over all parameters, noise 1, B samples a step."""
+    warnings.filterwarnings("ignore")
+    from opacus import PrivacyEngine
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(100 * case.B)), batch_size=case.B)  # it wants one, for its account
+    made = PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=data, criterion=nn.CrossEntropyLoss(), noise_multiplier=1.0,
+                                        max_grad_norm=1.0, poisson_sampling=False, grad_sample_mode=mode)
+    return made[0], made[1], made[2] if mode == "ghost" else None
+
+
+def train_private_peer(case, peer, log):
+    torch.manual_seed(0)
+    model, criterion = GPTOfModules(case.shape, peer in ("plain", "hooks")), None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=peer in ("plain", "untied"))
+    if peer in ("hooks", "ghost"):
+        model, optimizer, criterion = make_private(model, optimizer, case, peer)
+    for step in range(1, WARMUP + case.steps + 1):
+        tokens = torch.randint(VOCAB, (case.B, case.T + 1))
+        begin = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(tokens[:, :-1])
+        flat, targets = logits.flatten(0, 1), tokens[:, 1:].flatten()
+        loss = criterion(flat, targets, shape=logits.shape) if criterion else F.cross_entropy(flat, targets)
+        loss.backward()
+        optimizer.step()
+        ms = 1e3 * (time.perf_counter() - begin)
+        print(json.dumps({"event": "step", "step": step, "loss": loss.item(), "ms": ms}), file=log, flush=True)
+
+
 def train_peer(case, compiled, log):
     torch.manual_seed(0)
-    model = GPT()
+    model = GPT(case.shape.layers, case.shape.heads, case.shape.channels)
     if case.ranks > 1:
         dist.init_process_group("gloo")
     if case.zero:
@@ -135,11 +206,11 @@ def threads(case):
     return max(1, CORES // case.ranks)
 
 
-def our_command(program, shard, case, zero, log):
+def our_command(program, shard, case, zero, log, flags):
     return ["mpirun", "-np", str(case.ranks), "--bind-to", "none", program, "--train", shard, "--val", shard,
-            "--model", "gpt2:124M", "--micro-batch", str(case.B), "--seq-len", str(case.T),
+            "--model", case.shape.model, "--micro-batch", str(case.B), "--seq-len", str(case.T),
             "--batch-tokens", str(case.B * case.T * case.ranks), "--steps", str(WARMUP + case.steps), "--val-every", "0",
-            "--weight-decay", "0.1", "--grad-clip", "0", "--threads", str(threads(case)), "--zero", str(zero), "--log", log]
+            "--weight-decay", "0.1", "--grad-clip", "0", "--threads", str(threads(case)), "--zero", str(zero), "--log", log, *flags]
 
 
 def peer_command(name, peer, case, log):
@@ -160,7 +231,14 @@ def measure(command, variables, case, log):
             sys.exit(f"bench_peers: failed: {' '.join(command)}\n{output.read()[-2000:]}")
     with open(log) as lines:
         steps = [event for event in map(json.loads, lines) if event["event"] == "step"]
-    return Run(statistics.median(event["ms"] for event in steps if event["step"] > WARMUP), 1024 * usage.ru_maxrss)
+    return Run(run_ms([event for event in steps if event["step"] > WARMUP], case), 1024 * usage.ru_maxrss)
+
+
+def run_ms(steps, case):
+    """Of a step of B samples: the median; in case dp the mean over samples, since private steps take any number of them."""
+    if case.shape is not SMALL:
+        return statistics.median(event["ms"] for event in steps)
+    return case.B * sum(event["ms"] for event in steps) / sum(len(event.get("samples") or range(case.B)) for event in steps)
 
 
 def can_compile():
@@ -171,9 +249,10 @@ def can_compile():
 def compare(name, program, rounds, folder):
     """All rounds of a case. Returns {contestant: [Run per round]}."""
     case, log, shard = CASES[name], os.path.join(folder, "log"), os.path.join(folder, "shard.bin")
-    commands = {"train_gpt": our_command(program, shard, case, case.zero, log)}
-    for peer in case.peers if can_compile() else [peer for peer in case.peers if peer in ("eager", "stage0")]:
-        commands[peer] = our_command(program, shard, case, 0, log) if peer == "stage0" else peer_command(name, peer, case, log)
+    commands = {}
+    for peer in ("train_gpt", *(peer for peer in case.peers if can_compile() or peer not in ("compiled", "tuned"))):
+        zero = 0 if peer == "stage0" else case.zero
+        commands[peer] = our_command(program, shard, case, zero, log, OURS[peer]) if peer in OURS else peer_command(name, peer, case, log)
     runs = {contestant: [] for contestant in commands}
     for r in range(rounds):
         for contestant in list(commands)[:: -1 if r % 2 else 1]:
@@ -183,14 +262,35 @@ def compare(name, program, rounds, folder):
     return runs
 
 
+def middle(results, field):
+    return statistics.median(getattr(result, field) for result in results)
+
+
+def spread(ratios):
+    return f"{min(ratios):5.2f} {statistics.median(ratios):6.2f} {max(ratios):5.2f}"
+
+
+def print_private(name, runs):
+    """What privacy costs each program: its private over its non-private throughput, and peak memory; and our tokens/s (style unit) over its."""
+    case = CASES[name]
+    print(f"{name:8} {case.ranks} x {case.B} x {case.T}; speed: private / non-private throughput; unit's: tokens/s of train_gpt in style unit over its own")
+    print(f"  {'':10} {'ms':>8} {'MB':>6}   {'speed: min median max':>22} {'memory':>7}   {'units: min median max':>22}")
+    for who, results in runs.items():
+        line = f"  {who:10} {middle(results, 'ms'):8.1f} {middle(results, 'bytes') / 1e6:6.0f}   "
+        if who in WITHOUT:
+            base = runs[WITHOUT[who]]
+            line += f"{spread([b.ms / a.ms for a, b in zip(results, base)]):>22} {middle(results, 'bytes') / middle(base, 'bytes'):7.3f}   "
+            line += f"{spread([b.ms / a.ms for a, b in zip(runs['unit'], results)]):>22}" if who not in OURS else ""
+        print(line.rstrip(), flush=True)
+
+
 def print_rows(name, runs):
     case, ours = CASES[name], runs.pop("train_gpt")
     shape = f"{name:8} {case.ranks} x {case.B} x {case.T:<5}"
-    middle = lambda results, field: statistics.median(getattr(result, field) for result in results)
     for peer, theirs in runs.items():
         ratios = [b.ms / a.ms for a, b in zip(ours, theirs)]
         print(f"{shape} {middle(ours, 'ms'):10.1f} {peer:>9} {middle(theirs, 'ms'):10.1f}   "
-              f"{min(ratios):5.2f} {statistics.median(ratios):6.2f} {max(ratios):5.2f}   "
+              f"{spread(ratios)}   "
               f"{middle(ours, 'bytes') / 1e6:9.0f} {middle(theirs, 'bytes') / 1e6:9.0f}", flush=True)
 
 
@@ -207,7 +307,8 @@ def benchmark(cases, program, rounds):
     with tempfile.TemporaryDirectory() as folder:
         write_shard(os.path.join(folder, "shard.bin"), 100_000)
         for name in cases:
-            print_rows(name, compare(name, program, rounds, folder))
+            runs = compare(name, program, rounds, folder)
+            (print_private if CASES[name].shape is SMALL else print_rows)(name, runs)
 
 
 def main():
@@ -223,7 +324,11 @@ def main():
         parser.error(f"--cases knows {', '.join(CASES)}")
     if options.peer:
         with open(options.times, "a") as log:
-            train_peer(CASES[cases[0]], options.peer != "eager", log)
+            case = CASES[cases[0]]
+            if options.peer in ("plain", "untied", *WITHOUT):
+                train_private_peer(case, options.peer, log)
+            else:
+                train_peer(case, options.peer != "eager", log)
         return
     if not shutil.which(options.program):
         parser.error(f"{options.program} is not there: run make first")

@@ -19,11 +19,9 @@ Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4
 import argparse
 import csv
 import glob
-import json
 import math
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -31,9 +29,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import plot
+from reproduce import SCRIPTS, Runner, complete, markdown, percent, pyplot_or_none, run_script
 
-EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
-SCRIPTS = Path(__file__).resolve().parent
 CLUSTER = str(SCRIPTS / "cluster.sh")
 DATA = "data/text_bytes"
 UNLIMITED = math.inf  # a rate, in Mbit/s like all of them
@@ -78,14 +75,6 @@ PLANS = {
                  training_steps=1000, note=""),
 }
 TRAINING = ["--lr", "2e-3", "--warmup", "100", "--final-lr-fraction", "0.1", "--weight-decay", "0.1", "--beta2", "0.99"]
-
-
-class Failed(Exception):
-    """The program ends with this status and message."""
-
-    def __init__(self, status, message):
-        super().__init__(message)
-        self.status = status
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -133,35 +122,6 @@ def equal_quota(ranks, cores):
 # ----------------------------------------------------------------------------------------------------------------------
 # Runs
 
-class Runner:
-    """Starts one command after the other. A signal ends the running one gently, which removes its cluster, and then us."""
-
-    def __init__(self):
-        self.child, self.stopped = None, False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self.stop)
-
-    def stop(self, *_):
-        if self.child and not self.stopped:
-            self.child.terminate()
-        self.stopped = True
-
-    def run(self, command, output):
-        """Returns the exit status. What the command says goes into the file output."""
-        if self.stopped:
-            raise KeyboardInterrupt
-        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-        with open(output, "wb") as file:
-            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True)
-        if self.stopped:  # the signal came between the look above and now
-            self.child.terminate()
-        status = self.child.wait()
-        self.child = None
-        if self.stopped:
-            raise KeyboardInterrupt
-        return status
-
-
 @dataclass
 class Row:
     """One run on a cluster; the columns of rows.csv."""
@@ -177,37 +137,6 @@ class Row:
 
     def volume(self):
         return self.node_bytes / unit_bytes(self.parameters, int(self.shape.split("x")[0]))
-
-
-def last_words(path):
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(("train_gpt: ", "cluster: ")) and " sent " not in line]
-    return (ours or lines or ["it says nothing"])[-1]
-
-
-def recorded(folder):
-    """The command of the finished run in a folder, or None."""
-    record = folder / "run.json"
-    return json.loads(record.read_text())["command"] if record.exists() else None
-
-
-def complete(runner, folder, command):
-    """Makes sure that the run is in its folder, whose log is returned; True if it had to run."""
-    log, output = folder / "log.jsonl", folder / "output.txt"
-    command = [*command, "--log", str(log)]
-    found = recorded(folder)
-    if found and found != command:
-        raise Failed(EXIT_INPUT, f"{folder} holds another run: choose another --into, or remove it")
-    if found:
-        return log, False
-    folder.mkdir(parents=True, exist_ok=True)
-    status = runner.run(command, output)
-    if status:
-        raise Failed(EXIT_FAILED, f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})")
-    new = folder / "run.tmp"
-    new.write_text(json.dumps({"command": command}) + "\n")
-    new.replace(folder / "run.json")
-    return log, True
 
 
 def rate_name(rate):
@@ -298,15 +227,6 @@ def final_loss(log):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Telling
-
-def markdown(header, lines):
-    first, *rest = (f"| {' | '.join(line)} |\n" for line in (header, *lines))
-    return "".join((first, "|---" * len(header), "|\n", *rest, "\n"))
-
-
-def percent(ratio):
-    return f"{100 * (ratio - 1):+.1f} %"
-
 
 def speedups(sweep, shape, variant=ALL):
     """Rate -> how many times as fast as ZeRO-3."""
@@ -423,14 +343,9 @@ def write_rows(sweep, path):
 
 def draw(sweep, path):
     """For each cluster: throughput by link, and how many times as fast as ZeRO-3, beside the paper's figures."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("reproduce_zeropp: matplotlib is not there (scripts/setup.sh python gets it): no picture of the sweep")
+    pyplot = pyplot_or_none("reproduce_zeropp")
+    if not pyplot:
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     shapes = list(sweep.plan.links)
     figure, axes = pyplot.subplots(len(shapes), 2, figsize=(13, 4.5 * len(shapes)), layout="constrained", squeeze=False)
     for shape, (left, right) in zip(shapes, axes):
@@ -488,27 +403,19 @@ def cluster_possible():
     return check.returncode == 0
 
 
-def main():
-    options = arguments()
+def reproduce(options):
     plan, runner, logs = PLANS[options.plan], Runner(), {}
     sweep = Sweep(plan, runner, options)
-    try:
-        options.into.mkdir(parents=True, exist_ok=True)
-        if "cluster" in options.part and cluster_possible():
-            sweep.measure_all()
-        if "convergence" in options.part:
-            logs = train_all(plan, runner, options)
-        report(sweep, logs, plan, options)
-    except KeyboardInterrupt:
-        print("reproduce_zeropp: stopped; the same command goes on", file=sys.stderr)
-        return EXIT_STOPPED
-    except Failed as error:
-        print(f"reproduce_zeropp: {error}", file=sys.stderr)
-        return error.status
-    except OSError as error:
-        print(f"reproduce_zeropp: cannot write into {options.into}: {error}", file=sys.stderr)
-        return EXIT_RESOURCES
-    return 0
+    if "cluster" in options.part and cluster_possible():
+        sweep.measure_all()
+    if "convergence" in options.part:
+        logs = train_all(plan, runner, options)
+    report(sweep, logs, plan, options)
+
+
+def main():
+    options = arguments()
+    return run_script("reproduce_zeropp", options.into, lambda: reproduce(options))
 
 
 if __name__ == "__main__":

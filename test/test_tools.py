@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_tools.py: tests of scripts/launch.sh, sweep.sh, slurm.sbatch, long_run.sh and reproduce_zeropp.sh, run as a user would run them.
+"""test_tools.py: tests of scripts/launch.sh, sweep.sh, slurm.sbatch, long_run.sh and reproduce_*.sh, run as a user would run them.
 
     python3 test/test_tools.py          TEST_ALL=1: the slow forms, and a short long run
 
@@ -10,6 +10,7 @@
     Slurm       requeued when and only when the time is up
     LongRun     what the experiment compares; under TEST_ALL the experiment, short
     Zeropp      what the reproduction runs, computes and tells, against a cluster of a few lines
+    Dpzero      the same of private training, against a trainer of a few lines
 
 Standard library only.
 """
@@ -30,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "scripts"))
 import long_run  # noqa: E402  what it compares is tested without running it
-import reproduce_zeropp  # noqa: E402  and its arithmetic
+import reproduce_dpzero  # noqa: E402  and their arithmetic
+import reproduce_zeropp  # noqa: E402
 
 SCRIPTS, GOLDEN = ROOT / "scripts", ROOT / "test/golden"
 BINARY = ROOT / os.environ.get("TRAIN_GPT", "train_gpt")
@@ -552,7 +554,7 @@ with open(value("--log", ""), "w") as log:
 class Zeropp(InFolder):
     def setUp(self):
         super().setUp()
-        for name in ("reproduce_zeropp.py", "plot.py"):
+        for name in ("reproduce_zeropp.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
         self.write("bin/mpirun", FAKE_CLUSTER, 0o755)
         (self.folder / "scripts/cluster.sh").symlink_to(self.bin / "mpirun")
@@ -668,6 +670,150 @@ class Zeropp(InFolder):
         (self.folder / "data/text_bytes_val_000000.bin").unlink()
         self.assertIn("run make data first", self.reproduce("--quick", code=2))
         self.assertEqual(self.calls(), [])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# mpirun and train_gpt in one. A sample takes 10 ms, privately 12.5 in style unit and 20 in flat; the first step takes ten times as long. A data
+# set larger than the batch gives a private step one sample more. Of the files in FOLDER `fail` is the word on whose appearance among the
+# arguments it fails with the status in `status`, `differ` one on whose appearance a private run sends a byte more.
+FAKE_TRAINER = """#!/usr/bin/env python3
+import json, os, sys
+folder, words = os.environ["FOLDER"], sys.argv[1:]
+told = lambda name: os.path.exists(os.path.join(folder, name)) and open(os.path.join(folder, name)).read() in " ".join(words)
+value = lambda name, default=0: words[words.index(name) + 1] if name in words else default
+open(os.path.join(folder, "calls"), "a").write(" ".join(words) + "\\n")
+if told("fail"):
+    print("train_gpt: no luck")
+    sys.exit(int(open(os.path.join(folder, "status")).read()))
+private, style, epsilon = "--dp-noise" in words, value("--dp-clip-style", "unit"), float(value("--dp-epsilon"))
+ranks, T, steps, stage = int(value("-np", 1)), int(value("--seq-len")), int(value("--steps")), int(value("--zero"))
+batch, more = int(value("--batch-tokens")) // T, {"unit": 1.25, "flat": 2}[style] if private else 1
+links = {"intra": {"all_gather": 100 * stage * (ranks - 1) + (private and told("differ")), "reduce_scatter": 7}, "inter": {"all_gather": 2, "reduce_scatter": 0}}
+traffic = dict(links, total={link: sum(kinds.values()) for link, kinds in links.items()})
+memory = {"parameters": 500, "buffers": round(500 * more), "device": 500 + round(500 * more), "host": 50}
+if "--dry-run" in words:
+    print("a warning")
+    print(json.dumps({"event": "start", "predicted": {"memory": memory, "traffic": traffic, "step_ms": 100 * more}}))
+    sys.exit(0)
+if private:
+    print("clipping   the arithmetic of norms leaves", {"unit": "100.0", "flat": "62.5"}[style], "% of the speed without privacy, at most")
+train = value("--train")
+windows = (os.path.getsize(train) - 1025) // 2 // T if os.path.exists(train) else 0
+samples = batch + (private and windows > batch)
+with open(value("--log", ""), "w") as log:
+    say = lambda **event: print(json.dumps(event), file=log)
+    say(event="start", ranks=ranks)
+    for step in range(1, steps + 1):
+        ms = 10 * more * samples * (10 if step == 1 else 1)
+        say(event="step", step=step, loss=None, ms=ms, tokens_per_s=samples * T / ms * 1000)
+        if int(value("--val-every")) and step % int(value("--val-every")) == 0:
+            say(event="val", step=step, loss=2 + (1 / epsilon if epsilon else 0), bits_per_byte=3, epsilon=epsilon - 0.5 if epsilon else None)
+    actions = [("FORWARD", "block", 1), ("BACKWARD_INPUT", "block", 2), ("BACKWARD_WEIGHT", "block", 3 * more), ("BACKWARD_WEIGHT", "head", 50), ("UPDATE", "states", 50)]
+    if "--profile-steps" in words:
+        say(event="profile", first=2, steps=2, ms=106, actions=[dict(action=a, unit=u, count=1, ms=m) for a, u, m in actions])
+    say(event="end", memory={"measured": memory}, traffic={"measured": traffic})
+"""
+
+
+class Dpzero(InFolder):
+    RUNS = 5 * 3 + 2 * 3 + 2 + 2 + 4  # --quick: ranks and stages, sizes, a width, the cluster, texts
+
+    def setUp(self):
+        super().setUp()
+        for name in ("reproduce_dpzero.py", "reproduce.py", "plot.py"):
+            self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
+        self.write("bin/mpirun", FAKE_TRAINER, 0o755)
+        (self.folder / "train_gpt").symlink_to(self.bin / "mpirun")
+        for part in ("train", "val"):
+            self.write(f"data/text_bytes_{part}_000000.bin", "")
+
+    def reproduce(self, *options, code=0):
+        return self.run_to_end(sys.executable, self.folder / "scripts/reproduce_dpzero.py", "--into", self.out, *options, code=code, cwd=self.folder)
+
+    def calls(self):
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def test_quick(self):
+        text = self.reproduce("--quick")
+        self.assertIn((self.out / "table.md").read_text(), text)
+        for told in ("unit: 0.800 to 0.800; flat: 0.500 to 0.500", "unit: 1.125 to 1.125; flat: 1.500 to 1.500",
+                     "equal in 8 of 8 pairs, by link and kind of message, byte for byte", "124M: 0.800; 1558M: 0.800",
+                     "| 2 | 3 | 10.00 | 0.800 | 0.500 | 1.125 | 1.500 | 0.000309 |", "| 7B: 0.889 |", "| 32 of 4096, 32 heads | 201 M | 6 | 0.889 | 1.000 | 0.95 |",
+                     "0.000 GB, private 0.000 GB (1.125); traffic equal", "| ratio | 1.000 | 1.250 | 1.125 |", "| epsilon 3 | 2.5000 |",
+                     "epsilon 8: 2.1250 (+6.2 %), epsilon 3: 2.3333 (+16.7 %), epsilon 1: 3.0000 (+50.0 %); non-private: 2.0000"):
+            self.assertIn(told, text)
+        self.assertRegex(text, r"over what the norms' arithmetic leaves.*\| 124M: 0.800; 1558M: 0.800 \|")  # 0.5 of 0.625
+        with open(self.out / "rows.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), self.RUNS - 6)
+        self.assertEqual({row["ms"] for row in rows if row["part"] == "grid" and row["variant"] == "unit"}, {"12.5"})
+        self.assertEqual({row["intra all_gather"] for row in rows if row["stage"] == "2" and row["ranks"] == "2"}, {"200"})
+        self.assertEqual(len(self.calls()), self.RUNS)
+        self.assertFalse([call for call in self.calls() if "--dp-epsilon" in call and "--dp-show-private" in call], "these are private")
+        self.reproduce("--quick")
+        self.assertEqual(len(self.calls()), self.RUNS, "what is there is not run again")
+        self.assertIn("holds another run", self.reproduce("--quick", "--program", self.bin / "mpirun", code=2))
+
+    def test_parts(self):
+        self.assertNotIn("epsilon", self.reproduce("--quick", "--part", "steps", "--part", "wide"))
+        text = self.reproduce("--quick", "--part", "text")
+        self.assertIn("| epsilon 8 | 7.5000 |", text)
+        self.assertNotIn("traffic", text)
+        self.assertEqual(len(self.calls()), self.RUNS)
+
+    def test_one_byte_more(self):
+        self.write("differ", "--zero 1")
+        self.assertIn("equal in 6 of 8 pairs", self.reproduce("--quick", "--part", "steps"))
+
+    def test_a_width_that_does_not_fit(self):
+        self.write("fail", "channels=4096")
+        self.write("status", "3")
+        text = self.reproduce("--quick", "--part", "wide")
+        self.assertIn("7B is left out: wide-7B-1-0-non-private-0: exit status 3: train_gpt: no luck", text)
+        self.assertIn("7B: too little memory here", text)
+        self.write("status", "4")
+        self.assertIn("exit status 4: train_gpt: no luck", self.reproduce("--quick", "--part", "wide", code=4))
+
+    def test_rounds(self):
+        """Every other round goes backwards; ratios are taken inside a round, whose median is told."""
+        plan = reproduce_dpzero.PLANS["full"]
+        found, order, drift = reproduce_dpzero.Measurements(plan, None, None), [], [1, 5, 2]
+        place = ("grid", "grid", 2, 1)
+
+        def measure(place, variant, number, *_):
+            order.append((variant, number))
+            ms = drift[number] * {"non-private": 8, "unit": [10, 16, 8][number]}[variant]
+            found.rows.append(reproduce_dpzero.Row(*place, variant, number, ms, 1, 100, 0, 0, {}, 1))
+
+        found.command, found.measure = lambda *_: None, measure
+        found.rounds(place, plan.grid, ("non-private", "unit"), 3)
+        self.assertEqual(order, [("non-private", 0), ("unit", 0), ("unit", 1), ("non-private", 1), ("non-private", 2), ("unit", 2)])
+        self.assertEqual(found.speed(place, "unit"), (0.8, 0.5, 1.0))
+        self.assertIsNone(found.speed(place, "flat"))
+
+    def test_samples_that_were_taken(self):
+        """Steps of 3, 0 and 1 samples of 4 tokens after the first: 10 ms for a sample."""
+        events = [{"step": i + 1, "ms": ms, "tokens_per_s": 4 * n / ms * 1000} for i, (ms, n) in enumerate(((1000, 2), (25, 3), (5, 0), (10, 1)))]
+        self.assertEqual(reproduce_dpzero.step_ms({"step": events}, 4), (10, 4))
+
+    def test_shard(self):
+        path = reproduce_dpzero.shard(self.folder, 50257, 3, 100)
+        data = path.read_bytes()
+        words = [int.from_bytes(data[i:i + 4], "little") for i in range(0, 1024, 4)]
+        self.assertEqual(words, [20240520, 1, 301] + [0] * 253)
+        self.assertEqual(len(data), 1024 + 2 * 301)
+        tokens = [int.from_bytes(data[i:i + 2], "little") for i in range(1024, len(data), 2)]
+        self.assertTrue(max(tokens) < 50257 and len(set(tokens)) > 250)
+
+    def test_refusals(self):
+        for options, says in (((), "--quick --full is required"), (("--quick", "--full"), "not allowed with"), (("--quick", "--part", "x"), "invalid choice"),
+                              (("--quick", "--program", "/none"), "run make first")):
+            self.assertIn(says, self.reproduce(*options, code=2))
+        (self.folder / "data/text_bytes_val_000000.bin").unlink()
+        self.assertIn("run make data first", self.reproduce("--quick", code=2))
+        self.assertEqual(self.calls(), [])
+        self.reproduce("--quick", "--part", "wide")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""reproduce.py: what the reproductions of papers (reproduce_*.py) share: runs that go on where they were stopped, and tables."""
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
+SCRIPTS = Path(__file__).resolve().parent
+
+
+class Failed(Exception):
+    """The script ends with this status and message; of_run is the exit status of the run that failed."""
+
+    def __init__(self, status, message, of_run=None):
+        super().__init__(message)
+        self.status, self.of_run = status, of_run
+
+
+class Runner:
+    """Starts one command after the other. A signal ends the running one gently, which removes what it made, and then us."""
+
+    def __init__(self):
+        self.child, self.stopped = None, False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self.stop)
+
+    def stop(self, *_):
+        if self.child and not self.stopped:
+            self.child.terminate()
+        self.stopped = True
+
+    def run(self, command, output):
+        """Returns the exit status. What the command says goes into the file output."""
+        if self.stopped:
+            raise KeyboardInterrupt
+        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        with open(output, "wb") as file:
+            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True)
+        if self.stopped:  # the signal came between the look above and now
+            self.child.terminate()
+        status = self.child.wait()
+        self.child = None
+        if self.stopped:
+            raise KeyboardInterrupt
+        return status
+
+
+def last_words(path):
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith(("train_gpt: ", "cluster: ")) and " sent " not in line]
+    return (ours or lines or ["it says nothing"])[-1]
+
+
+def recorded(folder):
+    """The command of the finished run in a folder, or None."""
+    record = folder / "run.json"
+    return json.loads(record.read_text())["command"] if record.exists() else None
+
+
+def complete(runner, folder, command):
+    """Makes sure that the run is in its folder, whose log is returned; True if it had to run."""
+    log, output = folder / "log.jsonl", folder / "output.txt"
+    command = [*command, "--log", str(log)]
+    found = recorded(folder)
+    if found and found != command:
+        raise Failed(EXIT_INPUT, f"{folder} holds another run: choose another --into, or remove it")
+    if found:
+        return log, False
+    folder.mkdir(parents=True, exist_ok=True)
+    status = runner.run(command, output)
+    if status:
+        raise Failed(EXIT_FAILED, f"{folder.name}: exit status {status}: {last_words(output)} (all of it: {output})", status)
+    new = folder / "run.tmp"
+    new.write_text(json.dumps({"command": command}) + "\n")
+    new.replace(folder / "run.json")
+    return log, True
+
+
+def markdown(header, lines):
+    first, *rest = (f"| {' | '.join(line)} |\n" for line in (header, *lines))
+    return "".join((first, "|---" * len(header), "|\n", *rest, "\n"))
+
+
+def percent(ratio):
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def pyplot_or_none(name):
+    """matplotlib's drawing, without a screen; None, and a word about it, where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"{name}: matplotlib is not there (scripts/setup.sh python gets it): no pictures")
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    return pyplot
+
+
+def run_script(name, into, work):
+    """Does the work, whose results go into a folder; returns the exit status."""
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        work()
+    except KeyboardInterrupt:
+        print(f"{name}: stopped; the same command goes on", file=sys.stderr)
+        return EXIT_STOPPED
+    except Failed as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.status
+    except OSError as error:
+        print(f"{name}: cannot write into {into}: {error}", file=sys.stderr)
+        return EXIT_RESOURCES
+    return 0

@@ -1,0 +1,591 @@
+#!/usr/bin/env python3
+"""reproduce_dpzero.py: what private training (DP-ZeRO, arXiv 2311.11822) costs in time, memory and traffic, and in loss.
+
+    scripts/reproduce_dpzero.sh --quick | --full [--part steps|wide|text] [--into FOLDER] [--program FILE]
+
+steps   whole steps, private against non-private: at ZeRO stages 0 to 3 on 1, 2 (and 4) ranks, and of several sizes on one rank. The
+        sizes are GPT-2's: one whole, of the others two blocks with their share of the vocabulary.
+wide    one block as wide as those of 7B, 13B, 26B and 100B models, forward and backward, without optimizer (the times of these actions,
+        from --profile-steps); and what --dry-run says of gpt:100B on 64 x 8 GPUs.
+text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: losses on held-out plays. Data of `make data`.
+
+Whoever is compared runs one after the other, each time in the other order; a ratio is taken within such a round, and what is told
+is the median of the rounds. Private steps sample by Poisson's rule: where the same samples are to be compared, with
+probability 1, so that a step takes all of a small data set; the "Poisson" rows sample with 1 / 16, and all times are for a sample that was
+really taken. Memory is what the program takes on rank 0 (docs/memory.md), traffic what its counters say.
+
+--quick takes less than 5 minutes on 2 cores, with small models and one round; --full about two hours.
+FOLDER (default: out/dpzero_quick or out/dpzero_full) gets a folder with log.jsonl and output.txt for each run, rows.csv, the
+tables as table.md, and speed.png and text.png. The same command goes on where it was stopped: what is there is not run again.
+A width whose block does not fit into this machine is left out, and named.
+
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+"""
+import argparse
+import array
+import csv
+import glob
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import plot
+from reproduce import EXIT_RESOURCES, Failed, Runner, complete, markdown, percent, pyplot_or_none, run_script
+
+NAME = "reproduce_dpzero"
+DATA = "data/text_bytes"
+CORES = len(os.sched_getaffinity(0))
+WARMUP = 1  # steps that are not looked at
+POISSON = 16  # the data set is so many times the batch
+
+PUBLIC, UNIT, FLAT, SAMPLED = "non-private", "unit", "flat", "unit, Poisson"
+PRIVATE = ("--dp-noise", "1", "--dp-delta", "1e-5", "--dp-show-private")
+FLAGS = {PUBLIC: (), UNIT: (*PRIVATE, "--dp-clip-style", "unit"), FLAT: (*PRIVATE, "--dp-clip-style", "flat"), SAMPLED: (*PRIVATE, "--dp-clip-style", "unit")}
+EPSILONS = (8, 3, 1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step computes."""
+    name: str
+    layers: int
+    heads: int
+    channels: int
+    vocab: int
+    T: int
+    rows: int  # samples of a micro-step of a rank
+    micro_steps: int
+
+    def model(self):
+        return f"layers={self.layers},heads={self.heads},channels={self.channels},vocab={self.vocab}"
+
+
+def blocks_of(name, of_layers, heads, channels, T, rows, micro_steps):
+    """Two blocks of a GPT-2, with as large a part of its 50257 tokens as two are of its blocks."""
+    return Shape(name, 2, heads, channels, 50257 * 2 // of_layers, T, rows, micro_steps)
+
+
+@dataclass(frozen=True)
+class Width:
+    name: str
+    heads: int
+    channels: int
+    blocks: int  # of the model: 12 x channels^2 parameters each
+    paper: float  # DP / non-DP throughput
+
+
+# The release states sizes, not shapes: those of GPT-3 for 7B and 13B, ours for the others.
+WIDTHS = {w.name: w for w in (Width("7B", 32, 4096, 32, 0.95), Width("13B", 40, 5120, 40, 0.945), Width("26B", 48, 6144, 58, 0.959), Width("100B", 80, 10240, 80, 0.955))}
+BOOK_KEEPING = {"124M": "0.80", "350M": "0.80", "774M": "0.87"}  # GPT2, medium, large at 100 tokens, one A100
+# NVIDIA's A100 in nodes of 8 with 400 Gbit/s, half of its peak for products.
+CLUSTER = "64x8,intra=300,inter=50,tflops=156,memory=1555"
+CLUSTER_RUN = ("--dry-run", "--json", "--model", "gpt:100B", "--cluster", CLUSTER, "--zero", "3", "--dtype", "bf16", "--reduce-dtype", "fp32",
+               "--recompute", "block", "--seq-len", "2048", "--micro-batch", "1", "--batch-tokens", str(2 * 512 * 2048))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What --quick and --full differ in."""
+    grid: Shape
+    ranks: dict  # ranks -> stages
+    sizes: tuple
+    size_styles: tuple
+    steps: int
+    rounds: int
+    widths: tuple
+    wide_styles: tuple
+    wide_tokens: int
+    wide_rounds: int
+    training: tuple  # flags of a run on text
+    training_steps: int
+    note: str
+
+
+PLANS = {
+    "quick": Plan(grid=Shape("grid", 4, 4, 256, 256, 128, 4, 2), ranks={1: (0,), 2: (0, 1, 2, 3)},
+                  sizes=(blocks_of("124M", 12, 12, 768, 256, 4, 2), blocks_of("1558M", 48, 25, 1600, 256, 4, 1)), size_styles=(PUBLIC, UNIT, FLAT),
+                  steps=WARMUP + 2, rounds=1, widths=("7B",), wide_styles=(PUBLIC, UNIT), wide_tokens=256, wide_rounds=1,
+                  training=("--model", "layers=2,heads=4,channels=128,vocab=256", "--seq-len", "64", "--micro-batch", "16", "--batch-tokens", "8192",
+                            "--lr", "3e-3", "--warmup", "10", "--val-batches", "8"),
+                  training_steps=100, note="--quick: small models, few steps, one round. --full is the measurement."),
+    "full": Plan(grid=Shape("grid", 6, 6, 384, 256, 256, 4, 2), ranks=dict.fromkeys((1, 2, 4), (0, 1, 2, 3)),
+                 sizes=(Shape("6 x 384", 6, 6, 384, 50257, 256, 12, 1), Shape("124M", 12, 12, 768, 50257, 1024, 2, 2),
+                        blocks_of("350M", 24, 16, 1024, 1024, 2, 2), blocks_of("774M", 36, 20, 1280, 1024, 2, 2), blocks_of("1558M", 48, 25, 1600, 1024, 2, 2)),
+                 size_styles=(PUBLIC, UNIT, FLAT, SAMPLED), steps=WARMUP + 3, rounds=3,
+                 widths=tuple(WIDTHS), wide_styles=(PUBLIC, UNIT, FLAT), wide_tokens=1024, wide_rounds=2,
+                 training=("--model", "layers=4,heads=4,channels=128,vocab=256", "--seq-len", "64", "--micro-batch", "32", "--batch-tokens", "32768",
+                           "--lr", "3e-3", "--warmup", "50", "--val-batches", "16"),
+                 training_steps=500, note=""),
+}
+TRAINING = ("--final-lr-fraction", "0.1", "--beta2", "0.99", "--weight-decay", "0.1")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs
+
+def write_shard(path, vocab, tokens):
+    """Tokens drawn evenly: a step costs the same whatever they are."""
+    header = array.array("i", [20240520, 1, tokens] + [0] * 253)
+    words = array.array("H", random.Random(1).choices(range(vocab), k=tokens))
+    new = path.with_suffix(".tmp")
+    new.write_bytes(header.tobytes() + words.tobytes())
+    new.replace(path)
+
+
+def shard(into, vocab, windows, T):
+    """A data set of so many windows."""
+    path = into / "data" / f"{vocab}_{windows}x{T}.bin"
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        write_shard(path, vocab, windows * T + 1)
+    return path
+
+
+@dataclass
+class Row:
+    """One run of steps; the columns of rows.csv."""
+    part: str
+    name: str  # of the shape or width
+    ranks: int
+    stage: int
+    variant: str
+    round: int
+    ms: float  # for a sample
+    samples: int  # that were looked at
+    device: int  # bytes that rank 0 took
+    host: int  # resident besides
+    sent: int  # bytes that rank 0 sends in a step
+    traffic: dict  # the same by link and kind
+    limit: float  # of the speed against non-private, as the program says; 1: not private
+
+    def place(self):
+        return self.part, self.name, self.ranks, self.stage
+
+
+def by_kind(log):
+    """The events of a log, in lists."""
+    found = {}
+    for event in plot.events(log):
+        found.setdefault(event.get("event"), []).append(event)
+    return found
+
+
+def speed_limit(output):
+    """What the line `clipping` of a private run leaves of the speed."""
+    found = re.search(r"^clipping .* leaves ([\d.]+) %", output.read_text(errors="replace"), re.M)
+    return float(found[1]) / 100 if found else 1.0
+
+
+def step_ms(found, T):
+    """Milliseconds for a sample over all steps after the first, and how many samples these took."""
+    steps = [step for step in found["step"] if step["step"] > WARMUP]
+    samples = sum(round(step["tokens_per_s"] * step["ms"] / 1000 / T) for step in steps)
+    return sum(step["ms"] for step in steps) / max(samples, 1), samples
+
+
+def block_ms(found, samples):
+    """Milliseconds of a sample's way through the blocks and back, from the profile."""
+    profile = found["profile"][-1]
+    kinds = {"FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "CLIP"}
+    return sum(action["ms"] for action in profile["actions"] if action["action"] in kinds and action["unit"] == "block") / samples, samples * profile["steps"]
+
+
+def read_row(log, place, variant, number, T, samples):
+    """samples: of a step, for a block's times; else None."""
+    found = by_kind(log)
+    end = found["end"][-1]
+    ms, counted = block_ms(found, samples) if samples else step_ms(found, T)
+    memory, traffic = end["memory"]["measured"], end["traffic"]["measured"]
+    return Row(*place, variant, number, ms, counted, memory["device"], memory["host"], sum(traffic["total"].values()),
+               {f"{link} {kind}": n for link in ("intra", "inter") for kind, n in traffic[link].items()}, speed_limit(log.parent / "output.txt"))
+
+
+class Measurements:
+    """Rows: has the ones that exist, runs the ones that do not."""
+
+    def __init__(self, plan, runner, options):
+        self.plan, self.runner, self.options, self.rows, self.left_out = plan, runner, options, [], {}
+
+    def command(self, shape, ranks, stage, variant, *more):
+        samples = ranks * shape.rows * shape.micro_steps
+        data = shard(self.options.into, shape.vocab, samples * (POISSON if variant == SAMPLED else 1), shape.T)
+        return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), self.options.program, "--train", str(data), "--val-every", "0",
+                "--model", shape.model(), "--seq-len", str(shape.T), "--micro-batch", str(shape.rows), "--batch-tokens", str(samples * shape.T),
+                "--zero", str(stage), "--threads", str(max(1, CORES // ranks)), *more, *FLAGS[variant]]
+
+    def measure(self, place, variant, number, command, T, samples=None):
+        part, name, ranks, stage = place
+        folder = self.options.into / f"{part}-{name}-{ranks}-{stage}-{variant}-{number}".replace(" ", "").replace(",", "")
+        log, fresh = complete(self.runner, folder, command)
+        row = read_row(log, place, variant, number, T, samples)
+        self.rows.append(row)
+        print(f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.2f} ms a sample ({row.samples}), {row.device / plot.MIB:.1f} MiB, {row.sent} bytes sent", flush=True)
+
+    def rounds(self, place, shape, variants, count, *more, block=False):
+        """Each variant in turn, every other time backwards: a drift of the machine favours none."""
+        for number in range(count):
+            for variant in variants[::-1] if number % 2 else variants:
+                self.measure(place, variant, number, self.command(shape, *place[2:], variant, *more), shape.T, shape.rows if block else None)
+
+    def measure_steps(self):
+        plan, steps = self.plan, ("--steps", str(self.plan.steps))
+        for ranks, stages in plan.ranks.items():
+            for stage in stages:
+                self.rounds(("grid", plan.grid.name, ranks, stage), plan.grid, (PUBLIC, UNIT, FLAT), plan.rounds, *steps)
+        for shape in plan.sizes:
+            self.rounds(("size", shape.name, 1, 0), shape, plan.size_styles, plan.rounds, *steps)
+
+    def measure_widths(self):
+        """A block alone, one sample at a time. Stochastic gradient descent without a step takes least memory beside it."""
+        plan, last = self.plan, WARMUP + 2
+        flags = ("--optimizer", "sgd", "--momentum", "0", "--lr", "0", "--steps", str(last), "--profile-steps", f"{WARMUP + 1}:{last}")
+        for width in (WIDTHS[name] for name in plan.widths):
+            shape = Shape(width.name, 1, width.heads, width.channels, 256, plan.wide_tokens, 1, 1)
+            try:
+                self.rounds(("wide", width.name, 1, 0), shape, plan.wide_styles, plan.wide_rounds, *flags, block=True)
+            except Failed as error:
+                if error.of_run != EXIT_RESOURCES:
+                    raise
+                self.left_out[width.name] = str(error)
+                print(f"{NAME}: {width.name} is left out: {error}", file=sys.stderr)
+
+    def of(self, place, variant):
+        """Round -> row."""
+        return {row.round: row for row in self.rows if row.place() == place and row.variant == variant}
+
+    def places(self, part):
+        return list(dict.fromkeys(row.place() for row in self.rows if row.part == part))
+
+    def ratios(self, place, variant, value):
+        """Of a value of the private run over that of the non-private one, by round."""
+        base, ours = self.of(place, PUBLIC), self.of(place, variant)
+        return [value(ours[number]) / value(base[number]) for number in sorted(ours) if number in base]
+
+    def speed(self, place, variant):
+        """Private over non-private throughput: median, lowest, highest of the rounds; None where it was not measured."""
+        found = [1 / ratio for ratio in self.ratios(place, variant, lambda row: row.ms)]
+        return (statistics.median(found), min(found), max(found)) if found else None
+
+    def memory(self, place, variant):
+        found = self.ratios(place, variant, lambda row: row.device)
+        return statistics.median(found) if found else None
+
+    def limit(self, place, variant):
+        return statistics.median(row.limit for row in self.of(place, variant).values())
+
+    def pairs(self):
+        """(private row, non-private row) of those that took the same samples."""
+        return [(row, self.of(row.place(), PUBLIC)[row.round]) for row in self.rows
+                if row.part == "grid" and row.ranks > 1 and row.variant != PUBLIC and row.round in self.of(row.place(), PUBLIC)]
+
+
+def predict_100b(runner, options):
+    """Variant -> what --dry-run predicts of a rank."""
+    found = {}
+    for variant in (PUBLIC, UNIT):
+        folder = options.into / f"cluster-{variant}"
+        flags = FLAGS[variant] and ("--dp-noise", "1", "--dp-delta", "1e-8", "--dp-clip-style", "unit")
+        complete(runner, folder, [options.program, *CLUSTER_RUN, *flags])
+        line = next(line for line in (folder / "output.txt").read_text().splitlines() if line.startswith("{"))
+        found[variant] = json.loads(line)["predicted"]
+    return found
+
+
+def training_name(epsilon):
+    return f"epsilon {epsilon}" if epsilon else PUBLIC
+
+
+def train_all(plan, runner, options):
+    """The logs of the runs on text, by epsilon; 0: not private."""
+    logs, ranks = {}, min(2, CORES)
+    for epsilon in (0, *EPSILONS):
+        folder = options.into / f"text-{training_name(epsilon).replace(' ', '')}"
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), options.program, "--train", DATA + "_train_*.bin", "--val", DATA + "_val_*.bin",
+                   "--threads", str(max(1, CORES // ranks)), *plan.training, *TRAINING, "--steps", str(plan.training_steps),
+                   "--val-every", str(plan.training_steps // 10), *(("--dp-epsilon", str(epsilon)) if epsilon else ())]
+        logs[epsilon], fresh = complete(runner, folder, command)
+        print(f"{'' if fresh else 'there: '}{folder.name}: validation loss {last_validation(logs[epsilon])['loss']:.4f}", flush=True)
+    return logs
+
+
+def validations(log):
+    """The val events of a log, the last of each step."""
+    return {event["step"]: event for event in plot.events(log) if event.get("event") == "val"}
+
+
+def last_validation(log):
+    found = validations(log)
+    return found[max(found)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Telling
+
+def spread(found):
+    if found is None:
+        return ""
+    median, low, high = found
+    return f"{median:.3f}" + (f" ({low:.3f} to {high:.3f})" if low < high else "")
+
+
+def gigabytes(n):
+    return f"{n / 1e9:.3f} GB"
+
+
+def joined(texts):
+    return "; ".join(texts) or "not measured"
+
+
+def styles(measured, places):
+    """The private variants that were measured in any of these places."""
+    return [variant for variant in FLAGS if variant != PUBLIC and any(measured.of(place, variant) for place in places)]
+
+
+def range_text(values):
+    values = [value for value in values if value is not None]
+    return f"{min(values):.3f} to {max(values):.3f}" if values else "not measured"
+
+
+def grid_claims(measured):
+    places = measured.places("grid")
+    found = {variant: [measured.speed(place, variant)[0] for place in places if measured.speed(place, variant)] for variant in (UNIT, FLAT)}
+    memory = {variant: [measured.memory(place, variant) for place in places] for variant in (UNIT, FLAT)}
+    pairs = measured.pairs()
+    equal = sum(a.traffic == b.traffic for a, b in pairs)
+    ranks = ", ".join(map(str, sorted({place[2] for place in places})))
+    return [
+        [f"speed, private over non-private, ZeRO 0 to 3 on {ranks} ranks", "0.93 to 0.96 (16 to 128 GPUs, largest batch); 0.92 (128, same batch)",
+         joined(f"{variant}: {range_text(values)}" for variant, values in found.items()), "ranks share this machine's cores: what a rank computes more, the others wait for"],
+        ["memory, private over non-private (goal 1.05)", "1.0 to 1.3", joined(f"{variant}: {range_text(values)}" for variant, values in memory.items()),
+         "no gradient of a sample is kept longer than its unit is at work"],
+        ["traffic, private and non-private", "equal", f"equal in {equal} of {len(pairs)} pairs, by link and kind of message, byte for byte", "messages of fp32 in both"],
+    ]
+
+
+def size_claims(measured):
+    places = measured.places("size")
+    lines = [["speed by size (goal 0.95; 0.93 at T <= 256)", f"book-keeping: {', '.join(f'{name} {value}' for name, value in BOOK_KEEPING.items())} (100 tokens)",
+              joined(f"{place[1]}: {measured.speed(place, UNIT)[0]:.3f}" for place in places if measured.speed(place, UNIT)),
+              "style unit; a sample's gradient is made once, measured, and added"]]
+    flat = [(place, measured.speed(place, FLAT)[0] / measured.limit(place, FLAT)) for place in places if measured.speed(place, FLAT)]
+    lines.append(["style flat, speed over what the norms' arithmetic leaves (goal 0.95)", "flat at stages 2 and 3: not offered",
+                  joined(f"{place[1]}: {share:.3f}" for place, share in flat), "the limit counts multiplications alone; norms also read"])
+    sampled = [(place, measured.speed(place, SAMPLED)[0]) for place in places if measured.speed(place, SAMPLED)]
+    if sampled:
+        lines.append(["the same as sampled by Poisson's rule", "accounts for it, but shuffles", joined(f"{place[1]}: {value:.3f}" for place, value in sampled),
+                      "a step's last micro-step is seldom full"])
+    return lines
+
+
+def wide_claims(measured, predicted):
+    places = measured.places("wide")
+    found = [(place[1], measured.speed(place, UNIT)[0]) for place in places if measured.speed(place, UNIT)]
+    left_out = "".join(f"; {name}: too little memory here" for name in measured.left_out)
+    a, b = predicted[PUBLIC], predicted[UNIT]
+    return [
+        ["speed at the widths of 7B, 13B, 26B, 100B", ", ".join(f"{width.paper:g}" for width in WIDTHS.values()), joined(f"{name}: {value:.3f}" for name, value in found) + left_out,
+         f"one block of the width, {measured.plan.wide_tokens} tokens, style unit, without optimizer and messages"],
+        ["GPT-100B on 512 GPUs", "trained", f"predicted a rank: {gigabytes(a['memory']['device'])}, private {gigabytes(b['memory']['device'])} "
+         f"({b['memory']['device'] / a['memory']['device']:.3f}); traffic {'equal' if a['traffic'] == b['traffic'] else 'DIFFERS'}", "80 blocks of 10240, our geometry; a prediction"],
+    ]
+
+
+def text_claims(plan, logs):
+    losses = {epsilon: last_validation(log)["loss"] for epsilon, log in logs.items()}
+    private = ", ".join(f"epsilon {epsilon}: {losses[epsilon]:.4f} ({percent(losses[epsilon] / losses[0])})" for epsilon in EPSILONS)
+    return [[f"validation loss after {plan.training_steps} steps", "large models come close to non-private ones", f"{private}; non-private: {losses[0]:.4f}",
+             "a small model, little text, few steps; the less noise, the lower"]]
+
+
+def grid_table(measured):
+    """Ranks and stages against styles."""
+    places, shape = measured.places("grid"), measured.plan.grid
+    lines = []
+    for place in places:
+        base = statistics.median(row.ms for row in measured.of(place, PUBLIC).values())
+        sent = {row.sent for row, _ in measured.pairs() if row.place() == place}
+        lines.append([str(place[2]), str(place[3]), f"{base:.2f}", *(spread(measured.speed(place, variant)) for variant in (UNIT, FLAT)),
+                      *(f"{measured.memory(place, variant):.3f}" for variant in (UNIT, FLAT)), ", ".join(f"{n / 1e6:.6f}" for n in sorted(sent))])
+    return f"{shape.model()}, {shape.T} tokens, micro-batch {shape.rows}, {shape.micro_steps} micro-steps\n\n" + markdown(
+        ["ranks", "ZeRO", "non-private, ms a sample", "speed, unit", "flat", "memory, unit", "flat", "MB sent, private"], lines)
+
+
+def size_table(measured):
+    lines, places = [], measured.places("size")
+    names = styles(measured, places)
+    shapes = {shape.name: shape for shape in measured.plan.sizes}
+    for place in places:
+        shape = shapes[place[1]]
+        base = statistics.median(row.ms for row in measured.of(place, PUBLIC).values())
+        lines.append([f"{shape.name}: {shape.layers} blocks of {shape.channels}, vocabulary {shape.vocab}, T = {shape.T}, {shape.rows * shape.micro_steps} samples", f"{base:.1f}",
+                      *(spread(measured.speed(place, name)) for name in names), f"{measured.limit(place, FLAT):.3f}", *(f"{measured.memory(place, name):.3f}" for name in names)])
+    return "one rank\n\n" + markdown(["size", "non-private, ms a sample", *(f"speed, {name}" for name in names), "flat's limit", *(f"memory, {name}" for name in names)], lines)
+
+
+def wide_table(measured, predicted):
+    lines, places = [], measured.places("wide")
+    names = styles(measured, places)
+    for place in places:
+        width = WIDTHS[place[1]]
+        base = statistics.median(row.ms for row in measured.of(place, PUBLIC).values())
+        lines.append([width.name, f"{width.blocks} of {width.channels}, {width.heads} heads", f"{12 * width.channels**2 / 1e6:.0f} M", f"{base:.0f}",
+                      *(spread(measured.speed(place, name)) for name in names), *(f"{measured.limit(place, name):.3f}" for name in names), f"{width.paper:g}"])
+    text = f"one block, forward and backward, {measured.plan.wide_tokens} tokens\n\n" + markdown(
+        ["width of", "blocks", "parameters of one", "non-private, ms", *(f"speed, {name}" for name in names), *(f"limit, {name}" for name in names), "paper"], lines)
+    kinds = [kind for kind in predicted[PUBLIC]["memory"] if kind != "host"]
+    rows = [[variant, *(gigabytes(p["memory"][kind]) for kind in kinds), *(gigabytes(p["traffic"]["total"][link]) for link in ("intra", "inter")), f"{p['step_ms']:.0f}"]
+            for variant, p in predicted.items()]
+    rows.append(["ratio", *(f"{predicted[UNIT]['memory'][kind] / predicted[PUBLIC]['memory'][kind]:.3f}" for kind in kinds),
+                 *(f"{predicted[UNIT]['traffic']['total'][link] / predicted[PUBLIC]['traffic']['total'][link]:.3f}" for link in ("intra", "inter")),
+                 f"{predicted[UNIT]['step_ms'] / predicted[PUBLIC]['step_ms']:.3f}"])
+    return text + f"`./train_gpt {' '.join(CLUSTER_RUN)}`: a rank\n\n" + markdown(["", *kinds, "sent inside a node, a step", "between nodes", "ms a step"], rows)
+
+
+def text_table(plan, logs):
+    lines = []
+    for epsilon, log in logs.items():
+        found, start = validations(log), by_kind(log)["start"][-1]
+        last = found[max(found)]
+        spent = last.get("epsilon")
+        lines.append([training_name(epsilon), "" if spent is None else f"{spent:.4f}", *(f"{found[step]['loss']:.4f}" for step in sorted(found)[1::3]),
+                      f"{last['loss']:.4f}", f"{last['bits_per_byte']:.4f}", str(start["ranks"])])
+    steps = sorted(validations(logs[0]))[1::3]
+    return f"`{' '.join(plan.training + TRAINING)} --steps {plan.training_steps}`\n\n" + markdown(
+        ["run", "epsilon spent", *(f"loss at step {step}" for step in steps), f"at step {plan.training_steps}", "bits/byte", "ranks"], lines)
+
+
+def report(measured, predicted, logs, options):
+    """Prints the tables and writes them, the rows and the pictures."""
+    plan = measured.plan
+    text = f"{plan.note}\n\n" if plan.note else ""
+    claims, tables = [], ""
+    if measured.places("grid"):
+        claims += grid_claims(measured) + size_claims(measured)
+        tables += grid_table(measured) + size_table(measured)
+    if predicted:
+        claims += wide_claims(measured, predicted)
+        tables += wide_table(measured, predicted)
+    if logs:
+        claims += text_claims(plan, logs)
+        tables += text_table(plan, logs)
+    text += markdown(["claim", "paper", "ours", "why they differ"], claims) + tables
+    print("\n" + text, end="")
+    (options.into / "table.md").write_text(text)
+    if measured.rows:
+        write_rows(measured.rows, options.into / "rows.csv")
+    pyplot = pyplot_or_none(NAME)
+    if pyplot and measured.rows:
+        draw_speed(pyplot, measured, options.into / "speed.png")
+    if pyplot and logs:
+        draw_text(pyplot, logs, options.into / "text.png")
+
+
+def write_rows(rows, path):
+    names = [field.name for field in fields(Row) if field.name != "traffic"]
+    with open(path, "w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        kinds = list(rows[0].traffic)
+        table.writerow([*names, *kinds])
+        for row in rows:
+            table.writerow([*(getattr(row, name) for name in names), *(row.traffic[kind] for kind in kinds)])
+
+
+def draw_bars(axes, labels, values, title, ylabel):
+    """values: name -> one number for each label, None where there is none."""
+    names = [name for name in values if any(value is not None for value in values[name])]
+    for at, name in enumerate(names):
+        places = [i + (at - (len(names) - 1) / 2) * 0.8 / len(names) for i in range(len(labels))]
+        shown = [(place, value) for place, value in zip(places, values[name]) if value is not None]
+        axes.bar([place for place, _ in shown], [value for _, value in shown], width=0.8 / len(names), label=name)
+    axes.set(title=title, ylabel=ylabel)
+    axes.set_xticks(range(len(labels)), labels, fontsize=8)
+    axes.grid(alpha=0.3, axis="y")
+
+
+def draw_speed(pyplot, measured, path):
+    """Private over non-private: by ranks and stage, by size, by width; speed above, memory below."""
+    titles = {"grid": "ranks / ZeRO stage", "size": "one rank, by size", "wide": "one block, by width"}
+    parts = [part for part in titles if measured.places(part)]
+    figure, axes = pyplot.subplots(2, len(parts), figsize=(6 * len(parts), 8), layout="constrained", squeeze=False)
+    for part, (above, below) in zip(parts, axes.T):
+        places = measured.places(part)
+        labels = [f"{place[2]} / {place[3]}" if part == "grid" else place[1] for place in places]
+        names = styles(measured, places)
+        draw_bars(above, labels, {name: [(measured.speed(place, name) or (None,))[0] for place in places] for name in names}, titles[part], "private / non-private speed")
+        draw_bars(below, labels, {name: [measured.memory(place, name) for place in places] for name in names}, "", "private / non-private memory")
+        if part == "wide":
+            above.plot(range(len(labels)), [WIDTHS[label].paper for label in labels], marker="_", markersize=30, color="black", linestyle="none", label="paper, whole model")
+        else:
+            above.axhspan(0.92, 0.96, color="black", alpha=0.12, label="paper, 16 to 128 GPUs")
+        below.axhspan(1.0, 1.3, color="black", alpha=0.12, label="paper")
+        above.set_ylim(0.5, 1.1), below.set_ylim(0.9, 1.4)
+        above.legend(fontsize=8), below.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+    print(path)
+
+
+def draw_text(pyplot, logs, path):
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
+    for epsilon, log in logs.items():
+        found = validations(log)
+        steps = sorted(found)
+        left.plot(steps, [found[step]["loss"] for step in steps], marker="o", markersize=4, label=training_name(epsilon))
+    left.set(xlabel="step", ylabel="validation loss (nats/token)")
+    right.plot(EPSILONS, [last_validation(logs[epsilon])["loss"] for epsilon in EPSILONS], marker="o", color="black", label="private")
+    right.axhline(last_validation(logs[0])["loss"], color="black", linestyle="--", label=PUBLIC)
+    right.set(xscale="log", xlabel="epsilon", ylabel="validation loss at the end")
+    right.set_xticks(EPSILONS, map(str, EPSILONS))
+    right.minorticks_off()
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+    print(path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_dpzero.sh --quick | --full [option ...]")
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--quick", dest="plan", action="store_const", const="quick")
+    size.add_argument("--full", dest="plan", action="store_const", const="full")
+    parser.add_argument("--part", choices=("steps", "wide", "text"), action="append", help="only this; default: all")
+    parser.add_argument("--into", type=Path, metavar="FOLDER")
+    parser.add_argument("--program", default="./train_gpt", metavar="FILE")
+    options = parser.parse_args()
+    options.into = options.into or Path("out") / f"dpzero_{options.plan}"
+    options.part = options.part or ["steps", "wide", "text"]
+    if not shutil.which(options.program):
+        parser.error(f"{options.program} is not there: run make first")
+    if "text" in options.part and not all(glob.glob(f"{DATA}_{name}_*.bin") for name in ("train", "val")):
+        parser.error(f"{DATA}_* is not there: run make data first")
+    return options
+
+
+def reproduce(options):
+    plan, runner = PLANS[options.plan], Runner()
+    measured, predicted, logs = Measurements(plan, runner, options), {}, {}
+    if "steps" in options.part:
+        measured.measure_steps()
+    if "wide" in options.part:
+        measured.measure_widths()
+        predicted = predict_100b(runner, options)
+    if "text" in options.part:
+        logs = train_all(plan, runner, options)
+    report(measured, predicted, logs, options)
+
+
+def main():
+    options = arguments()
+    return run_script(NAME, options.into, lambda: reproduce(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
