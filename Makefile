@@ -13,6 +13,7 @@ BLAS_openblas = -lopenblas
 BLAS_blis     = -lblis
 BLAS_mkl      = -lmkl_rt
 LIBS   = $(BLAS_$(BLAS)) -lm
+SODIUM = $(shell echo '\#include <sodium.h>' | $(CC) -E - >/dev/null 2>&1 && echo -DUSE_SODIUM -lsodium)
 
 # The GPU build: GPUS are the architectures it has code for; the newest that the toolkit knows serves those to come.
 #   NVCC     CUDA's compiler; where none is installed, that of scripts/setup.sh cuda
@@ -81,6 +82,7 @@ test-gpu:
 build/test_comm: test/test_comm.c $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+build/test_noise: LIBS += $(SODIUM)
 build/test_%: test/test_%.c test/child.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS) -lcmocka

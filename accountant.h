@@ -4,6 +4,10 @@
 // sigma R. With R = 1 and in the only direction that matters the output is z ~ N(0, sigma^2), or, where the sample is in the data,
 //     add-remove     P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)    against    Q = N(0, sigma^2), and Q against P: the worse of both
 //     replace-one    P as above                                     against    Q = (1 - q) N(0, sigma^2) + q N(-1, sigma^2), symmetric
+// Where a document of k windows is protected, each of them sampled with probability q, as many as take part add up: N(1) becomes the
+// mixture of N(j) with the chances of j of k (arXiv 2407.07737), N(-1) that of N(-j). Nothing is worse than all gradients in one direction
+// (replace-one: in two opposite ones), since delta is a convex function of P/N(0) and Q/N(0), whose terms then depend on each other most
+// (Kahane's inequality).
 // The privacy loss of an output is L(z) = ln P(z)/Q(z), which grows with z. T steps lose the sum of T independent losses, and
 //     delta(epsilon) = E[1 - exp(epsilon - L_1 - ... - L_T)]+ ,  each L_t of z ~ P.
 // A cap on the batch at its mean + 6.5 standard deviations changes none of the digits (dp-accounting's events for truncated sampling).
@@ -39,6 +43,7 @@ typedef struct {
     double q, sigma, delta; // (0, 1]; noise over clipping threshold; (0, 1)
     int64_t steps;
     bool rdp, replace_one; // else prv, add-remove
+    int windows;           // of a document, which is protected then: each is sampled by itself; 1 where rdp
 } PrivacySetting;
 
 typedef struct {
@@ -110,6 +115,7 @@ static inline double rdp_epsilon(const PrivacySetting *s, double *best) {
 // prv: losses of one step
 
 static const double ROUNDING = 0x1p-53, ROUNDING_OF_MASS = 1e-12; // relative; the second of integrals with their exponentials
+static const double ALIGNED = 1e-5;                               // of epsilon: what the low end may lose by being rounded down
 static const double MASS_BEYOND = 1e-5;                           // of delta: what losses beyond the grid may add
 
 // Losses of one step in bins of equal width h. A bin's surplus is its mass of P less exp(x_i) times its mass of Q, its deficit is
@@ -121,60 +127,115 @@ typedef struct {
     double below, above;       // mass of P beyond the ends
 } Losses;
 
+// P as a mixture of normals: weight[j] of N(j, v).
+enum { PRIVACY_MOST_WINDOWS = 1024 };
+typedef struct {
+    const PrivacySetting *s;
+    double v, end;                           // sigma^2; outputs beyond +-end do not count
+    int parts;                               // the highest j that counts between the ends
+    double weight[PRIVACY_MOST_WINDOWS + 1]; // of all
+} Mixture;
+
 static inline double normal_above(double u) { return 0.5 * erfc(u * 0.70710678118654752); }
-static inline double loss_to_nothing(const PrivacySetting *s, double z) { // ln P(z) / N(0, sigma^2)(z)
-    double y = (z - 0.5) / (s->sigma * s->sigma), more = s->q * expm1(y);
-    return more > -0.5 ? log1p(more) : log(1 - s->q + s->q * exp(y)); // each where it does not cancel
+static inline double mass_beyond(const Mixture *m, double z, int sign) { // of P above z, or, with sign -1, below -z
+    double mass = 0;
+    for (int j = 0; j <= m->s->windows; j++) { mass += m->weight[j] * normal_above((z - sign * j) / m->s->sigma); }
+    return mass;
 }
-static inline double loss_of(const PrivacySetting *s, double z) { return loss_to_nothing(s, z) - (s->replace_one ? loss_to_nothing(s, -z) : 0); }
-static inline double output_of(const PrivacySetting *s, double loss) { // where the loss is this
-    double v = s->sigma * s->sigma;
-    if (s->replace_one) { return v * (loss / 2 + asinh((1 - s->q) * sinh(loss / 2) / s->q * exp(0.5 / v))); }
-    return 0.5 + v * (loss > -0.5 ? log1p(expm1(loss) / s->q) : log((exp(loss) - (1 - s->q)) / s->q));
+// Density at z of N(0, v) times the sum of weight[j] |w_j(z) - w_j(anchor)|, where w_j(z) = exp(j (z - j/2) / v) is that of N(j, v) to it.
+static inline double mass_against(const Mixture *m, double z, double anchor) {
+    double sum = 0, more = fmax(z, anchor), apart = fabs(z - anchor) / m->v;
+    for (int j = 1; j <= m->parts; j++) { sum += m->weight[j] * exp((j * (more - 0.5 * j) - 0.5 * z * z) / m->v) * -expm1(-j * apart); }
+    return sum * (0.3989422804014327 / m->s->sigma);
 }
-// Density at z of N(0, sigma^2) times q |w(z) - w(anchor)|, where w(z) = exp((z - 1/2) / sigma^2).
-static inline double mass_against(const PrivacySetting *s, double z, double anchor) {
-    double v = s->sigma * s->sigma;
-    return s->q * exp((fmax(z, anchor) - 0.5 - 0.5 * z * z) / v) * -expm1(-fabs(z - anchor) / v) * (0.3989422804014327 / s->sigma);
+static inline double loss_to_nothing(const Mixture *m, double z) { // ln P(z) / N(0, v)(z)
+    double more = 0, all = m->weight[0];
+    for (int j = 1; j <= m->parts; j++) { more += m->weight[j] * expm1(j * (z - 0.5 * j) / m->v); }
+    if (more > -0.5) { return log1p(more); } // each where it does not cancel
+    for (int j = 1; j <= m->parts; j++) { all += m->weight[j] * exp(j * (z - 0.5 * j) / m->v); }
+    return log(all);
 }
-static inline double mass_above(const PrivacySetting *s, double z) { return (1 - s->q) * normal_above(z / s->sigma) + s->q * normal_above((z - 1) / s->sigma); }
+static inline double loss_of(const Mixture *m, double z) { return loss_to_nothing(m, z) - (m->s->replace_one ? loss_to_nothing(m, -z) : 0); }
+
+// The weights are the chances of j of k. The ends are where P has MASS_BEYOND left of delta, and N(0, v) less. A part that is so high that
+// it adds nothing to P at the end, where it adds most, adds nothing anywhere.
+static inline Mixture mixture_make(const PrivacySetting *s) {
+    Mixture m = {s, s->sigma * s->sigma, 0, s->windows, {0}};
+    long double q = (long double)s->q, k = s->windows;
+    for (int j = 0; j <= s->windows; j++) {
+        long double chances = lgammal(k + 1) - lgammal(j + 1.0L) - lgammal(k - j + 1) + j * logl(q) + (j < s->windows ? (k - j) * log1pl(-q) : 0);
+        m.weight[j] = (double)expl(chances);
+    }
+    double beyond = MASS_BEYOND * s->delta / (double)s->steps, from = 0, to = s->windows + s->sigma * sqrt(-2 * log(beyond));
+    for (int i = 0; i < 60; i++) {
+        double middle = (from + to) / 2;
+        if (mass_beyond(&m, middle, 1) > beyond) {
+            from = middle;
+        } else {
+            to = middle;
+        }
+    }
+    m.end = to;
+    double most = -INFINITY, last; // ln of what a part is at the end, to N(0, v)
+    for (int j = 1; j <= s->windows; j++) { most = fmax(most, log(m.weight[j]) + j * (m.end - 0.5 * j) / m.v); }
+    do { last = log(m.weight[m.parts]) + m.parts * (m.end - 0.5 * m.parts) / m.v; } while (last < most - 50 && m.parts--);
+    return m;
+}
+
+// Where the loss is this: above `from`, where it is less. Closed for one window; else by Newton's method, between bounds.
+static inline double output_of(const Mixture *m, double loss, double from) {
+    double q = m->s->q, v = m->v;
+    if (m->s->windows == 1 && m->s->replace_one) { return v * (loss / 2 + asinh((1 - q) * sinh(loss / 2) / q * exp(0.5 / v))); }
+    if (m->s->windows == 1) { return 0.5 + v * (loss > -0.5 ? log1p(expm1(loss) / q) : log((exp(loss) - (1 - q)) / q)); }
+    double to = m->end, z = from, at = loss_of(m, z);
+    while (loss_of(m, to) < loss) { to *= 2; } // the last bin ends beyond the outputs' end
+    for (int i = 0; i < 200; i++) {
+        double aside = 1e-6 * (1 + fabs(z)), next = z + (loss - at) / (loss_of(m, z + aside) - at) * aside;
+        if (!(next > from && next < to)) { next = (from + to) / 2; }
+        if (fabs(next - z) <= 4 * ROUNDING * fabs(z)) { break; }
+        z = next, at = loss_of(m, z);
+        if (at < loss) {
+            from = z;
+        } else {
+            to = z;
+        }
+    }
+    return z;
+}
 
 // Adds the integrals from z to z + width of a bin between the outputs a and b, whose losses have the exponentials ea and eb.
-static inline void losses_add_panel(const PrivacySetting *s, double z, double width, double a, double b, double ea, double eb, double *surplus,
-                                    double *deficit) {
+static inline void losses_add_panel(const Mixture *m, double z, double width, double a, double b, double ea, double eb, double *surplus, double *deficit) {
     static const double at[3] = {0.11270166537925831, 0.5, 0.88729833462074169}, weight[3] = {5.0 / 18, 8.0 / 18, 5.0 / 18};
     for (int i = 0; i < 3; i++) {
-        double y = z + at[i] * width, gain = mass_against(s, y, a), lack = mass_against(s, y, b);
-        if (s->replace_one) { gain += ea * mass_against(s, -y, -a), lack += eb * mass_against(s, -y, -b); }
+        double y = z + at[i] * width, gain = mass_against(m, y, a), lack = mass_against(m, y, b);
+        if (m->s->replace_one) { gain += ea * mass_against(m, -y, -a), lack += eb * mass_against(m, -y, -b); }
         *surplus += weight[i] * width * gain;
         *deficit += weight[i] * width * lack;
     }
 }
-// Outputs beyond +-this do not count.
-static inline double output_end(const PrivacySetting *s) { return 1 + s->sigma * sqrt(2 * log((double)s->steps / (MASS_BEYOND * s->delta))); }
 
 // The losses of P against Q, on a grid that begins `shift` bins before the least; or `turned`, of Q against P: they change sign, and
 // surplus and deficit change places.
-static inline Losses losses_make(const PrivacySetting *s, double h, double shift, bool turned) {
-    double end = output_end(s), least = loss_of(s, -end), first = least - shift * h, a = -end, most = 0;
-    Losses l = {first, h, 1 + (int64_t)ceil((loss_of(s, end) - least) / h), 0, NULL, NULL, 0, 0};
+static inline Losses losses_make(const Mixture *m, double h, double shift, bool turned) {
+    double end = m->end, least = loss_of(m, -end), first = least - shift * h, a = -end, most = 0;
+    Losses l = {first, h, 1 + (int64_t)ceil((loss_of(m, end) - least) / h), 0, NULL, NULL, 0, 0};
     l.surplus = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
     l.deficit = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
     for (int64_t i = 0; i < l.bins; i++) {
-        double b = output_of(s, first + (double)(i + 1) * h), ea = exp(fmax(first + (double)i * h, least)), eb = exp(first + (double)(i + 1) * h);
-        double steep = (1 + fmax(fabs(a), fabs(b))) / (s->sigma * s->sigma), gain = 0, lack = 0; // steep: how fast exponents change
+        double b = output_of(m, first + (double)(i + 1) * h, a), ea = exp(fmax(first + (double)i * h, least)), eb = exp(first + (double)(i + 1) * h);
+        double steep = (m->parts + fmax(fabs(a), fabs(b))) / m->v, gain = 0, lack = 0; // steep: how fast exponents change
         int64_t panels = (int64_t)fmin(fmax(ceil((b - a) * steep / 0.04), 1), 1e6), at = turned ? l.bins - 1 - i : i;
         double width = (b - a) / (double)panels;
-        for (int64_t k = 0; k < panels; k++) { losses_add_panel(s, a + (double)k * width, width, a, b, ea, eb, &gain, &lack); }
+        for (int64_t k = 0; k < panels; k++) { losses_add_panel(m, a + (double)k * width, width, a, b, ea, eb, &gain, &lack); }
+        if (i % 1024 == 0) { keep_alive(); }                                   // other ranks wait
         if (i == 0) { gain += (gain + lack) / (eb - ea) * (ea - exp(first)); } // the mass of Q, whose surplus is that above the grid's first point
         l.surplus[at] = turned ? lack / eb : gain;
         l.deficit[at] = turned ? gain / exp(first + (double)i * h) : lack;
         if (gain + lack > most) { most = gain + lack, l.middle = at; }
         a = b;
     }
-    l.above = mass_above(s, a);
-    l.below = (1 - s->q) * normal_above(end / s->sigma) + s->q * normal_above((end + 1) / s->sigma);
-    if (turned) { l.first = -(first + (double)l.bins * h), l.below = normal_above(a / s->sigma), l.above = normal_above(end / s->sigma); }
+    l.above = mass_beyond(m, a, 1), l.below = mass_beyond(m, end, -1);
+    if (turned) { l.first = -(first + (double)l.bins * h), l.below = normal_above(a / m->s->sigma), l.above = normal_above(end / m->s->sigma); }
     return l;
 }
 static inline void losses_free(Losses *l) { free(l->surplus), free(l->deficit), l->surplus = l->deficit = NULL; }
@@ -195,14 +256,14 @@ static inline double losses_merge(const Losses *l, double *share) {
     share[l->middle] = fmin(1 - needed, lift);
     return 1 - needed - lift;
 }
-// Shifts the grid until nothing is left over, T times: the rest changes its sign from bin to bin, so a shift below 1 does it.
-static inline Losses losses_align(const PrivacySetting *s, double h, bool turned, double **share) {
+// Shifts the grid until so little is left over that T times it move epsilon by less than ALIGNED: the rest changes its sign from bin to bin, so a shift below 1 does it.
+static inline Losses losses_align(const Mixture *m, double h, bool turned, double **share) {
     double at[2] = {0, 1}, rest[2] = {0, 0}, shift = 0;
     for (int tries = 0, side = 0;; tries++) {
-        Losses l = losses_make(s, h, shift, turned);
+        Losses l = losses_make(m, h, shift, turned);
         *share = (double *)checked_calloc((size_t)l.bins, sizeof(double), "privacy losses");
-        double left = losses_merge(&l, *share) * (l.middle % 2 ? -1 : 1), lost = (double)s->steps * fabs(left) * (l.surplus[l.middle] + l.deficit[l.middle]);
-        if (lost < 1e-5 || tries == 12) { return l; }
+        double left = losses_merge(&l, *share) * (l.middle % 2 ? -1 : 1), lost = (double)m->s->steps * fabs(left) * (l.surplus[l.middle] + l.deficit[l.middle]);
+        if (lost < ALIGNED || tries == 12) { return l; }
         if (tries == 0) { rest[0] = left, rest[1] = -left; }
         int now = (left > 0) != (rest[0] > 0); // the end that moves: regula falsi, where an end that stays twice counts half
         if (tries > 1 && now == side) { rest[!now] /= 2; }
@@ -219,9 +280,9 @@ typedef struct {
     int64_t points;
     double *mass[2]; // [points] of END_LOW, END_HIGH
 } LossGrid;
-static inline LossGrid grid_make(const PrivacySetting *s, double h, bool turned) {
+static inline LossGrid grid_make(const Mixture *m, double h, bool turned) {
     double *share, part = 1 / -expm1(-h), less = exp(-h);
-    Losses l = losses_align(s, h, turned, &share);
+    Losses l = losses_align(m, h, turned, &share);
     LossGrid g = {l.first, h, l.above, l.bins + 1, {NULL, NULL}};
     for (int e = 0; e < 2; e++) { g.mass[e] = (double *)checked_calloc((size_t)g.points, sizeof(double), "privacy losses"); }
     g.mass[END_HIGH][0] = l.below;
@@ -304,29 +365,32 @@ static inline void fft_convolve(FftNumber *a, int64_t n, int64_t times, const Ff
 // ---------------------------------------------------------------------------------------------------------------------
 // prv: the sum of all steps' losses
 
-// ln of the sum of masses times exp(theta x).
+// ln of the sum of masses times exp(theta x): relative to the end where this is largest, whose mass is so far from 0 that what underflows does
+// not count.
 static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
+    const double *mass = g->mass[end];
+    int64_t first = 0, last = g->points - 1;
+    while (first < last && mass[first] == 0) { first++; }
+    while (first < last && mass[last] == 0) { last--; }
     long double sum = 0;
-    for (int64_t i = 0; i < g->points; i++) {
-        double half = exp(theta / 2 * (g->first + (double)i * g->h)), mass = g->mass[end][i];
-        if (mass > 0) { sum += mass * half * half; } // halves: the product is finite where one factor alone is not
-    }
-    return sum > 0 ? log((double)sum) : -INFINITY;
+    int64_t from = theta > 0 ? last : first;
+    for (int64_t i = first; i <= last; i++) { sum += (long double)(mass[i] * exp(theta * (double)(i - from) * g->h)); }
+    return theta * (g->first + (double)from * g->h) + (sum > 0 ? (double)logl(sum) : (double)-INFINITY);
 }
 // For golden sections: ln of the bound that Chernoff's t gives of the sum being `epsilon` or more, where sums are tilted by theta; or, with
 // epsilon NAN, the loss that exp(-FAR) of the tilted sum reaches. sign -1: from the other end.
-static const double FAR = 24;
+static const double FAR = 16;
 static inline double chernoff(const LossGrid *g, double T, double theta, double base, double sign, double t, double epsilon) {
     double grown = T * (grid_log_moment(g, END_HIGH, theta + sign * t) - base);
     return isnan(epsilon) ? (grown + FAR) / t : grown - t * epsilon;
 }
-// The t > 0 with the least of it, which falls, then rises with ln t.
-static inline double chernoff_best(const LossGrid *g, double T, double theta, double sign, double epsilon) {
-    double from = log(1e-6), to = log(1e9), base = grid_log_moment(g, END_HIGH, theta), golden = 0.6180339887498949;
+// The t > 0, at most `most`, with the least of it, which falls, then rises with ln t.
+static inline double chernoff_best(const LossGrid *g, double T, double theta, double sign, double epsilon, double most) {
+    double from = log(1e-6), to = log(most), base = grid_log_moment(g, END_HIGH, theta), golden = 0.6180339887498949;
     double a = to - golden * (to - from), b = from + golden * (to - from);
     double at_a = chernoff(g, T, theta, base, sign, exp(a), epsilon), at_b = chernoff(g, T, theta, base, sign, exp(b), epsilon);
     for (int left = 30; left; left--) {
-        if (at_a <= at_b) { // infinities are at the upper end
+        if (at_a <= at_b) {
             to = b, b = a, at_b = at_a, a = to - golden * (to - from);
             at_a = chernoff(g, T, theta, base, sign, exp(a), epsilon);
         } else {
@@ -346,14 +410,14 @@ typedef struct {
 } Direction;
 
 static inline void direction_plan(Direction *d, const PrivacySetting *s, const LossGrid *g) {
-    double T = (double)s->steps, epsilon = d->loss.high;
+    double T = (double)s->steps, epsilon = d->loss.high, most = 1000 / (g->first + (double)g->points * g->h); // tilts stay finite
     if (isinf(epsilon)) {
-        d->theta = chernoff_best(g, T, 0, 1, NAN);
+        d->theta = chernoff_best(g, T, 0, 1, NAN, most);
         epsilon = (T * grid_log_moment(g, END_HIGH, d->theta) - log(s->delta)) / d->theta;
     }
-    d->theta = chernoff_best(g, T, 0, 1, epsilon);
+    d->theta = chernoff_best(g, T, 0, 1, epsilon, most);
     double base = grid_log_moment(g, END_HIGH, d->theta);
-    d->right = chernoff_best(g, T, d->theta, 1, NAN), d->left = chernoff_best(g, T, d->theta, -1, NAN);
+    d->right = chernoff_best(g, T, d->theta, 1, NAN, 1e9), d->left = chernoff_best(g, T, d->theta, -1, NAN, 1e9);
     d->to = chernoff(g, T, d->theta, base, 1, d->right, NAN), d->from = -chernoff(g, T, d->theta, base, -1, d->left, NAN);
 }
 
@@ -400,37 +464,48 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
     // The norm of the weights exp(-theta y) (1 - exp(-y)) over the grid, at most that of exp(-theta y) min(1, y).
     double weights = sqrt(fmin(sum->h * sum->h * square * (1 + square) / (fall * fall * fall), (double)sum->n));
     int64_t start = end == END_HIGH ? sum->n - 1 : sum->n - 1 - sum->n / 9;
-    double slack = (end == END_HIGH ? 1 : -1) * (sum->beyond[end] + sum->error * weights), above = 0, gained = 0, before = 0;
+    double slack = (end == END_HIGH ? 1 : -1) * (sum->beyond[end] + sum->error * weights), above = 0, gained = 0, before = 0,
+           unknown = end == END_HIGH ? INFINITY : 0;
     for (int64_t k = start; k >= 0; k--) {
         double x = sum->from + (double)k * sum->h;
         // sums over all y > x of tilted masses times exp(-theta (y - x)), and of these times 1 - exp(x - y)
         gained = r * (shrink * gained + rest * above);
         above = (double)(end == END_HIGH ? sum->mass[k].im : sum->mass[k].re) + r * above;
-        double value = infinite + factor * exp(sum->scale - sum->theta * x) * fmax(gained + slack, 0);
-        if (!(value <= delta) && k == start) { return end == END_HIGH ? INFINITY : x; }
-        if (!(value <= delta)) { return x + log1p((value - delta) / (value - before) * expm1(sum->h)); } // between grid points delta is linear in exp(epsilon)
+        double more = gained + slack, value = infinite + (more > 0 ? factor * exp(sum->scale - sum->theta * x + log(more)) : unknown);
+        if (value > delta && k == start) { return end == END_HIGH ? INFINITY : x; }
+        if (value > delta) { return x + log1p((value - delta) / (value - before) * expm1(sum->h)); } // between grid points delta is linear in exp(epsilon)
         if (x <= 0) { return 0; }
         before = value;
     }
     return end == END_HIGH ? sum->from : 0; // it is below the window
 }
 
-static inline Direction direction_start(const PrivacySetting *s, bool turned) {
-    double end = output_end(s), range = loss_of(s, end) - loss_of(s, -end);
+static inline Direction direction_start(const Mixture *m, bool turned) {
+    double range = loss_of(m, m->end) - loss_of(m, -m->end);
     Direction d = {turned, false, range, 0, 0, 0, 0, 0, {0, INFINITY}};
-    LossGrid g = grid_make(s, range / 8192, turned);
-    direction_plan(&d, s, &g);
+    LossGrid g = grid_make(m, range / 8192, turned);
+    direction_plan(&d, m->s, &g);
     grid_free(&g);
     return d;
 }
+// The grid of n points that spans the window and an eighth more, with 4 n points for one step at most.
+static inline LossGrid direction_grid(const Direction *d, const Mixture *m, int64_t n) {
+    return grid_make(m, fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (double)(4 * n)), d->turned);
+}
 // Narrows the direction's interval by an FFT over n points.
-static inline void direction_refine(Direction *d, const PrivacySetting *s, int64_t n) {
-    double T = (double)s->steps, h = fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (1 << 24));
-    LossGrid g = grid_make(s, h, d->turned);
-    if (g.points < 1 << 16 || d->below) { direction_plan(d, s, &g); }
+static inline void direction_refine(Direction *d, const Mixture *m, int64_t n) {
+    const PrivacySetting *s = m->s;
+    LossGrid g = direction_grid(d, m, n);
+    if (g.points < 1 << 16 || d->below) {
+        double width = d->to - d->from;
+        direction_plan(d, s, &g);
+        if (d->to - d->from > width) { grid_free(&g), g = direction_grid(d, m, n); }
+    }
+    double T = (double)s->steps, h = g.h;
     LossSum sum = sum_make(&g, d, s->steps, n);
     double far = fmax(fabs(g.first), fabs(g.first + (double)g.points * h));
-    double mass = T * (ROUNDING_OF_MASS + 8 * ROUNDING * d->theta * far), grid = T * 8 * ROUNDING * (far - log(s->q) + 1);
+    double steep = m->parts * m->end / m->v; // how fast a loss changes: times a relative error of the output, its error
+    double mass = T * (ROUNDING_OF_MASS + 8 * ROUNDING * (d->theta * far + steep)), grid = T * 8 * ROUNDING * (far + steep + 1);
     double high = sum_epsilon(&sum, END_HIGH, s->delta, exp(mass), T * g.infinite);
     d->below = high > 0 && high == sum.from;
     d->loss.high = fmin(d->loss.high, grid + high);
@@ -439,22 +514,29 @@ static inline void direction_refine(Direction *d, const PrivacySetting *s, int64
     free(sum.mass);
 }
 
-// Finer and finer grids until the interval is narrow, or until `target` is not in it any more (NAN: there is none).
+// Finer and finer grids until the interval is narrow, or until `target` is not in it any more (NAN: there is none). It narrows with h^2, which tells
+// how many points it takes.
 enum { PRV_MOST_POINTS = 1 << 22 };
 static const double PRV_WIDTH[2] = {5e-4, 1e-4}; // of an answer; for a comparison
 static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
     int directions = s->replace_one || s->q == 1 ? 1 : 2; // the others are symmetric
-    Direction d[2] = {direction_start(s, false), direction_start(s, true)};
+    double width = PRV_WIDTH[!isnan(target)];
     PrivacyLoss loss = {0, INFINITY};
-    bool moved = true;
-    for (int64_t n = 1 << 12, moves = 0; n <= PRV_MOST_POINTS && loss.high - loss.low > PRV_WIDTH[!isnan(target)]; n *= moved && moves++ < 20 ? 1 : 4) {
-        moved = false;
+    Mixture m = mixture_make(s);
+    if (!(loss_of(&m, m.end) < 700)) { return loss; } // and its exponential is not finite either
+    Direction d[2] = {direction_start(&m, false), direction_start(&m, true)};
+    for (int64_t n = 1 << 12, moves = 0; n <= PRV_MOST_POINTS && loss.high - loss.low > width;) {
+        bool moved = false;
         for (int i = 0; i < directions; i++) {
-            if (d[i].loss.high > loss.low) { direction_refine(&d[i], s, n), moved |= d[i].below; } // else the other one is worse
+            if (d[i].loss.high > loss.low) { direction_refine(&d[i], &m, n), moved |= d[i].below; } // else the other one is worse
             loss.low = fmax(loss.low, d[i].loss.low);
         }
         loss.high = fmax(d[0].loss.high, directions == 2 ? d[1].loss.high : 0);
         if (loss.high <= target || loss.low > target) { break; }
+        if (moved && moves++ < 20) { continue; }
+        int64_t finer = 2, most = n == 1 << 12 ? 16 : isnan(target) ? PRV_MOST_POINTS / n : 4;
+        while (finer < most && (double)(finer * finer) * width < loss.high - loss.low) { finer *= 2; }
+        n *= finer;
     }
     return loss;
 }
@@ -503,12 +585,14 @@ static inline double account_sigma(const PrivacySetting *s, double epsilon) {
 // The largest number of steps, to 1 in 10,000, with which it keeps epsilon; 0: not even one does.
 static inline int64_t account_steps(const PrivacySetting *s, double epsilon) { return account_search(*s, epsilon, false, 0, (int64_t)MOST_STEPS + 1); }
 
-// What --dp-account says: q, delta and two of sigma, steps, epsilon, each once, in any order. Ends the program on anything else.
-enum { ACCOUNT_Q, ACCOUNT_DELTA, ACCOUNT_SIGMA, ACCOUNT_STEPS, ACCOUNT_EPSILON, ACCOUNT_KEYS };
-static const char *const ACCOUNT_HINT = "such as q=0.01,sigma=1,steps=1000,delta=1e-5; epsilon= in the place of sigma or steps asks for that";
+// What --dp-account says: q, delta and two of sigma, steps, epsilon, each once, in any order, and perhaps windows. Ends the program on anything else.
+enum { ACCOUNT_Q, ACCOUNT_DELTA, ACCOUNT_SIGMA, ACCOUNT_STEPS, ACCOUNT_EPSILON, ACCOUNT_WINDOWS, ACCOUNT_KEYS };
+static const char *const ACCOUNT_HINT =
+    "such as q=0.01,sigma=1,steps=1000,delta=1e-5; epsilon= in the place of sigma or steps asks for that; windows=: of a document";
 static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
-    static const char *const keys[ACCOUNT_KEYS] = {"q", "delta", "sigma", "steps", "epsilon"};
-    const double low[ACCOUNT_KEYS] = {1e-12, 1e-100, LEAST_SIGMA, 1, 1e-6}, high[ACCOUNT_KEYS] = {1, 0.999999, MOST_SIGMA, MOST_STEPS, 1000};
+    static const char *const keys[ACCOUNT_KEYS] = {"q", "delta", "sigma", "steps", "epsilon", "windows"};
+    const double low[ACCOUNT_KEYS] = {1e-12, 1e-100, LEAST_SIGMA, 1, 1e-6, 1};
+    const double high[ACCOUNT_KEYS] = {1, 0.999999, MOST_SIGMA, MOST_STEPS, 1000, PRIVACY_MOST_WINDOWS};
     char copy[1000], *rest = copy, *end = NULL;
     int given = 0;
     snprintf(copy, sizeof copy, "%s", text);
@@ -518,16 +602,17 @@ static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
         size_t length = strcspn(item, "=");
         while (i < ACCOUNT_KEYS && (strlen(keys[i]) != length || strncmp(item, keys[i], length))) { i++; }
         if (i == ACCOUNT_KEYS || !item[length]) {
-            die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account takes q=, delta=, sigma=, steps=, epsilon=, found \"%.80s\"", item);
+            die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account takes q=, delta=, sigma=, steps=, epsilon=, windows=, found \"%.80s\"", item);
         }
         if (!isnan(value[i])) { die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account: %s= is given twice", keys[i]); }
+        bool whole = i == ACCOUNT_STEPS || i == ACCOUNT_WINDOWS;
         value[i] = strtod(item + length + 1, &end);
-        if (end == item + length + 1 || *end || !(value[i] >= low[i] && value[i] <= high[i]) || (i == ACCOUNT_STEPS && value[i] != floor(value[i]))) {
-            const char *kind = i == ACCOUNT_STEPS ? "whole number" : "number";
+        if (end == item + length + 1 || *end || !(value[i] >= low[i] && value[i] <= high[i]) || (whole && value[i] != floor(value[i]))) {
+            const char *kind = whole ? "whole number" : "number";
             die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account: %s must be a %s from %g to %g, found \"%.80s\"", keys[i], kind, low[i], high[i], item + length + 1);
         }
     }
-    if (given != 4 || isnan(value[ACCOUNT_Q]) || isnan(value[ACCOUNT_DELTA])) {
+    if (given - !isnan(value[ACCOUNT_WINDOWS]) != 4 || isnan(value[ACCOUNT_Q]) || isnan(value[ACCOUNT_DELTA])) {
         die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account needs q=, delta= and two of sigma=, steps=, epsilon=, found \"%.200s\"", text);
     }
 }
@@ -537,7 +622,10 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
     double value[ACCOUNT_KEYS], *sigma = &value[ACCOUNT_SIGMA], target;
     account_parse(text, value);
     target = value[ACCOUNT_EPSILON];
-    PrivacySetting s = {value[ACCOUNT_Q], *sigma, value[ACCOUNT_DELTA], isnan(value[ACCOUNT_STEPS]) ? 0 : (int64_t)value[ACCOUNT_STEPS], rdp, replace_one};
+    int windows = isnan(value[ACCOUNT_WINDOWS]) ? 1 : (int)value[ACCOUNT_WINDOWS];
+    int64_t steps = isnan(value[ACCOUNT_STEPS]) ? 0 : (int64_t)value[ACCOUNT_STEPS];
+    PrivacySetting s = {value[ACCOUNT_Q], *sigma, value[ACCOUNT_DELTA], steps, rdp, replace_one, windows};
+    if (rdp && windows > 1) { die(EXIT_INPUT, "leave --dp-accountant out", "--dp-account: windows=%d is accounted by prv", windows); }
     if (isnan(*sigma)) { s.sigma = account_sigma(&s, target); }
     if (s.steps == 0) { s.steps = account_steps(&s, target); }
     if (isinf(s.sigma) || s.steps == 0) {
@@ -547,11 +635,12 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
     if (json) {
         fprintf(to, "{\"epsilon\":%.17g,\"low\":%.17g,\"high\":%.17g,\"delta\":%.17g,\"q\":%.17g,\"sigma\":%.17g,\"steps\":%" PRId64, loss.high, loss.low,
                 loss.high, s.delta, s.q, s.sigma, s.steps);
-        fprintf(to, ",\"accountant\":\"%s\",\"neighbours\":\"%s\"}\n", accountant, neighbours);
+        fprintf(to, ",\"windows\":%d,\"accountant\":\"%s\",\"neighbours\":\"%s\"}\n", windows, accountant, neighbours);
         return;
     }
     fprintf(to, "epsilon    %.6f (by %s; certainly between %.6f and %.6f)\n", loss.high, accountant, loss.low, loss.high);
     fprintf(to, "delta      %g\nneighbours %s\n", s.delta, neighbours);
+    if (windows > 1) { fprintf(to, "protects   a document of up to %d windows\n", windows); }
     fprintf(to, "of         %" PRId64 " steps that sample with probability %g (Poisson) and add noise of %g clipping thresholds\n", s.steps, s.q, s.sigma);
 }
 

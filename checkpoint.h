@@ -12,6 +12,7 @@
 #define CHECKPOINT_H
 
 #include "dataloader.h" // data_map_file
+#include "privacy.h"    // the history of a private run
 #include "zero.h"       // states
 
 #include <dirent.h>      // folders
@@ -313,6 +314,7 @@ typedef struct {
     int64_t position; // samples consumed
     int64_t updates;  // of the moments
     OutlierWindow loss, norm;
+    char privacy[PRIVACY_HISTORY_MAX]; // history of private steps (privacy.h); "" before any checkpoint
 } Progress;
 
 typedef struct {
@@ -497,6 +499,9 @@ static inline void out_folder_prepare(const char *out, bool resume) {
             snprintf(moved, sizeof moved, "%s%s", target, strrchr(path, '/'));
             if (rename(path, moved)) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", path, strerror(errno)); }
         }
+        char key[1100], moved_key[1300];
+        snprintf(key, sizeof key, "%s/dp_key", out), snprintf(moved_key, sizeof moved_key, "%s/dp_key", target);
+        if (rename(key, moved_key) && errno != ENOENT) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", key, strerror(errno)); }
     }
     free(steps);
 }
@@ -516,7 +521,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
     manifest_add_window(&t, "losses", &p->loss);
     manifest_add_window(&t, "norms", &p->norm);
-    text_add(&t, "flags %s\nfiles %d\n", flags, s->groups.all->n);
+    text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags, s->groups.all->n);
     for (int r = 0; r < s->groups.all->n; r++) {
         text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
@@ -602,6 +607,8 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
                 files <= MANIFEST_FILES;
+    const char *history = manifest_line(text, "privacy"); // older checkpoints have none
+    if (good) { snprintf(p->privacy, sizeof p->privacy, "%.*s", history ? (int)strcspn(history, "\n") : 4, history ? history : "none"); }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
         char key[32], path[1200];

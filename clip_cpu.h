@@ -12,11 +12,13 @@
 
 #include "ops_cpu.h" // the team, polling, register-blocked products
 
+#ifndef CLIP_PARTS     // tests make it small
+#define CLIP_PARTS 256 // of the sum of a sample, at most
+#endif
 enum {
-    CLIP_PARTS = 256, // of the sum of a sample, at most
-    CLIP_SLICE = 128, // channels of a unit of work that goes down the rows of a sample
-    GRAM_EDGE = 256,  // rows and columns of a tile of products, at most: two tiles stay in the second cache
-    GRAM_DEPTH = 128, // of a packed slice: what a column of panels needs stays in the nearest cache
+    CLIP_SLICE = 512, // channels of an embedding's gradient that are summed together
+    GRAM_EDGE = 256,  // rows and columns of a tile of products, at most: two tiles and a slice stay in the second cache
+    GRAM_DEPTH = 128, // of a packed slice: what the panels of a band need stays in the nearest cache
     BAND = 2 * LANES  // rows that are packed together
 };
 
@@ -57,12 +59,41 @@ static inline void add_parts(double *norms, const double *parts, int64_t rows, i
 }
 
 // --- weight gradients -------------------------------------------------------------------------------------------------
+typedef int32_t LaneNumbers __attribute__((vector_size(LANES * 4)));
+// One step of a transposition: of each pair of squares beside the diagonal, `size` wide, the two change places
+static inline __attribute__((always_inline)) void swap_squares(Lanes row[LANES], const int size) {
+    LaneNumbers low = {0}, high = {0};
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) { low[l] = l & size ? LANES + l - size : l, high[l] = l & size ? LANES + l : l + size; }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        if (i & size) { continue; }
+        const Lanes a = row[i], b = row[i + size];
+        row[i] = __builtin_shuffle(a, b, low), row[i + size] = __builtin_shuffle(a, b, high);
+    }
+}
+// to(LANES, LANES), its rows BAND apart, = transpose of from(LANES, LANES), in registers
+static inline void transpose_lanes(float *to, const float *from, int64_t stride) {
+    Lanes row[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) { row[i] = *(const Lanes *)(from + i * stride); }
+    swap_squares(row, 1), swap_squares(row, 2), swap_squares(row, 4);
+    if (LANES > 8) { swap_squares(row, 8); }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) { *(Lanes *)(to + i * BAND) = row[i]; }
+}
 // to(bands, depth, BAND) = rows of from(n, depth), `stride` apart; the last band is filled up with zeros
 static inline void pack_bands(float *to, const float *from, int64_t n, int64_t depth, int64_t stride) {
-    for (int64_t t0 = 0; t0 < n; t0 += BAND, to += depth * BAND) {
-        const int64_t m = min_i64(BAND, n - t0);
-        for (int64_t t = 0; t < BAND; t++) {
-            for (int64_t c = 0; c < depth; c++) { to[c * BAND + t] = t < m ? from[(t0 + t) * stride + c] : 0.0f; }
+    for (int64_t t = 0; t < round_up(n, BAND); t += LANES) {
+        float *half = to + t / BAND * BAND * depth + t % BAND;
+        int64_t c = 0;
+        for (; c + LANES <= depth && t + LANES <= n; c += LANES) {
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) { __builtin_prefetch(from + (t + l) * stride + c + depth, 0, 2); }
+            transpose_lanes(half + c * BAND, from + t * stride + c, stride);
+        }
+        for (; c < depth; c++) {
+            for (int64_t l = 0; l < LANES; l++) { half[c * BAND + l] = t + l < n ? from[(t + l) * stride + c] : 0.0f; }
         }
     }
 }
@@ -145,20 +176,30 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
             const int64_t b = i / parts, part = i % parts;
             const float *dy = f32_const(dout) + b * T * OC, *x = f32_const(in) + b * T * C;
             k.parts[b * CLIP_PARTS + part] = ghost ? ghost_part(s, &k, dy, x, T, C, OC, part) : gradient_part(s, &k, dy, x, T, C, OC, part);
+            poll_messages(s);
         }
     }
     add_parts(norms, shared.parts, rows, parts);
 }
 
 // --- sums down the rows of a sample -----------------------------------------------------------------------------------
+// A unit of work is a sample, or one of the slices of its channels that give each thread as much: an element does not depend on the cut.
+static inline int64_t sample_slices(int64_t rows, int threads) {
+    int64_t slices = 1;
+    while (rows * slices % threads) { slices++; }
+    return slices;
+}
+static inline int64_t slice_begin(int64_t channels, int64_t slices, int64_t slice) { // on a cache line
+    return min_i64(channels, 16 * part_begin(ceil_div(channels, 16), slices, slice));
+}
 static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows, int64_t T, int64_t OC) {
-    const int64_t slices = ceil_div(OC, CLIP_SLICE);
+    const int64_t slices = sample_slices(rows, s->threads);
 #pragma omp parallel num_threads(s->threads)
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * slices; i++) {
-            const int64_t b = i / slices, c = i % slices * CLIP_SLICE;
-            column_sums(sums + b * OC + c, f32_const(dout) + b * T * OC + c, T, min_i64(CLIP_SLICE, OC - c), OC, false);
+            const int64_t b = i / slices, c = slice_begin(OC, slices, i % slices), end = slice_begin(OC, slices, i % slices + 1);
+            column_sums(sums + b * OC + c, f32_const(dout) + b * T * OC + c, T, end - c, OC, false);
             poll_messages(s);
         }
 #pragma omp for schedule(static)
@@ -180,14 +221,13 @@ static inline void layernorm_sums(float *dweight, float *dbias, const float *dou
 }
 static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms, const Real *dout, const Real *in, const float *mean,
                                          const float *rstd, int64_t rows, int64_t T, int64_t C) {
-    const int64_t slices = ceil_div(C, CLIP_SLICE);
+    const int64_t slices = sample_slices(rows, s->threads);
 #pragma omp parallel num_threads(s->threads)
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * slices; i++) {
-            const int64_t b = i / slices, c = i % slices * CLIP_SLICE, at = b * T * C + c;
-            layernorm_sums(dweights + b * C + c, dbiases + b * C + c, f32_const(dout) + at, f32_const(in) + at, mean + b * T, rstd + b * T, T, C,
-                           min_i64(CLIP_SLICE, C - c));
+            const int64_t b = i / slices, c = slice_begin(C, slices, i % slices), end = slice_begin(C, slices, i % slices + 1), at = b * T * C + c;
+            layernorm_sums(dweights + b * C + c, dbiases + b * C + c, f32_const(dout) + at, f32_const(in) + at, mean + b * T, rstd + b * T, T, C, end - c);
             poll_messages(s);
         }
 #pragma omp for schedule(static)
@@ -321,13 +361,20 @@ static inline void ops_accumulate_samples(Stream *s, float *out, const float *in
     for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
         for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
             const int64_t end = min_i64(n, begin + NEAR);
-            if (!accumulate) { memset(out + begin, 0, (size_t)(end - begin) * sizeof(float)); }
+            bool more = accumulate;
             for (int64_t b = 0; b < rows; b++) {
                 const float factor = factors[b], *x = in + b * n;
                 if (factor == 0.0f) { continue; }
+                if (more) {
 #pragma omp simd
-                for (int64_t i = begin; i < end; i++) { out[i] += factor * x[i]; }
+                    for (int64_t i = begin; i < end; i++) { out[i] += factor * x[i]; }
+                } else {
+#pragma omp simd
+                    for (int64_t i = begin; i < end; i++) { out[i] = factor * x[i]; }
+                }
+                more = true;
             }
+            if (!more) { memset(out + begin, 0, (size_t)(end - begin) * sizeof(float)); }
         }
         poll_after_block(s, k);
     }

@@ -63,12 +63,12 @@ static inline void ops_sample_norms(Stream *s, double *norms, const float *in, i
     if (rows && n) { start_norms(s, sample_norms_kernel, 0, ceil_div(n, NORM_PIECE), rows, norms, in, n); }
 }
 static inline void ops_bias_samples(Stream *s, float *sums, double *norms, const Real *dout, int64_t rows, int64_t T, int64_t OC) {
-    column_partials(s, NULL, sums, OC, dout, NULL, NULL, NULL, rows * T, OC, T);
+    column_partials(s, NULL, sums, OC, dout, NULL, NULL, NULL, rows * T, OC, rows, T);
     ops_sample_norms(s, norms, sums, rows, OC);
 }
 static inline void ops_layernorm_samples(Stream *s, float *dweights, float *dbiases, double *norms, const Real *dout, const Real *in, const float *mean,
                                          const float *rstd, int64_t rows, int64_t T, int64_t C) {
-    column_partials(s, dweights, dbiases, C, dout, in, mean, rstd, rows * T, C, T);
+    column_partials(s, dweights, dbiases, C, dout, in, mean, rstd, rows * T, C, rows, T);
     ops_sample_norms(s, norms, dweights, rows, C);
     ops_sample_norms(s, norms, dbiases, rows, C);
 }

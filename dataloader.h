@@ -14,7 +14,8 @@
 //            document    a document begins at each end-of-text token (tokens before the first one are a document too);
 //                        it is cut from its beginning into windows of T targets. The last is padded: inputs with
 //                        end-of-text, targets with -1 (masked). No target crosses into the next document, so a document
-//                        of k tokens has k - 1 targets and ceil((k - 1) / T) windows.
+//                        of k tokens has k - 1 targets and ceil((k - 1) / T) windows; with windows_per_document no more than
+//                        that, and the rest of the document is left out.
 //            labelled    the documents of labelled shards (images), always: each ends with its label and is one window
 //            choices     a completion behind its context; targets are those of the completion, the others are masked (-1).
 //                        Window w is completion w mod 4 of example w div 4; T is that of the longest
@@ -22,13 +23,16 @@
 //            shuffle 0   continuous: window g; document: window g mod W
 //            shuffle 1   window permutation_e(g mod W) in epoch e = g div W, from (seed, e) alone. For continuous windows
 //                        W = (n - 1) div T: those that do not wrap
+//            A private run has no g: a step takes each of the windows 0 .. W-1 with one probability, independently (Poisson), by
+//            numbers that nobody can guess (noise.h). What it took is a list of windows.
 // Invariants after dataset_open nothing is allocated or changed; every function of a const Dataset may be called by any
 //            thread of any rank, and gives every rank the same answer. Nothing here communicates. Files are untrusted:
 //            every length and every token is checked when a file is opened.
 #ifndef DATALOADER_H
 #define DATALOADER_H
 
-#include "base.h" // die, mix64, random_u64
+#include "base.h"  // die, mix64, random_u64
+#include "noise.h" // draws of private runs
 
 #include <fcntl.h>    // open
 #include <glob.h>     // patterns of shards
@@ -65,7 +69,8 @@ typedef struct {
     int32_t eot;      // end-of-text token; used by document windows only
     WindowKind windows;
     bool shuffle;
-    uint64_t seed; // of the shuffle
+    uint64_t seed;                // of the shuffle
+    int64_t windows_per_document; // of document windows, at most; 0: all
 } DatasetOptions;
 
 typedef struct {
@@ -272,10 +277,11 @@ static inline void check_labelled_document(const Dataset *ds, const char *patter
     }
 }
 
-// Appends the windows of the document in tokens begin .. end-1; a document of one token has none.
+// Appends the windows of the document in tokens begin .. end-1, as many as it may have; a document of one token has none.
 static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end, size_t *room) {
     if (ds->labels && begin < end) { check_labelled_document(ds, pattern, begin, end); }
-    for (int64_t at = begin; at + 1 < end; at += ds->options.T) {
+    const int64_t most = ds->options.windows_per_document ? ds->options.windows_per_document : INT64_MAX, before = ds->windows;
+    for (int64_t at = begin; at + 1 < end && ds->windows - before < most; at += ds->options.T) {
         if ((size_t)ds->windows == *room) {
             *room = 2 * *room + 1024;
             void *table = realloc(ds->table, *room * sizeof *ds->table);
@@ -541,6 +547,36 @@ static inline void dataset_fill(const Dataset *ds, int64_t g, int64_t count, int
 static inline void dataset_fill_windows(const Dataset *ds, const int64_t *windows, int64_t count, int32_t *inputs, int32_t *targets) {
     int64_t T = ds->options.T;
     for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, windows[i], inputs + i * T, targets + i * T); }
+}
+
+// Poisson sampling of a private run: what a step may take at most. Chance alone asks for more in less than one of 10^10 steps: 6.5 standard
+// deviations would do for a normal number; 7, which is (6.5^2 - 1) / 6, is for the skewness of small means.
+static inline int64_t poisson_cap(int64_t windows, double q) {
+    const double mean = q * (double)windows, most = ceil(mean + 6.5 * sqrt(mean * (1.0 - q)) + 7.0);
+    return most < (double)windows ? (int64_t)most : windows;
+}
+static inline int compare_windows(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+// windows(cap) = each window with probability q, 0 < q <= 1, in ascending order; of more than cap, any cap of them with equal chances. Returns
+// how many. Whoever asks with one stream gets one answer. Only the gaps are drawn: one is g or longer with probability (1 - q)^g.
+static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_t cap, NoiseStream stream, int64_t *windows) {
+    assert(q > 0 && q <= 1 && cap > 0);
+    const double log_left_out = log1p(-q); // of q = 1: -INFINITY, so all gaps are 0
+    NoiseDraws draws = noise_draws(stream);
+    int64_t count = 0;
+    for (int64_t at = 0;; at++) {
+        const double gap = floor(log(noise_uniform(&draws)) / log_left_out);
+        if (gap >= (double)(ds->windows - at)) { break; }
+        at += (int64_t)gap;
+        const int64_t place = count < cap ? count : (int64_t)((1.0 - noise_uniform(&draws)) * (double)(count + 1));
+        if (place < cap) { windows[place] = at; }
+        count++;
+    }
+    if (count > cap) { qsort(windows, (size_t)cap, sizeof *windows, compare_windows); }
+    noise_wipe(&draws, sizeof draws);
+    return min_i64(count, cap);
 }
 
 // Choosing the likeliest completion of an example, whose rows come one by one.

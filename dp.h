@@ -14,7 +14,8 @@
 //   instantiated   a sample's gradient is made in a scratch place, measured, and added times C_i: no product more than without privacy
 // wte is the table of tokens and the classifier: its gradient is E_i + H_i, and a norm of one without the other, or without 2<E_i, H_i>,
 // would be too small by up to sqrt(2). H_i is made at the head, E_i at the embedding, the last of all. So from the head on either dlogits are
-// kept (ghost), or H_i itself (instantiated).
+// kept (ghost), or H_i itself (instantiated); or, where memory is too short for either, logits are made again at the embedding, a few samples at
+// a time: wte stays acquired until then, so no message is sent for it.
 // Weights        the backward pass runs with the loss of every token weighted 1 / T; a sample of n_i targets counts T / n_i: its loss is the
 //                mean over its own tokens, whatever else is in the batch
 // Not finite     a sample whose norm is not finite is left out: a decision about this sample alone
@@ -25,12 +26,14 @@
 
 typedef struct {
     bool on, flat;
+    bool again;      // logits are made again for the gradient of wte
+    bool fresh;      // a micro-step's gradients are not added to those of another
     float threshold; // of a group's norm
     ClipFunction function;
 } ClipPolicy;
 
 static inline ClipPolicy clip_policy(const GptModel *m, double R, bool flat, ClipFunction function) {
-    ClipPolicy p = {true, flat, (float)(flat ? R : R / sqrt((double)m->units)), function};
+    ClipPolicy p = {true, flat, false, false, (float)(flat ? R : R / sqrt((double)m->units)), function};
     return p;
 }
 
@@ -56,10 +59,16 @@ static inline double clip_norm_flops(const ClipPolicy *p, const GptModel *m, int
     if (unit) { return clip_instantiates_block(p, m, (int64_t)T) ? 0 : rows * T * T * 16 * C; }
     return clip_instantiates_head(m, (int64_t)T) ? 0 : rows * T * T * (C + V);
 }
+// Samples whose part of the gradient of wte is there at a time: all of a micro-batch, or a few.
+enum { AGAIN_ROWS = 256 }; // tokens of these few, where sequences are shorter
+static inline int64_t clip_head_samples(const ClipPolicy *p, const GptModel *m, int64_t rows, int64_t T) {
+    return !p->again ? rows : clip_instantiates_head(m, T) ? 1 : min_i64(rows, max_i64(1, AGAIN_ROWS / T));
+}
 // The share of the speed without privacy that this leaves, at most.
 static inline double clip_speed_limit(const ClipPolicy *p, const GptModel *m, double T) {
     double norms = 0;
     for (int u = 0; u < m->units; u++) { norms += clip_norm_flops(p, m, u, 1, T); }
+    if (p->again) { norms += gpt_head_forward_flops(m, T); }
     return 1 / (1 + norms / gpt_step_flops(m, T, T));
 }
 
@@ -79,6 +88,7 @@ typedef struct {
     float *lnfw, *lnfb;       // (rows, C)
     Real *dlogits;            // (rows * T, Vp), or NULL
     float *head;              // (rows, Vp, C): H_i, then E_i + H_i, or NULL
+    int64_t head_samples;     // of these: rows, or fewer where they are made again
     float *sample;            // one sample's gradient of a block, or of wpe
 } Clip;
 
@@ -86,8 +96,9 @@ typedef struct {
 static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, int64_t rows, int64_t T) {
     int64_t Vp = m->config.padded_vocab;
     bool whole = clip_instantiates_head(m, T);
-    c->head = whole ? arena_floats(a, rows * Vp * m->config.channels) : NULL;
-    c->dlogits = whole ? NULL : arena_reals(a, rows * T * Vp);
+    c->head_samples = clip_head_samples(&c->policy, m, rows, T);
+    c->head = whole ? arena_floats(a, c->head_samples * Vp * m->config.channels) : NULL;
+    c->dlogits = whole ? NULL : arena_reals(a, c->head_samples * T * Vp);
 }
 static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
     BlockSums s;
@@ -102,7 +113,7 @@ static inline void clip_carve_buffers(Clip *c, Arena *a, const GptModel *m, int6
     c->weights = arena_floats(a, rows), c->factors = arena_floats(a, rows);
     c->lnfw = arena_floats(a, n), c->lnfb = arena_floats(a, n);
     for (int l = 0; l < m->config.layers; l++) { c->blocks[l] = l == 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[0]; }
-    int64_t sample = blocks ? m->class_elements[STORAGE_BLOCK] : 0;
+    int64_t sample = blocks && (rows > 1 || !c->policy.fresh) ? m->class_elements[STORAGE_BLOCK] : 0;
     if (clip_instantiates_head(m, T)) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
     c->sample = arena_floats(a, sample);
 }
@@ -172,31 +183,38 @@ static inline BlockGradients block_gradients_from(const BlockGradients *g, int64
     b.dres2 = real_at(g->dres2, row * C), b.dln2 = real_at(g->dln2, row * C), b.dln1 = real_at(g->dln1, row * C);
     return b;
 }
-// Norms, factors and sum, sample by sample.
+// Norms, factors and sum, sample by sample. The first one of a sum is made in its place.
 static inline void clip_block_instantiated(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const Real *x,
                                            const BlockActs *a, const BlockGradients *g, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels, elements = m->class_elements[STORAGE_BLOCK];
     UnitStates alone;
     memset(&alone, 0, sizeof alone);
-    alone.grads[STORAGE_BLOCK] = c->sample;
     clip_begin(s, c, rows);
     for (int64_t b = 0; b < rows; b++) {
+        const bool more = u->accumulate[STORAGE_BLOCK] || b;
+        float *grad = alone.grads[STORAGE_BLOCK] = more ? c->sample : u->grads[STORAGE_BLOCK];
         const BlockActs acts = block_acts_from(a, b * T, C);
         const BlockGradients gradients = block_gradients_from(g, b * T, C);
         gpt_block_backward_weight(s, m, &alone, real_at_const(dout, b * T * C), real_at_const(x, b * T * C), &acts, &gradients, 1, T);
-        ops_sample_norms(s, c->norms + b, c->sample, 1, elements);
+        ops_sample_norms(s, c->norms + b, grad, 1, elements);
         ops_clip_factors(s, c->factors + b, c->norms + b, c->weights + b, 1, c->policy.threshold, c->policy.function);
-        ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], c->sample, c->factors + b, 1, elements, u->accumulate[STORAGE_BLOCK] || b);
+        ops_accumulate_samples(s, u->grads[STORAGE_BLOCK], grad, c->factors + b, 1, elements, more);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Head: lnf is a group; what wte gets here waits for the embedding
 
+// Losses, dlnf, and what clipping needs for wte, each where it is not NULL.
+static inline void clip_classifier(Stream *s, const GptModel *m, const UnitStates *u, const HeadActs *h, Real *dlnf, float *head, Real *dlogits,
+                                   const int32_t *targets, int64_t rows, int64_t T) {
+    ops_classifier(s, h->losses, dlnf, head, dlogits, h->lnf, unit_param(m, u, WTE), targets, rows * T, T, m->config.channels, m->config.vocab,
+                   m->config.padded_vocab, 1.0f / (float)T, false);
+}
 static inline void clip_head_backward_input(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dx, const Real *x, const HeadActs *h,
                                             const int32_t *targets, int64_t rows, int64_t T) {
-    ops_classifier(s, h->losses, h->dlnf, c->head, c->dlogits, h->lnf, unit_param(m, u, WTE), targets, rows * T, T, m->config.channels, m->config.vocab,
-                   m->config.padded_vocab, 1.0f / (float)T, false);
+    const bool again = c->policy.again;
+    clip_classifier(s, m, u, h, h->dlnf, again ? NULL : c->head, again ? NULL : c->dlogits, targets, rows, T);
     gpt_head_backward_lnf(s, m, u, dx, x, h, rows * T);
 }
 static inline void clip_head_norms(Stream *s, const GptModel *m, const Clip *c, const Real *x, const HeadActs *h, int64_t rows, int64_t T) {
@@ -238,6 +256,25 @@ static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *
         ops_matmul_backward_weight(s, wte, NULL, c->dlogits, h->lnf, rows * T, C, Vp, u->accumulate[STORAGE_WTE]);
     }
     ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, rows, T, C, Vp, positions, true, u->accumulate[STORAGE_WPE]);
+}
+// The same of a group of its own, where logits are made again: a few samples after another. u has the parameters, too.
+static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dout, const int32_t *tokens,
+                                        const int32_t *targets, const HeadActs *h, int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels;
+    UnitStates more = *u;
+    for (int64_t b = 0, n; b < rows; b += n) {
+        n = min_i64(c->head_samples, rows - b);
+        Clip few = *c;
+        HeadActs acts = *h;
+        few.weights += b, few.factors += b, few.norms += b;
+        acts.lnf = real_at(h->lnf, b * T * C), acts.losses += b * T;
+        more.accumulate[STORAGE_WTE] |= b > 0, more.accumulate[STORAGE_WPE] |= b > 0;
+        clip_classifier(s, m, u, &acts, NULL, c->head, c->dlogits, targets + b * T, n, T);
+        clip_begin(s, &few, n);
+        clip_embedding_norms(s, m, &few, real_at_const(dout, b * T * C), tokens + b * T, &acts, n, T);
+        clip_factors(s, &few, n);
+        clip_embedding_sum(s, m, &few, &more, real_at(dout, b * T * C), tokens + b * T, &acts, n, T);
+    }
 }
 
 #endif

@@ -117,7 +117,7 @@ typedef struct {
 
 // Bytes of the operations' workspace.
 static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape, int threads) {
-    bool kept = shape->clip.on && !clip_instantiates_head(m, shape->T);
+    bool kept = shape->clip.on && !shape->clip.again && !clip_instantiates_head(m, shape->T);
     return gpt_workspace_bytes(m, shape->rows, shape->T, threads, kept ? 0 : shape->logits);
 }
 
@@ -150,6 +150,25 @@ static inline double executor_bytes(const GptModel *m, ExecutorShape shape, int 
     Executor counted = executor_plan(m, shape, &activations, &buffers);
     executor_free(&counted);
     return (double)activations + (double)buffers + (double)executor_workspace_bytes(m, &shape, threads);
+}
+// Makes micro-steps that clip shorter, where that takes no more messages (`often`: each takes its own), and chunks of logits, so that what
+// clipping keeps of a sample takes hardly more memory than longer ones would without it. states: bytes of all else.
+static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, double states, bool often, int threads) {
+    const int64_t LEAST_LOGITS = 128;
+    const double HARDLY = 0.045, TOO_MUCH = 1.1;
+    ExecutorShape plain = *shape;
+    plain.clip.on = plain.clip.flat = false;
+    const double without = executor_bytes(m, plain, threads), most = without + HARDLY * (without + states);
+    while (executor_bytes(m, *shape, threads) > most) {
+        if (shape->rows > 1 && !often) {
+            shape->rows--;
+        } else if (shape->logits > LEAST_LOGITS) {
+            shape->logits /= 2;
+        } else {
+            shape->clip.again = !shape->clip.flat && executor_bytes(m, *shape, threads) > TOO_MUCH * most;
+            break;
+        }
+    }
 }
 // samples: that this rank computes in a step, at most.
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Stream *stream, int64_t samples) {
@@ -347,6 +366,10 @@ static inline void run_clipped_weight(Executor *e, const Work *w) {
                                 executor_block(e, w->unit), &e->work[w->unit - 1], w->rows, w->T);
         return;
     }
+    if (w->unit == 0 && e->clip.policy.again) {
+        clip_embedding_again(e->stream, e->model, &e->clip, &w->states, e->gradient[1], e->tokens, e->targets, &e->head, w->rows, w->T);
+        return;
+    }
     clip_begin(e->stream, &e->clip, w->rows);
     run_norms(e, w);
     clip_factors(e->stream, &e->clip, w->rows);
@@ -393,7 +416,7 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
         StorageClass c = gpt_storage_class(e->model, storages[i]);
-        if (action_reads_parameters(a->kind)) { w.states.params[c] = e->held[storages[i]]; }
+        if (action_reads_parameters(a->kind) || storages[i] == e->map->lent) { w.states.params[c] = e->held[storages[i]]; }
         if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
     }
     if (a->kind == ACT_FORWARD && a->unit == 0) { executor_load_samples(e, &w, pass, a->first_row); }
@@ -405,7 +428,7 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
         if (repeated) { ops_repeat_end(e->stream); }
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
-    if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->clip.dlogits, e->targets, w.N); }
+    if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->clip.policy.again ? NULL : e->clip.dlogits, e->targets, w.N); }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), e->head.losses, (size_t)w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }

@@ -14,8 +14,8 @@
 //            which is one pair of 2^25.
 // Grid       x + deviation z is rounded to a multiple of a power of two, D = 2^-12 to 2^-13 of the deviation, which is public. The last bits of a
 //            plain floating-point sum tell which x are possible at all (arXiv 2107.10138, 2112.05307); of a grid every point near x can be
-//            reached from every x, with the probability of its cell: some 2^50 of the 2^64 pairs near the middle, 2^13 at 7.5 sigma. What is
-//            so large that fp32 is coarser than D stays: that is 2^11 deviations or more, where clipped sums do not get.
+//            reached from every x: some 2^50 of the 2^64 pairs lead to one in the middle, some 2^9 to one at 7.5 sigma, and only beyond 8.3, where one
+//            number of 10^16 gets, not to each. From 2^11 deviations on, where fp32 is coarser than D, its own numbers are the grid.
 // Not claimed that z is exactly normal: it is a function of 64 bits with the error above, as with other libraries of private training. The
 //            account takes it for normal. Nor that time tells nothing: no branch and no address depends on a secret here, but a step's time may
 //            depend on the samples. Keys are wiped where they lie in this program; not what a compiler or a swapped page keeps of them.

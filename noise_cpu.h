@@ -16,7 +16,7 @@ typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 // w[i] has word i of each block; afterwards the blocks lie one after another. A stage moves the first half of all places to the even ones and
 // the second to the odd ones, so the highest bit of a place becomes the lowest. After four stages the bits of i are below those of the lane.
 static inline void noise_transpose(Words w[NOISE_BLOCK]) {
-    Words low, high; // of two vectors, their halves
+    Words low = {0}, high = {0}; // of two vectors, their halves
     for (int l = 0; l < LANES; l++) { low[l] = (uint32_t)(l / 2 + l % 2 * LANES), high[l] = low[l] + LANES / 2; }
     for (int stage = 0; stage < 4; stage++) {
         Words from[NOISE_BLOCK];
@@ -27,7 +27,7 @@ static inline void noise_transpose(Words w[NOISE_BLOCK]) {
 static inline void noise_tile(uint32_t words[NOISE_TILE], const uint32_t first_state[NOISE_BLOCK]) {
     uint32_t state[NOISE_BLOCK];
     const Words zeros = {0};
-    Words lane, w[NOISE_BLOCK];
+    Words lane = zeros, w[NOISE_BLOCK];
     memcpy(state, first_state, sizeof state);
     for (int l = 0; l < LANES; l++) { lane[l] = (uint32_t)l; }
     for (int64_t at = 0; at < NOISE_TILE; at += LANES * NOISE_BLOCK, state[12] += LANES) {

@@ -211,7 +211,8 @@ static void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t 
 static void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip);
 // a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B; may be NULL), whatever it held (NaN too).
 static void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T);
-// out(n) [+]= sum over b of factors[b] in(b, n), samples in order; a sample of factor 0 is not read. rows 0 without accumulate: zeros
+// out(n) [+]= sum over b of factors[b] in(b, n), samples in order; a sample of factor 0 is not read. rows 0 without accumulate: zeros.
+// in may be out where it is one sample that is not added to others.
 static void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate);
 // x = scale * (x + deviation z) of n elements, which are `first` ... of the noise (first: a multiple of 16), z ~ N(0, 1) of noise.h. The sum is
 // rounded to a public grid, so that its last bits do not tell x (noise.h). deviation 0: x = scale * x, exactly

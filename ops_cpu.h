@@ -782,7 +782,7 @@ typedef struct {
 static inline Classifier classifier_space(float *at, int64_t N, int64_t C, int64_t V, int threads, int64_t most, bool logits, int64_t *floats) {
     float *begin = at;
     Classifier k;
-    k.C = C, k.V = V;
+    k.C = C, k.V = V, k.first = 0, k.each = N, k.Vp = V;
     k.R = ceil_div(N, max_i64(1, ceil_div(N, most)));
     k.tiles_a_thread = ceil_div(V, (int64_t)threads * CLASSIFIER_COLS);
     k.tiles = k.tiles_a_thread * threads;
@@ -1009,7 +1009,7 @@ static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;
     head_space(NULL, shape.T, shape.C / max_i64(1, shape.NH), &head);
     // Chunks are as equal as can be: those of fewer rows may be the longer ones.
-    const int64_t most = shape.logits ? min_i64(shape.logits, CLASSIFIER_ROWS) : CLASSIFIER_ROWS;
+    const int64_t plenty = CLASSIFIER_ROWS, most = shape.logits ? min_i64(shape.logits, plenty) : plenty;
     classifier_space(NULL, min_i64(shape.rows * shape.T, most), shape.C, max_i64(1, shape.V), threads, most, shape.logits > 0, &classifier);
     return (size_t)max_i64(max_i64(head * threads, classifier), clip_floats(shape.rows, shape.T, threads)) * sizeof(float);
 }

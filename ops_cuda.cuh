@@ -487,10 +487,10 @@ __global__ void column_finish_kernel(float *dweight, float *dbias, const float *
     dbias[c] = bias;
 }
 static inline void column_partials(Stream *s, float *weights, float *biases, int64_t stride, const Real *dout, const Real *in, const float *mean,
-                                   const float *rstd, int64_t N, int64_t C, int64_t each) {
+                                   const float *rstd, int64_t N, int64_t C, int64_t parts, int64_t each) {
     cudaStream_t stream = enter(s);
-    if (N == 0) { return; }
-    const dim3 grid(blocks_for(C, 32), blocks_for(N, each)), block(32, COLUMN_ROWS);
+    if (parts == 0) { return; }
+    const dim3 grid(blocks_for(C, 32), (unsigned)parts), block(32, COLUMN_ROWS);
     FOR_REAL(LAUNCH((column_partials_kernel<R>), grid, block, 0, stream, weights, biases, stride, (const R *)dout, (const R *)in, mean, rstd, N, C, each));
 }
 static inline void column_sums(Stream *s, float *dweight, float *dbias, const Real *dout, const Real *in, const float *mean, const float *rstd, int64_t N,
@@ -499,7 +499,7 @@ static inline void column_sums(Stream *s, float *dweight, float *dbias, const Re
     float *partials = (float *)scratch(s);
     const int64_t each = max_i64(4 * COLUMN_ROWS, ceil_div(N, COLUMN_PARTS)), parts = ceil_div(N, each);
     assert(parts * 2 * C * (int64_t)sizeof(float) <= scratch_bytes(s));
-    column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, each);
+    column_partials(s, partials, partials + C, 2 * C, dout, in, mean, rstd, N, C, parts, each);
     LAUNCH(column_finish_kernel, blocks_for(C, THREADS), THREADS, 0, stream, dweight, dbias, partials, parts, C, accumulate);
 }
 

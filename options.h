@@ -511,7 +511,6 @@ static inline void options_hide_secrets(Options *o) {
     }
 }
 
-static const double LEAST_NOISE = 0.1; // of thresholds: below it there is no epsilon worth a number
 static inline void options_check_privacy(const Options *o) {
     size_t digits = strspn(o->dp_key, "0123456789abcdefABCDEF"), length = strlen(o->dp_key);
     if (length && (digits != length || length != 64)) { // the key itself is not shown
@@ -519,9 +518,6 @@ static inline void options_check_privacy(const Options *o) {
             digits == length ? "--dp-key takes 64 hexadecimal digits, found %zu characters"
                              : "--dp-key takes 64 hexadecimal digits, found other characters among %zu",
             length);
-    }
-    if (o->dp_noise > 0 && o->dp_noise < LEAST_NOISE) {
-        die(EXIT_INPUT, "0 trains without noise, and without privacy", "--dp-noise takes 0, or at least %g, found %g", LEAST_NOISE, o->dp_noise);
     }
 }
 

@@ -213,15 +213,15 @@ typedef struct {
     const Dataset *train;
     const Store *store; // planned
     int threads;
-    int64_t samples, most_samples, rows, steps; // of a step, as expected and at most; of a micro-step; of the run
-    int64_t logits;                             // rows of these at a time
-    ClipPolicy clip;
+    int64_t samples, most_samples, steps; // of a step, as expected and at most; of the run
+    ExecutorShape shape;                  // of micro-steps
+    Privacy *privacy;
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
 static inline void predict_memory(const RunFacts *run, int64_t rows, bool recompute, size_t memory[MEMORY_KINDS]) {
-    int64_t T = run->options->seq_len;
-    ExecutorShape shape = {run->store->dtype, rows, T, recompute, run->logits, run->clip};
+    ExecutorShape shape = run->shape;
+    shape.rows = rows, shape.recompute = recompute;
     Executor counted = executor_plan(run->model, shape, &memory[MEMORY_ACTIVATIONS], &memory[MEMORY_BUFFERS]);
     executor_free(&counted);
     memory[MEMORY_PARAMETERS] = memory[MEMORY_GRADIENTS] = memory[MEMORY_OPTIMIZER] = 0;
@@ -409,9 +409,9 @@ static inline double memory_available(void) {
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
-    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len, run->clip};
+    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len, run->shape.clip};
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
-    predict_memory(run, run->rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
+    predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
     predict_traffic(&run->program->rank[run->ranks->me], run->store, p->traffic);
     p->step_s = schedule_simulate(run->program, action_cost, &costs, busy);
@@ -441,11 +441,11 @@ static inline void memory_advice(const RunFacts *run, double there, char *text, 
     bool given = run->options->recompute == RECOMPUTE_BLOCK;
     size_t n = 0;
     for (int recompute = given; recompute < 2; recompute++) {
-        int64_t rows = run->rows;
+        int64_t rows = run->shape.rows;
         while (rows && memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
         if (!rows) { continue; }
         n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", or" : "it fits with", recompute && !given ? " --recompute block" : "");
-        if (rows < run->rows) { n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows); }
+        if (rows < run->shape.rows) { n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows); }
     }
     if (!n) {
         snprintf(text, bytes, "no --micro-batch fits, nor does --recompute block help: use a smaller --model or --seq-len, or fewer ranks on a machine");
@@ -453,7 +453,7 @@ static inline void memory_advice(const RunFacts *run, double there, char *text, 
 }
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
-    double needed = memory_still_needed(run, run->rows, run->options->recompute == RECOMPUTE_BLOCK);
+    double needed = memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK);
     double there = ops_memory_apart() ? ops_memory_available() : memory_available();
     if (needed <= there) { return; }
     char advice[400];
@@ -640,7 +640,7 @@ static inline void print_start(const RunFacts *run) {
     }
     printf("\n");
     printf("step       %" PRId64 " samples of %" PRId64 " tokens; %d micro-steps of up to %" PRId64 " samples a rank; schedule of %d actions\n", run->samples,
-           o->seq_len, run->program->micro_batches, run->rows, run->program->rank[run->ranks->me].count);
+           o->seq_len, run->program->micro_batches, run->shape.rows, run->program->rank[run->ranks->me].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
     print_memory(p->memory, p->host, NULL, 0);
     if (run->ranks->n > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
@@ -659,6 +659,14 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     text_add(line, "}");
 }
 
+static inline void json_add_privacy(Privacy *p, int64_t steps, TextBuffer *line) {
+    if (!p->on) { return; }
+    text_add(line, ",\"privacy\":{\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64, steps, p->samples, p->windows);
+    json_add_field(line, "sigma", p->sigma), json_add_field(line, "clip", p->clip), json_add_field(line, "delta", p->delta);
+    json_add_field(line, "epsilon", privacy_epsilon(p, steps).high);
+    text_add(line, ",\"unit\":\"%s\",\"neighbours\":\"%s\",\"accountant\":\"%s\"}", privacy_units[p->unit], privacy_relations[p->relation],
+             p->rdp ? "rdp" : "prv");
+}
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":", run->model->parameters, run->ranks->n,
              run->cluster->nodes ? "none" : run->comm->transport.name);
@@ -670,6 +678,7 @@ static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     for (int l = 0; l < LINK_KINDS; l++) { json_add_field(line, comm_link_names[l], run->rates->message_bytes_per_s[l]); }
     json_add_field(line, "latency", run->rates->message_s[LINK_INTER]);
     text_add(line, "},\"predicted\":"), json_add_predicted(run->predicted, line);
+    json_add_privacy(run->privacy, run->privacy->allowed, line);
     text_add(line, "}");
 }
 
@@ -678,8 +687,8 @@ typedef struct {
     double steps_s, waiting_s, telling_s;
 } Spent;
 
-// Predicted against measured, on the terminal and in the log, after `steps` steps.
-static inline void report_end(const RunFacts *run, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
+// Predicted against measured, on the terminal and in the log, after `steps` steps that ended with `step`.
+static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
     Prediction *p = run->predicted;
     int64_t total[2][LINK_KINDS], per_step[COMM_KINDS][LINK_KINDS];
     for (int k = 0; k < COMM_KINDS; k++) {
@@ -705,6 +714,7 @@ static inline void report_end(const RunFacts *run, int64_t steps, Spent spent, d
     json_add_field(&line, "measured", idle);
     text_add(&line, "}"), json_add_field(&line, "overhead", steps ? spent.telling_s / spent.steps_s : 0);
     json_add_field(&line, "energy_j", energy);
+    json_add_privacy(run->privacy, step, &line);
     text_add(&line, "}");
     log_line(log, &line);
 }
@@ -719,11 +729,6 @@ static inline void print_resume_command(int64_t step, int ranks, int argc, char 
             continue;
         }
         if (!strncmp(argv[i], "--resume=", 9)) { continue; }
-        if (!strcmp(argv[i], "--dp-key") || !strncmp(argv[i], "--dp-key=", 9)) { // not told
-            printf(" --dp-key ...");
-            i += !argv[i][8];
-            continue;
-        }
         print_shell_word(argv[i]);
     }
     printf(" --resume 1\n");

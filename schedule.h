@@ -78,6 +78,7 @@ typedef struct {
     int *param_room, *grad_room; // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
     bool gathers;                // parameters come by PREFETCH before each use; else they stay
     bool reduces_often;          // gradients leave by REDUCE in each micro-batch; else once
+    int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
 } UnitMap;
 
 // The whole job: one schedule per rank.

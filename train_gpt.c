@@ -50,10 +50,9 @@ typedef struct {
     int64_t val_bytes; // that one validation's targets stand for; 0: not known
     // how
     int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
-    int64_t logits;                             // rows of these at a time
     Privacy privacy;                            // of a private run
-    ClipPolicy clip;
-    Program program, evaluation; // schedules of a training step (a private run's is made anew for each) and of one validation batch
+    ExecutorShape shape;                        // of micro-steps
+    Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Prediction predicted;
     // with what
     Store store;
@@ -141,46 +140,30 @@ static void setup_batch(Trainer *t) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
     t->samples = t->most_samples = tokens / o->seq_len;
-    t->rows = min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n)), t->logits = LOGITS_PLENTY;
-    gpt_work_check(&t->model.config, t->rows, o->seq_len);
+    ExecutorShape shape = {t->dtype,      min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n)),
+                           o->seq_len,    o->recompute == RECOMPUTE_BLOCK,
+                           LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
+    t->shape = shape;
+    gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
 
-static ExecutorShape executor_shape(const Trainer *t) {
-    ExecutorShape shape = {t->dtype, t->rows, t->options.seq_len, t->options.recompute == RECOMPUTE_BLOCK, t->logits, t->clip};
-    return shape;
-}
-// Micro-steps of a private run are shorter where that takes no more messages, and chunks of logits, so that what clipping keeps of a sample
-// takes hardly more memory than longer ones would without it.
-static void shorten_micro_steps(Trainer *t) {
-    const int64_t LEAST_LOGITS = 128;
-    ExecutorShape shape = executor_shape(t);
-    bool often = t->options.zero > 1 && t->ranks->n > 1;
-    shape.clip.on = shape.clip.flat = false;
-    double most = executor_bytes(&t->model, shape, t->stream.threads);
-    most += 0.045 * (most + (double)t->model.parameters * (t->options.zero ? 8 + 8.0 / t->ranks->n : 16)); // hardly: of all, with the states
-    while (executor_bytes(&t->model, executor_shape(t), t->stream.threads) > most) {
-        if (t->rows > 1 && !often) {
-            t->rows--;
-        } else if (t->logits > LEAST_LOGITS) {
-            t->logits /= 2;
-        } else {
-            break;
-        }
-    }
-}
 // A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
+    if (!o->steps) { return; } // nothing is learnt
+    if (t->train.tokens && !t->train.windows) { die(EXIT_INPUT, "use a smaller --seq-len or more data", "the training data have no whole window to draw"); }
     t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
-    t->clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
-    shorten_micro_steps(t);
+    t->shape.clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
+    bool often = o->zero > 1 && t->ranks->n > 1;
+    t->shape.clip.fresh = often || t->most_samples <= t->ranks->n;
+    executor_shorten(&t->model, &t->shape, (double)t->model.parameters * (o->zero ? 8 + 8.0 / t->ranks->n : 16), often, t->stream.threads);
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->rows), t->dtype, (DType)o->reduce_dtype,
-                          o->optimizer == OPTIMIZER_ADAMW);
+    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->shape.rows), t->dtype,
+                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
@@ -188,12 +171,12 @@ static Program make_program(const Trainer *t, int64_t samples, bool training) {
     int alike = t->cluster.nodes ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->clip.on);
+    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->shape.clip.on);
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
-    schedule_sequential(&p, ceil_div(samples, alike), t->rows, training);
+    schedule_sequential(&p, ceil_div(samples, alike), t->shape.rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
-    if (training && t->clip.flat) { schedule_lower_clip(&p); }
+    if (training && t->shape.clip.flat) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);
     return p;
 }
@@ -215,8 +198,8 @@ static void setup_messages(Trainer *t) {
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates, &t->predicted, &t->train,
-                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->rows,  t->steps,    t->logits, t->clip};
+    RunFacts facts = {&t->options, &t->model, &t->comm,          &t->cluster, t->ranks,        &t->program, &t->rates, &t->predicted,
+                      &t->train,   &t->store, t->stream.threads, t->samples,  t->most_samples, t->steps,    t->shape,  &t->privacy};
     return facts;
 }
 
@@ -233,8 +216,15 @@ static void setup_data(Trainer *t) {
     const char *file = trains ? tokenizer_find(o->train, "_train", path, sizeof path) : tokenizer_find(o->val_every ? o->val : "", "_val", path, sizeof path);
     t->tokenizer = tokenizer_open(*o->tokenizer ? o->tokenizer : file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
-    DatasetOptions train = {"--train", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, windows, o->shuffle != 0, (uint64_t)o->seed};
-    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0};
+    DatasetOptions train = {"--train",
+                            o->seq_len,
+                            (int32_t)t->model.config.vocab,
+                            t->tokenizer.eot,
+                            windows,
+                            o->shuffle != 0,
+                            (uint64_t)o->seed,
+                            o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0};
+    DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0, 0};
     t->steps = o->steps;
     if (o->steps) { t->train = dataset_open(o->train, train); }
     if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t)); }
@@ -246,11 +236,10 @@ static void setup_data(Trainer *t) {
 
 static void setup_states(Trainer *t) {
     size_t unused[2];
-    ExecutorShape shape = executor_shape(t);
-    t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &shape, t->stream.threads);
+    t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &t->shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
-    t->executor = executor_plan(&t->model, shape, &unused[0], &unused[1]);
+    t->executor = executor_plan(&t->model, t->shape, &unused[0], &unused[1]);
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->stream, ceil_div(t->most_samples, t->comm.ranks));
     t->windows = (int64_t *)checked_calloc((size_t)t->most_samples, sizeof(int64_t), "samples");
     t->sample_losses = (double *)checked_calloc((size_t)t->most_samples, sizeof(double), "losses");
@@ -290,7 +279,7 @@ static void setup_promise(Trainer *t) {
     if (t->comm.rank == 0) {
         privacy_print_start(stdout, p);
         printf("clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at most; micro-steps of up to %" PRId64 " samples\n",
-               100 * clip_speed_limit(&t->clip, &t->model, (double)t->options.seq_len), t->rows);
+               100 * clip_speed_limit(&t->shape.clip, &t->model, (double)t->options.seq_len), t->shape.rows);
     }
 }
 
@@ -461,6 +450,7 @@ static void print_sample(Trainer *t) {
 
 static void save_checkpoint(Trainer *t) {
     char path[1100];
+    privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
@@ -500,8 +490,7 @@ static void start(Trainer *t, int argc, char **argv) {
     t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
     t->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
-        bool secret = !strncmp(t->argv[i], "--dp-key=", 9) || !strcmp(t->argv[i - 1], "--dp-key");
-        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", secret ? "..." : t->argv[i]);
+        n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]);
     }
     if (*t->options.out && t->comm.rank == 0) { snprintf(t->stop_file, sizeof t->stop_file, "%s/stop", t->options.out); }
     for (char *c = t->flags; *c; c++) { *c = *c < ' ' ? ' ' : *c; } // one line of the manifest
@@ -583,7 +572,7 @@ static int finish(Trainer *t) {
     store_settle(&t->store);
     profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
-    report_end(&facts, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
+    report_end(&facts, t->progress.step, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }

@@ -61,6 +61,7 @@ typedef struct {
     bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
     bool accumulates; // a step has several micro-steps
+    bool lends;       // wte stays acquired from the head to the embedding (dp.h)
 } ZeroPolicy;
 
 static inline ZeroPolicy zero_policy(const Options *o, int ranks, bool accumulates) {
@@ -238,9 +239,9 @@ typedef struct {
     int64_t *updates;    // updates so far: the version that exists, and the step counter of the moments
     int occupant[ROOMS]; // storage whose gradient came last into a shared room
     Parcel parcel[PARCELS];
-    int64_t parcels; // sent off
-    size_t unpacked_used;
-    int held; // storages acquired now
+    int64_t parcels;                    // sent off
+    size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
+    int held;                           // storages acquired now
     StoreNoise noise;
     bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
     bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
@@ -285,13 +286,14 @@ static inline ZeroGroups zero_groups(const Group *all, int partition) {
     return g;
 }
 
-// Room for the compute-precision copy of the largest unit.
-static inline size_t store_unpacked_bytes(const GptModel *m, DType dtype) {
-    size_t most = 0;
+// Room for the compute-precision copies of the largest unit, or of the head and a block, since wte may stay (UnitMap: lent).
+static inline size_t store_unpacked_bytes(const GptModel *m, DType dtype, bool lends) {
+    size_t most = 0, block = (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
     for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
         int storages[2], n = gpt_unit_storages(m, unit, storages);
         size_t bytes = 0;
         for (int i = 0; i < n; i++) { bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64); }
+        if (unit == m->units - 1 && lends) { bytes += block; }
         if (bytes > most) { most = bytes; }
     }
     return most;
@@ -371,7 +373,7 @@ static inline Store store_plan(const GptModel *m, const Group *all, ZeroPolicy p
     s.secondary = shelf_plan(m, secondary ? SHELF_SLICES : SHELF_NONE, &s.near_slices, s.groups.near.me, dtype_size(dtype), false);
     s.codes = shelf_plan(m, policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, &s.weight_records, me, 1, false);
     s.errors = shelf_plan(m, policy.feedback && divides ? SHELF_WHOLE : SHELF_NONE, &s.slices, me, sizeof(uint16_t), false);
-    s.unpacked_bytes = store_unpacked_bytes(m, dtype);
+    s.unpacked_bytes = store_unpacked_bytes(m, dtype, policy.lends);
     return s;
 }
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
@@ -414,7 +416,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
-    s->noised = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
     size_t chunks = 0;
     for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK), s->fresh[i] = true; }
     s->partials = (double *)memory_take_host(chunks * sizeof(double), "norm partials");
@@ -432,7 +434,7 @@ static inline void store_free(Store *s) {
     group_free(&s->groups.near), group_free(&s->groups.node), group_free(&s->groups.across);
     ops_free(s->unpacked), ops_free(s->parcel_base);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
-    free(s->sums), free(s->noised);
+    free(s->sums), free(s->noised), free(s->unpacked_at);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
@@ -534,14 +536,17 @@ static inline const Real *store_acquire(Store *s, int storage, int64_t version) 
     const void *stored = shelf_whole(&s->params, storage);
     if (!store_converts(s->dtype)) { return (const Real *)stored; }
     Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
+    s->unpacked_at[storage] = s->unpacked_used;
     s->unpacked_used += (size_t)round_up(elements * (int64_t)ops_real_bytes(), 64);
     assert(s->unpacked_used <= s->unpacked_bytes);
     ops_unpack(s->stream, copy, stored, s->dtype, elements);
     return copy;
 }
-static inline void store_release(Store *s, int storage) {
-    (void)storage;
+static inline void store_release(Store *s, int storage) { // the copy that was made last goes at once, others with the last one
     if (--s->held == 0) { s->unpacked_used = 0; }
+    if (s->unpacked_at[storage] + (size_t)round_up(gpt_storage_elements(s->model, storage) * (int64_t)ops_real_bytes(), 64) == s->unpacked_used) {
+        s->unpacked_used = s->unpacked_at[storage];
+    }
 }
 
 // Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
@@ -792,6 +797,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, int 
     map.param_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
     map.grad_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
     map.gathers = policy->stage >= 3, map.reduces_often = zero_reduces_often(policy, ranks);
+    map.lent = policy->lends ? 0 : -1;
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     map.made[m->units - 1][1] = clips ? MADE_ELSEWHERE : MADE_BY_INPUT_PART; // the head's part of the wte gradient
     for (int s = 0; s < m->storages; s++) { map.param_room[s] = zero_param_room(m, policy, ranks, s), map.grad_room[s] = zero_grad_room(m, policy, ranks, s); }
@@ -811,8 +817,10 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
         }
         schedule_add(&out, a);
         for (int k = 0; reads && !kept && k < map->of_unit_count[a.unit]; k++) {
-            schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1));
+            bool lent = a.kind == ACT_BACKWARD_INPUT && map->of_unit[a.unit][k] == map->lent;
+            if (!lent) { schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1)); }
         }
+        if (a.kind == ACT_BACKWARD_WEIGHT && a.unit == 0 && map->lent >= 0) { schedule_add(&out, action_make(ACT_RELEASE, -1, map->lent, -1)); }
     }
     schedule_free(in);
     *in = out;

@@ -28,6 +28,7 @@ python3-venv            module   ensurepip
 '
 test_needs='
 libcmocka-dev           header   cmocka.h
+libsodium-dev           header   sodium.h
 clang-format            command  clang-format
 cppcheck                command  cppcheck clang-tidy
 iproute2                command  tc

@@ -4,6 +4,7 @@
 //   matrix products    the bound is cblas_sgemm alone on the same shape, threaded by the BLAS itself; a ratio of 1 means that bias,
 //                      GELU and the cutting into tiles cost nothing
 //   attention          the bound is sgemm's rate (of the large product above it) on the multiplications below the diagonal
+//   samples            for private training: products as attention's, of half the pairs of rows, the head's with dlogits; and passes
 //   quantization       the bound is ops_copy() of as many bytes; records of 256 elements
 //   the rest           the bound is a plain pass that reads and writes as many bytes
 // Times are the best of several; operation and bound are timed in turn, so that what else the machine does hits both.
@@ -53,10 +54,10 @@ static void row_matmul(const char *name, int calls, double seconds, double sgemm
     printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3, flops / seconds * 1e-9, sgemm * 1e3, sgemm / seconds);
     step.ops += calls * seconds, step.sgemm += calls * sgemm, step.sgemm_flops += calls * flops;
 }
-static void row_attention(const char *name, double seconds, double flops) {
+static void row_product(const char *name, int calls, double seconds, double flops) {
     double bound = flops * step.sgemm / step.sgemm_flops;
-    printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, LAYERS, seconds * 1e3, flops / seconds * 1e-9, bound * 1e3, bound / seconds);
-    step.ops += LAYERS * seconds, step.attention_flops += LAYERS * flops;
+    printf("%-30s %6d %10.3f %7.1f GF/s %10.3f %7.2f\n", name, calls, seconds * 1e3, flops / seconds * 1e-9, bound * 1e3, bound / seconds);
+    step.ops += calls * seconds, step.attention_flops += calls * flops;
 }
 static void row_pass(const char *name, double calls, double seconds, double bytes) {
     printf("%-30s %6.0f %10.3f %7.1f GB/s %10.3f %7.2f\n", name, calls, seconds * 1e3, bytes / seconds * 1e-9, bytes / pass_rate * 1e3,
@@ -91,14 +92,16 @@ static void bench_classifier(Stream *s, int64_t N) {
     float *logits = filled(N * Vp);
     int32_t *targets = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "targets");
     for (int64_t i = 0; i < N; i++) { targets[i] = (int32_t)(i * 37 % V); }
-    double best[4] = {1e9, 1e9, 1e9, 1e9};
+    double best[5] = {1e9, 1e9, 1e9, 1e9, 1e9};
     for (int i = 0; i < (rounds + 1) / 2; i++) {
+        BEST(best[4], ops_classifier(s, losses, real(dx), dwte, real(logits), real(x), real(wte), targets, N, N, C, V, Vp, 1.0f / (float)N, false));
         BEST(best[0], ops_classifier(s, losses, real(dx), dwte, NULL, real(x), real(wte), targets, N, N, C, V, Vp, 1.0f / (float)N, false));
         BEST(best[1], sgemm(CblasNoTrans, CblasTrans, N, Vp, C, x, C, wte, C, 0.0f, logits, Vp));
         BEST(best[2], sgemm(CblasNoTrans, CblasNoTrans, N, C, Vp, logits, Vp, wte, C, 0.0f, dx, C));
         BEST(best[3], sgemm(CblasTrans, CblasNoTrans, Vp, C, N, logits, Vp, x, C, 0.0f, dwte, C));
     }
     row_matmul("classifier, all of it", 1, best[0], best[1] + best[2] + best[3], 6.0 * (double)N * C * (double)V);
+    row_matmul("classifier, keeping dlogits", 0, best[4], best[1] + best[2] + best[3], 6.0 * (double)N * C * (double)V);
     ops_free(x), ops_free(wte), ops_free(dwte), ops_free(dx), ops_free(losses), ops_free(logits), free(targets);
 }
 
@@ -110,8 +113,8 @@ static void bench_attention(Stream *s, int64_t rows, int64_t T) {
         BEST(forward, ops_attention_forward(s, real(out), lse, real(qkv), rows, T, C, NH));
         BEST(backward, ops_attention_backward(s, real(dqkv), real(dout), real(qkv), real(out), lse, rows, T, C, NH));
     }
-    row_attention("attention forward", forward, 4.0 * pairs * C);
-    row_attention("attention backward", backward, 10.0 * pairs * C);
+    row_product("attention forward", LAYERS, forward, 4.0 * pairs * C);
+    row_product("attention backward", LAYERS, backward, 10.0 * pairs * C);
     ops_free(qkv), ops_free(dqkv), ops_free(out), ops_free(dout), ops_free(lse);
 }
 
@@ -146,6 +149,56 @@ static void bench_rows(Stream *s, int64_t rows, int64_t T) {
         free(tokens);
 }
 
+static void bench_sample_products(Stream *s, int64_t rows, int64_t T) {
+    const int64_t N = rows * T, shapes[5][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};
+    const char *const names[5] = {"sample norms qkv", "sample norms attproj", "sample norms fc", "sample norms fcproj", "sample norms head"};
+    float *in = filled(N * 4 * C), *dout = filled(N * Vp), *wide = filled(N * C);
+    double *norms = (double *)(void *)filled(2 * rows);
+    int32_t *tokens = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "tokens");
+    for (int64_t i = 0; i < N; i++) { tokens[i] = (int32_t)(random_u64(1, 2, (uint64_t)i) % V); }
+    for (int k = 0; k < 5; k++) {
+        double best = 1e9;
+        const double ghost = (double)T * (double)(shapes[k][0] + shapes[k][1]), gradient = 2.0 * (double)shapes[k][0] * (double)shapes[k][1];
+        for (int i = 0; i < rounds; i++) { BEST(best, ops_matmul_sample_norms(s, norms, real(dout), real(in), rows, T, shapes[k][0], shapes[k][1])); }
+        row_product(names[k], 0, best, (double)N * fmin(ghost, gradient));
+    }
+    double best = 1e9;
+    for (int i = 0; i < rounds; i++) { BEST(best, ops_tied_sample_norms(s, norms, real(wide), tokens, real(dout), real(in), rows, T, C, Vp)); }
+    row_product("tied sample norms", 0, best, 2.0 * (double)N * (double)T * C);
+    ops_free(in), ops_free(dout), ops_free(wide), ops_free(norms), free(tokens);
+}
+static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
+    const int64_t N = rows * T, n = 12 * C * C + 13 * C; // parameters of a block
+    const double pass = 4.0 * (double)N * C, block = 4.0 * (double)n;
+    float *a = filled(N * 3 * C), *b = filled(N * C), *mean = filled(N), *rstd = filled(N), *sums = filled(rows * 3 * C), *more = filled(rows * C);
+    float *gradients = filled(rows * n), *gradient = filled(n), *factors = filled(rows);
+    double *norms = (double *)(void *)filled(2 * rows);
+    int32_t *tokens = (int32_t *)checked_malloc((size_t)N * sizeof(int32_t), "tokens");
+    for (int64_t i = 0; i < N; i++) { tokens[i] = (int32_t)(random_u64(1, 2, (uint64_t)i) % V); }
+    for (int64_t i = 0; i < rows; i++) { factors[i] = i % 2 ? -1.0f : 1.0f; }
+    double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+    for (int i = 0; i < 3 * rounds; i++) {
+        BEST(best[0], ops_bias_samples(s, sums, norms, real(a), rows, T, 3 * C));
+        BEST(best[1], ops_layernorm_samples(s, sums, more, norms, real(a), real(b), mean, rstd, rows, T, C));
+        BEST(best[2], ops_embedding_sample_norms(s, norms, real(b), tokens, rows, T, C));
+        BEST(best[3], ops_scale_samples(s, real(b), C, NULL, 0, factors, rows, T));
+        BEST(best[4], ops_sample_norms(s, norms, gradients, rows, n));
+        BEST(best[5], ops_sample_norms(s, norms, gradients, 1, n));
+        BEST(best[6], ops_accumulate_samples(s, gradient, gradients, factors, rows, n, true));
+        BEST(best[7], ops_accumulate_samples(s, gradient, gradients, factors, 1, n, true));
+    }
+    row_pass("bias samples qkv", 0, best[0], 3 * pass);
+    row_pass("layernorm samples", 0, best[1], 2 * pass);
+    row_pass("embedding sample norms", 0, best[2], pass);
+    row_pass("scale samples", 0, best[3], 2 * pass);
+    row_pass("sample norms of a block", 0, best[4], (double)rows * block);
+    row_pass("sample norms, 1 sample", 0, best[5], block);
+    row_pass("accumulate samples of a block", 0, best[6], (double)(rows + 2) * block);
+    row_pass("accumulate samples, 1 sample", 0, best[7], 3 * block);
+    ops_free(a), ops_free(b), ops_free(mean), ops_free(rstd), ops_free(sums), ops_free(more), ops_free(gradients), ops_free(gradient), ops_free(factors),
+        ops_free(norms), free(tokens);
+}
+
 // The plain pass that moves what AdamW moves: reads four arrays, writes three.
 static void plain_pass(Stream *s, float *p, float *m, float *v, const float *g, int64_t n) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
@@ -160,7 +213,8 @@ static void bench_optimizers(Stream *s) {
     float *p = filled(n), *m = filled(n), *v = filled(n), *g = filled(n);
     uint16_t *stored = (uint16_t *)(void *)filled(n / 2 + 1);
     double *partials = (double *)checked_malloc((size_t)ceil_div(n, 65536) * sizeof(double), "partials");
-    double best[7] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+    double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+    const NoiseStream noise = {{1, 2, 3, 4, 5, 6, 7, 8}, NOISE_GRADIENT, 0, 1};
     OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10, {0, 0}};
     for (int i = 0; i < rounds; i++) {
         BEST(best[0], plain_pass(s, p, m, v, g, n));
@@ -171,6 +225,7 @@ static void bench_optimizers(Stream *s) {
         BEST(best[4], ops_norm_partials(s, partials, g, n, 65536));
         BEST(best[5], ops_unpack(s, real(p), stored, DTYPE_BF16, n));
         BEST(best[6], ops_pack(s, stored, real(g), DTYPE_BF16, n));
+        BEST(best[7], ops_add_noise(s, m, 0, n, noise, 1.0f, 0.5f));
     }
     pass_rate = 7 * bytes / best[0];
     printf("plain pass (4 reads, 3 writes): %.1f GB/s\n", pass_rate * 1e-9);
@@ -182,6 +237,7 @@ static void bench_optimizers(Stream *s) {
     row_pass("sgd", 0, best[3], 5 * bytes);
     row_pass("bf16 to fp32", 0, best[5], 1.5 * bytes);
     row_pass("fp32 to bf16", 0, best[6], 1.5 * bytes);
+    row_pass("noise", 0, best[7], 2 * bytes);
     step = fp32;
     ops_free(p), ops_free(m), ops_free(v), ops_free(g), ops_free(stored), free(partials);
 }
@@ -234,6 +290,8 @@ static void bench_step(Stream *s, int64_t rows, int64_t T, Step optimizer) {
     bench_classifier(s, N);
     bench_attention(s, rows, T);
     bench_rows(s, rows, T);
+    bench_sample_products(s, rows, T);
+    bench_sample_passes(s, rows, T);
     printf("step of %d tokens: operations %.1f ms (optimizer %.1f), sgemm alone %.1f ms at %.1f GFLOP/s, ratio %.3f; with attention's products at sgemm's rate "
            "%.3f; workspace %.0f MB\n",
            (int)N, step.ops * 1e3, optimizer.ops * 1e3, step.sgemm * 1e3, step.sgemm_flops / step.sgemm * 1e-9, step.sgemm / step.ops,

@@ -12,7 +12,7 @@
 
 static bool all_tests(void) { return getenv("TEST_ALL") && *getenv("TEST_ALL"); }
 static PrivacySetting setting(double q, double sigma, double steps, double delta, bool replace_one) {
-    PrivacySetting s = {q, sigma, delta, (int64_t)steps, false, replace_one};
+    PrivacySetting s = {q, sigma, delta, (int64_t)steps, false, replace_one, 1};
     return s;
 }
 static void check_close(const char *what, double found, double expected, double tolerance) {
@@ -89,23 +89,59 @@ static void test_rows(void **state) {
     }
 }
 
+// Several windows of a document, each sampled by itself: dp-accounting's mixtures of Gaussians (PLD, on grids of 1e-4 to 1e-3). It has no
+// replace-one for them: that is checked by exact deltas below.
+static void test_documents(void **state) {
+    (void)state;
+    static const double documents[][6] = {
+        {0.01, 1, 1000, 1e-5, 2, 3.9791},     {0.1, 3, 50, 1e-5, 3, 3.32069},       {0.3, 2, 1, 1e-4, 5, 4.82737},       {1, 8, 3, 1e-5, 4, 3.70864},
+        {1e-6, 1, 1000, 1e-7, 1000, 0.23696}, {0.001, 0.8, 10000, 1e-6, 2, 1.9736}, {0.001, 0.8, 10000, 1e-6, 4, 4.139}, {0.001, 0.8, 10000, 1e-6, 8, 8.942},
+    }; // q, sigma, steps, delta, windows, epsilon
+    for (size_t i = 0; i < (all_tests() ? sizeof documents / sizeof documents[0] : 5); i++) {
+        const double *d = documents[i];
+        PrivacySetting s = setting(d[0], d[1], d[2], d[3], false);
+        s.windows = (int)d[4];
+        PrivacyLoss loss = account_epsilon(&s, NAN);
+        check_close("document", loss.high, d[5], 1e-3);
+        assert_true(loss.low <= loss.high && loss.high - loss.low <= 0.002);
+    }
+    PrivacySetting one = setting(1, 3, 4, 1e-6, false), far = setting(1, 3.0 * 70, 4, 1e-6, false); // all of 70 windows: as one of 70 times the norm
+    far.windows = 70;
+    check_close("70 windows", account_epsilon(&far, NAN).high, account_epsilon(&one, NAN).high, 1e-3);
+    PrivacySetting much = setting(0.9, 0.1, 10, 1e-6, false);
+    much.windows = 1000; // beyond what its numbers hold: nothing is claimed
+    PrivacyLoss none = account_epsilon(&much, NAN);
+    assert_true(none.low == 0 && isinf(none.high));
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Exact deltas of one step and of two
 
 typedef struct {
     double q, sigma;
     bool replace_one, turned;
+    int windows;
 } Pair;
 static long double normal_tail(long double u) { return 0.5L * erfcl(u / sqrtl(2)); }
-static long double ratio(const Pair *p, long double z) { // of the mixture that is at +1 to the one at 0
-    return 1 - (long double)p->q + (long double)p->q * expl((z - 0.5L) / ((long double)p->sigma * (long double)p->sigma));
+static long double chance(const Pair *p, int j) { // that j windows are sampled
+    long double c = 1;
+    for (int i = 0; i < j; i++) { c *= (long double)(p->windows - i) / (i + 1) * (long double)p->q; }
+    for (int i = j; i < p->windows; i++) { c *= 1 - (long double)p->q; }
+    return c;
+}
+static long double ratio(const Pair *p, long double z) { // of the mixture of normals at 0, 1, ... windows to the one at 0
+    long double sum = 0;
+    for (int j = 0; j <= p->windows; j++) { sum += chance(p, j) * expl(j * (z - 0.5L * j) / ((long double)p->sigma * (long double)p->sigma)); }
+    return sum;
 }
 static long double reference_loss(const Pair *p, long double z) {
     long double loss = logl(ratio(p, z)) - (p->replace_one ? logl(ratio(p, -z)) : 0);
     return p->turned ? -loss : loss;
 }
 static long double mixture_tail(const Pair *p, long double z, long double at) { // mass above z
-    return (1 - (long double)p->q) * normal_tail(z / (long double)p->sigma) + (long double)p->q * normal_tail((z - at) / (long double)p->sigma);
+    long double sum = 0;
+    for (int j = 0; j <= p->windows; j++) { sum += chance(p, j) * normal_tail((z - j * at) / (long double)p->sigma); }
+    return sum;
 }
 // P's mass where the loss is above epsilon less exp(epsilon) times Q's.
 static long double delta_of_step(const Pair *p, long double epsilon) {
@@ -123,7 +159,7 @@ static long double delta_of_step(const Pair *p, long double epsilon) {
 }
 // The same of two steps: over the first one's outputs, by the trapezoidal rule, what the second adds.
 static long double delta_of_two(const Pair *p, long double epsilon) {
-    long double sum = 0, v = (long double)p->sigma * (long double)p->sigma, end = 12 * (long double)p->sigma + 1, h = 2 * end / 4000;
+    long double sum = 0, v = (long double)p->sigma * (long double)p->sigma, end = 12 * (long double)p->sigma + p->windows, h = 2 * end / 4000;
     for (int i = 0; i <= 4000; i++) {
         long double z = -end + h * i, density = expl(-z * z / (2 * v)) / sqrtl(2 * 3.14159265358979323846L * v);
         sum += h * density * (p->turned ? 1 : ratio(p, z)) * delta_of_step(p, epsilon - reference_loss(p, z));
@@ -135,24 +171,27 @@ static void check_deltas(const PrivacySetting *s, PrivacyLoss loss) {
     long double at[2] = {0, 0};
     for (int end = 0; end < 2; end++) {
         for (int turned = 0; turned < (s->replace_one ? 1 : 2); turned++) { // the worse of both directions
-            Pair p = {s->q, s->sigma, s->replace_one, turned == 1};
+            Pair p = {s->q, s->sigma, s->replace_one, turned == 1, s->windows};
             long double epsilon = (long double)(end ? loss.high : loss.low);
             at[end] = fmaxl(at[end], s->steps == 1 ? delta_of_step(&p, epsilon) : delta_of_two(&p, epsilon));
         }
     }
     bool right = (loss.low == 0 || at[0] >= (long double)(s->delta * (1 - 1e-9))) && at[1] <= (long double)(s->delta * (1 + 1e-9));
     if (!right || loss.high - loss.low > 0.002) {
-        fail_msg("q %g sigma %g steps %d delta %g replace %d: from %.9g to %.9g, with deltas %.9Lg and %.9Lg", s->q, s->sigma, (int)s->steps, s->delta,
-                 s->replace_one, loss.low, loss.high, at[0], at[1]);
+        fail_msg("q %g sigma %g steps %d delta %g replace %d windows %d: from %.9g to %.9g, with deltas %.9Lg and %.9Lg", s->q, s->sigma, (int)s->steps,
+                 s->delta, s->replace_one, s->windows, loss.low, loss.high, at[0], at[1]);
     }
 }
 static const struct {
     double q, sigma, delta;
-} exact[] = {{0.3, 0.7, 1e-3}, {0.01, 0.5, 1e-6}, {0.9, 2, 1e-9}, {0.001, 0.4, 1e-5}, {0.5, 3, 0.01}, {1, 1.3, 1e-12}, {0.1, 1, 0.2}};
+    int windows;
+} exact[] = {{0.3, 0.7, 1e-3, 1}, {0.01, 0.5, 1e-6, 2}, {0.9, 2, 1e-9, 1}, {0.001, 0.4, 1e-5, 1},  {0.5, 3, 0.01, 1},  {1, 1.3, 1e-12, 1},
+             {0.1, 1, 0.2, 1},    {0.01, 0.5, 1e-6, 1}, {0.3, 2, 1e-4, 5}, {0.001, 1.5, 1e-6, 60}, {0.5, 9, 1e-9, 40}, {1, 4, 1e-5, 3}};
 static void test_one_step(void **state) {
     (void)state;
     for (size_t i = 0; i < 2 * sizeof exact / sizeof exact[0]; i++) {
         PrivacySetting s = setting(exact[i / 2].q, exact[i / 2].sigma, 1, exact[i / 2].delta, i % 2);
+        s.windows = exact[i / 2].windows;
         check_deltas(&s, account_epsilon(&s, NAN));
     }
 }
@@ -160,6 +199,7 @@ static void test_two_steps(void **state) {
     (void)state;
     for (size_t i = 0; i < 2 * (all_tests() ? sizeof exact / sizeof exact[0] : 2); i++) {
         PrivacySetting s = setting(exact[i / 2].q, exact[i / 2].sigma, 2, exact[i / 2].delta, i % 2);
+        s.windows = exact[i / 2].windows;
         check_deltas(&s, account_epsilon(&s, NAN));
     }
 }
@@ -196,13 +236,15 @@ static void test_gaussian(void **state) {
 
 static void test_monotonic(void **state) {
     (void)state;
-    for (int i = 0; i < 8; i++) { // a tenth more of each moves epsilon by more than the interval
+    for (int i = 0; i < 10; i++) { // a tenth more of each, or a window, moves epsilon by more than the interval
         PrivacySetting s = setting(0.02, 1.2, 300, 1e-5, i % 2), more = s;
         if (i / 2 == 0) { more.q *= 1.1; }
         if (i / 2 == 1) { more.steps = more.steps * 11 / 10; }
         if (i / 2 == 2) { more.sigma /= 1.1; }
         if (i / 2 == 3) { more.delta /= 1.1; }
+        if (i / 2 == 4) { more.windows++; }
         assert_true(account_epsilon(&more, NAN).low > account_epsilon(&s, NAN).high);
+        if (i / 2 == 4) { continue; }
         s.rdp = more.rdp = true;
         assert_true(account_epsilon(&more, NAN).high > account_epsilon(&s, NAN).high);
     }
@@ -283,6 +325,11 @@ static void test_refused_texts(void **state) {
         {"q=1,sigma=1,steps=1e10,delta=1e-5", "steps must be a whole number"},
         {"q=1,sigma=1,steps=10,delta=0", "delta must be a number"},
         {"q=1,sigma=1,steps=10,delta=1", "delta must be a number"},
+        {"q=0.1,sigma=1,steps=1,delta=1e-5,windows=0", "windows must be a whole number from 1 to 1024, found \"0\""},
+        {"q=0.1,sigma=1,steps=1,delta=1e-5,windows=1.5", "windows must be a whole number"},
+        {"q=0.1,sigma=1,steps=1,delta=1e-5,windows=1025", "windows must be a whole number"},
+        {"q=0.1,sigma=1,steps=1,windows=2", "needs q="},
+        {"q=0.1,sigma=1,steps=1,delta=1e-5,windows=2", "windows=2 is accounted by prv"},
         {"q=1,sigma=1,delta=1e-30,epsilon=0.001", "no step keeps epsilon 0.001"},
         {"q=1,steps=1e9,delta=1e-30,epsilon=0.001", "no sigma keeps epsilon 0.001"},
     };
@@ -303,15 +350,16 @@ static void test_answer(void **state) {
     assert_int_equal(sscanf(text, "{\"epsilon\":%lf,\"low\":%lf,\"high\":%lf,\"delta\":", &epsilon, &low, &high), 3);
     check_close("epsilon", epsilon, 2.1014, 6e-5);
     assert_true(high == epsilon && low == 0);
-    assert_non_null(strstr(text, ",\"q\":0.01,\"sigma\":1,\"steps\":1000,\"accountant\":\"rdp\",\"neighbours\":\"add-remove\"}\n"));
+    assert_non_null(strstr(text, ",\"q\":0.01,\"sigma\":1,\"steps\":1000,\"windows\":1,\"accountant\":\"rdp\",\"neighbours\":\"add-remove\"}\n"));
     free(text);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_divergences),    cmocka_unit_test(test_orders),   cmocka_unit_test(test_rows),          cmocka_unit_test(test_one_step),
-        cmocka_unit_test(test_two_steps),      cmocka_unit_test(test_gaussian), cmocka_unit_test(test_monotonic),     cmocka_unit_test(test_random_settings),
-        cmocka_unit_test(test_seldom_sampled), cmocka_unit_test(test_searches), cmocka_unit_test(test_refused_texts), cmocka_unit_test(test_answer),
+        cmocka_unit_test(test_divergences),     cmocka_unit_test(test_orders),         cmocka_unit_test(test_rows),     cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_one_step),        cmocka_unit_test(test_two_steps),      cmocka_unit_test(test_gaussian), cmocka_unit_test(test_monotonic),
+        cmocka_unit_test(test_random_settings), cmocka_unit_test(test_seldom_sampled), cmocka_unit_test(test_searches), cmocka_unit_test(test_refused_texts),
+        cmocka_unit_test(test_answer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -71,7 +71,7 @@ static int fresh(void **state) {
 }
 
 static DatasetOptions options_of(int64_t T, WindowKind windows, bool shuffle, uint64_t seed) {
-    DatasetOptions o = {"--train", T, 1000, 7, windows, shuffle, seed};
+    DatasetOptions o = {"--train", T, 1000, 7, windows, shuffle, seed, 0};
     return o;
 }
 static Dataset open_all(int64_t T, WindowKind windows, bool shuffle, uint64_t seed) {
@@ -332,6 +332,167 @@ static void test_shuffled_epochs(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Poisson sampling. The key is fixed, so nothing passes or fails by chance: 5 standard deviations say how strange a right sampler would be.
+// Seen red when broken on purpose: a gap one longer, ln(1 - q) taken as -q, the first ones kept of more than the cap, the step left out.
+
+static Dataset only_windows(int64_t windows) {
+    Dataset ds;
+    memset(&ds, 0, sizeof ds);
+    ds.windows = windows;
+    return ds;
+}
+static NoiseStream sampling(uint64_t step) {
+    NoiseStream s = {{1, 2, 3, 4, 5, 6, 7, 8}, NOISE_SAMPLING, 0, step};
+    return s;
+}
+static int64_t sample_checked(const Dataset *ds, double q, int64_t cap, uint64_t step, int64_t *windows) { // ascending, so each at most once
+    const int64_t count = dataset_sample_poisson(ds, q, cap, sampling(step), windows);
+    assert_true(count >= 0 && count <= cap);
+    for (int64_t i = 0; i < count; i++) { assert_true(windows[i] < ds->windows && windows[i] > (i ? windows[i - 1] : -1)); }
+    return count;
+}
+static void assert_near(double found, double expected, double deviation) {
+    if (!(fabs(found - expected) <= 5 * deviation)) { fail_msg("%.6g, expected %.6g, with a standard deviation of %.3g", found, expected, deviation); }
+}
+
+static void test_poisson_frequencies(void **state) { // the size of a sample is binomial, each window comes equally often, steps know nothing of each other
+    (void)state;
+    enum { W = 1000, STEPS = 3000 };
+    const double rates[] = {0.003, 0.05, 0.5, 0.97};
+    const Dataset ds = only_windows(W);
+    int64_t windows[W];
+    for (int k = 0; k < 4; k++) {
+        const double q = rates[k], variance = W * q * (1 - q);
+        double sum = 0, squares = 0, uneven = 0, again = 0, times[W] = {0};
+        bool last[W] = {false};
+        for (uint64_t step = 0; step < STEPS; step++) {
+            const double count = (double)sample_checked(&ds, q, W, step, windows);
+            bool now[W] = {false};
+            sum += count, squares += (count - W * q) * (count - W * q);
+            for (int64_t i = 0; i < (int64_t)count; i++) { times[windows[i]]++, now[windows[i]] = true, again += last[windows[i]]; }
+            memcpy(last, now, sizeof last);
+        }
+        for (int w = 0; w < W; w++) { uneven += (times[w] - STEPS * q) * (times[w] - STEPS * q) / (STEPS * q * (1 - q)); }
+        assert_near(sum / STEPS, W * q, sqrt(variance / STEPS));
+        assert_near(squares / STEPS, variance, variance * sqrt(2.0 / STEPS + 1 / (STEPS * variance)));
+        assert_near(uneven, W, sqrt(2.0 * W + W / (STEPS * q * (1 - q))));
+        assert_near(again, (STEPS - 1) * W * q * q, sqrt((STEPS - 1) * W * (q * q * (1 - q * q) + 2 * q * q * q * (1 - q)))); // two pairs share a step
+    }
+}
+static void test_poisson_gaps(void **state) { // against the same draws, counted out: a gap is longer than g where u <= (1 - q)^(g + 1)
+    (void)state;
+    enum { W = 20000, MOST = 40 };
+    const double rates[] = {0.9, 0.3, 0.02, 0.001};
+    const Dataset ds = only_windows(W);
+    static int64_t windows[W];
+    for (int k = 0; k < 4; k++) {
+        const double q = rates[k];
+        const int64_t count = sample_checked(&ds, q, W, 7, windows);
+        NoiseDraws draws = noise_draws(sampling(7));
+        double lengths[MOST] = {0}, square = 0, bins = 0;
+        for (int64_t i = 0, at = 0; i <= count; i++, at++) {
+            const double u = noise_uniform(&draws);
+            int64_t gap = 0;
+            for (double longer = 1 - q; u <= longer && at + gap < W; longer *= 1 - q) { gap++; }
+            at += gap;
+            assert_int_equal(at, i < count ? windows[i] : W);
+            if (i < count && gap < MOST) { lengths[gap]++; }
+        }
+        for (int g = 0; g < MOST; g++) {
+            const double expected = (double)count * q * pow(1 - q, g);
+            if (expected >= 5) { bins++, square += (lengths[g] - expected) * (lengths[g] - expected) / expected; }
+        }
+        assert_near(square, bins, sqrt(2 * bins + 1));
+    }
+}
+static void test_poisson_edges(void **state) {
+    (void)state;
+    enum { MOST = 1000 };
+    const int64_t sizes[] = {1, 2, 17, MOST};
+    int64_t windows[MOST];
+    for (int k = 0; k < 4; k++) { // all of them, at every step
+        const Dataset ds = only_windows(sizes[k]);
+        for (uint64_t step = 0; step < 200; step++) {
+            assert_int_equal(sample_checked(&ds, 1.0, poisson_cap(sizes[k], 1.0), step, windows), sizes[k]);
+            assert_int_equal(sample_checked(&ds, 1.0 - 0x1p-53, MOST, step, windows), sizes[k]);
+        }
+    }
+    const Dataset large = only_windows((INT64_C(1) << 40) - 1), none = only_windows(0);
+    double sum = 0, upper = 0;
+    for (uint64_t step = 0; step < 2000; step++) { // 2 of 10^12
+        const int64_t count = sample_checked(&large, 0x1p-39, MOST, step, windows);
+        sum += (double)count;
+        for (int64_t i = 0; i < count; i++) { upper += windows[i] >= INT64_C(1) << 39; }
+        assert_int_equal(sample_checked(&large, 1e-300, MOST, step, windows), 0);
+        assert_int_equal(sample_checked(&large, 5e-324, MOST, step, windows), 0);
+        assert_int_equal(sample_checked(&none, 0.5, MOST, step, windows), 0);
+    }
+    assert_near(sum, 4000, sqrt(4000));
+    assert_near(upper, sum / 2, sqrt(sum / 4));
+}
+static void test_poisson_choice(void **state) { // of more than the cap each is left out equally often; a cap that is not met changes nothing
+    (void)state;
+    enum { W = 400, CAP = 50, STEPS = 3000 };
+    const double q = 0.5, kept = (double)CAP / W;
+    const Dataset ds = only_windows(W);
+    int64_t windows[W], all[W];
+    double times[W] = {0}, uneven = 0, early = 0;
+    for (uint64_t step = 0; step < STEPS; step++) {
+        const int64_t count = sample_checked(&ds, q, W, step, all);
+        assert_int_equal(sample_checked(&ds, q, CAP, step, windows), CAP); // 15 standard deviations below the mean
+        for (int64_t i = 0; i < CAP; i++) { times[windows[i]]++, early += windows[i] < W / 2; }
+        assert_int_equal(sample_checked(&ds, q, count, step, windows), count);
+        assert_memory_equal(windows, all, (size_t)count * sizeof *all);
+    }
+    for (int w = 0; w < W; w++) { uneven += (times[w] - STEPS * kept) * (times[w] - STEPS * kept) / (STEPS * kept * (1 - kept)); }
+    assert_near(uneven, W, sqrt(2.0 * W));
+    assert_near(early, STEPS * CAP / 2.0, sqrt(STEPS * CAP / 4.0));
+}
+static void test_poisson_streams(void **state) { // one answer for all who ask; another one for another key, step or domain
+    (void)state;
+    enum { W = 5000 };
+    write_shard("a.bin", (const uint16_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9}, 9);
+    Dataset shuffled = open_all(1, WINDOWS_CONTINUOUS, true, 77);
+    const Dataset ds = only_windows(W), eight = only_windows(8);
+    NoiseStream streams[5] = {sampling(3), sampling(3), sampling(4), sampling(3), sampling(3)};
+    static int64_t windows[5][W];
+    int64_t counts[5];
+    streams[3].key[0]++, streams[4].domain = NOISE_GRADIENT;
+    for (int i = 0; i < 5; i++) { counts[i] = dataset_sample_poisson(&ds, 0.1, W, streams[i], windows[i]); }
+    assert_true(counts[0] == counts[1]);
+    assert_memory_equal(windows[0], windows[1], (size_t)counts[0] * sizeof **windows);
+    for (int i = 2; i < 5; i++) {
+        double both = 0;
+        for (int64_t a = 0, b = 0; a < counts[0] && b < counts[i]; windows[0][a] < windows[i][b] ? a++ : b++) { both += windows[0][a] == windows[i][b]; }
+        assert_near(both, W * 0.01, sqrt(W * 0.01)); // as many as two independent samples share
+    }
+    for (uint64_t step = 0; step < 50; step++) { // the order of epochs is not in it
+        const int64_t count = sample_checked(&shuffled, 0.5, 8, step, windows[0]);
+        assert_int_equal(sample_checked(&eight, 0.5, 8, step, windows[1]), count);
+        assert_memory_equal(windows[0], windows[1], (size_t)count * sizeof **windows);
+    }
+    dataset_close(&shuffled);
+}
+static void test_poisson_cap(void **state) { // chance exceeds it less than once in 10^10 steps: the binomial's upper tail, term by term
+    (void)state;
+    const int64_t sizes[] = {1, 2, 10, 100, 5000, 1000000};
+    for (int k = 0; k < 6; k++) {
+        const double n = (double)sizes[k];
+        for (double q = 1; q > 1e-9; q *= 0.37) {
+            const int64_t cap = poisson_cap(sizes[k], q);
+            double beyond = 0;
+            assert_true(cap >= 1 && cap <= sizes[k] && (cap == sizes[k] || (double)cap >= n * q + 6.5 * sqrt(n * q * (1 - q))));
+            for (double x = (double)cap + 1; x <= n && x < (double)cap + 3000; x++) {
+                beyond += exp(lgamma(n + 1) - lgamma(x + 1) - lgamma(n - x + 1) + x * log(q) + (n - x) * log1p(-q));
+            }
+            assert_true(beyond < 1e-10);
+        }
+    }
+    assert_int_equal(poisson_cap(1000, 1.0), 1000);
+    assert_int_equal(poisson_cap(1000000, 1e-3), 1213); // 1000 + 6.5 * 31.607 + 7
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Document windows (7 is end-of-text)
 
 static void test_documents_by_hand(void **state) {
@@ -425,6 +586,32 @@ static void test_documents_shuffled(void **state) {
     assert_in_range(same, 0, 30);
     assert_in_range(ordered, 0, 30);
     dataset_close(&ds);
+}
+static void test_windows_per_document(void **state) { // the first ones of each document, in the order they have without a limit
+    (void)state;
+    uint16_t stream[400];
+    for (int i = 0; i < 400; i++) { stream[i] = (uint16_t)(8 + i); }
+    int begins[400], count = 0;
+    for (int i = 3; i < 400; i += 1 + (int)(random_u64(5, 6, (uint64_t)i) % 60)) { begins[count++] = i, stream[i] = 7; }
+    write_shard("a.bin", stream, 150);
+    write_shard("b.bin", stream + 150, 250);
+    Dataset all = open_all(4, WINDOWS_DOCUMENT, false, 0);
+    for (int64_t most = 1; most <= 20; most++) {
+        DatasetOptions o = options_of(4, WINDOWS_DOCUMENT, most % 2, 3);
+        o.windows_per_document = most;
+        Dataset ds = dataset_open(path_of("*.bin"), o);
+        int64_t kept = 0, taken = 0;
+        for (int64_t w = 0, document = -2; w < dataset_whole_windows(&all); w++) {
+            const int64_t at = (int64_t)(all.table[w] >> TARGET_BITS);
+            int64_t now = -1; // the document in front of the first end-of-text
+            while (now + 1 < count && begins[now + 1] <= at) { now++; }
+            taken = now == document ? taken + 1 : 1, document = now;
+            if (taken <= most) { assert_true(kept < ds.windows && ds.table[kept] == all.table[w]), kept++; }
+        }
+        assert_int_equal(dataset_whole_windows(&ds), kept);
+        dataset_close(&ds);
+    }
+    dataset_close(&all);
 }
 static void test_find_token(void **state) { // every place, inside and outside of whole blocks
     (void)state;
@@ -988,9 +1175,16 @@ int main(void) {
         TEST(test_permutation_small_is_uniform),
         TEST(test_permutation_large_is_uniform),
         TEST(test_shuffled_epochs),
+        TEST(test_poisson_frequencies),
+        TEST(test_poisson_gaps),
+        TEST(test_poisson_edges),
+        TEST(test_poisson_choice),
+        TEST(test_poisson_streams),
+        TEST(test_poisson_cap),
         TEST(test_documents_by_hand),
         TEST(test_documents),
         TEST(test_documents_shuffled),
+        TEST(test_windows_per_document),
         TEST(test_find_token),
         TEST(test_labelled),
         TEST(test_choices_by_hand),

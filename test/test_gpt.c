@@ -53,7 +53,7 @@ static Dataset batch_dataset(void) {
         batch_tokens[b * (T + 1) + T] = (uint16_t)golden.y[b][T - 1];
         batch_table[b] = ((uint64_t)(b * (T + 1)) << TARGET_BITS) | T;
     }
-    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
+    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
     return d;
 }
 
@@ -78,7 +78,7 @@ typedef struct {
     double sample_losses[B];
 } Rig;
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false};
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
@@ -103,7 +103,7 @@ static Rig *rig_make(Setting setting) {
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, 0, CLIP_ABADI}};
+    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
     executor_allocate(&r->executor, &r->program.map, &r->store, &r->stream, B);
     model_file_load(model_path, &r->store, file_dtype);
@@ -273,7 +273,7 @@ static OptimizerStep optimizer_of(int run, double norm) {
 static void check_run(int run, Setting setting, double loss_tolerance, double norm_tolerance) {
     setting.sgd = run == 2;
     Rig *r = rig_make(setting);
-    DatasetOptions options = {"--train", T, V, 0, WINDOWS_CONTINUOUS, false, 0};
+    DatasetOptions options = {"--train", T, V, 0, WINDOWS_CONTINUOUS, false, 0, 0};
     Dataset shard = dataset_open("test/golden/gpt_tiny_tokens.bin", options);
     for (int k = 0; k < UPDATES; k++) {
         int at;

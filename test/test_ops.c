@@ -10,6 +10,7 @@
 // On the GPU, where a Real is what --dtype says, each case runs in fp32 and in bf16: the inputs are numbers that both have.
 // Add an operation: write its two functions, add a row to `operations`, add cases.
 #define POLL_WORK 20000    // so that small products are cut for polling too
+#define CLIP_PARTS 4       // so that a part is more than one piece of work
 #ifndef OPS_IMPLEMENTATION // test_ops.cu brings the GPU's
 #include "ops_cpu.h"
 #endif
@@ -19,7 +20,7 @@
 #include <cmocka.h>
 
 enum { EMBEDDING, LAYERNORM, MATMUL, RESIDUAL, ATTENTION, CLASSIFIER, CLASSIFIER_KEPT, ADAMW, SGD };
-enum { MATMUL_NORMS = SGD + 1, BIAS_SAMPLES, LAYERNORM_SAMPLES, EMBEDDING_NORMS, TIED_NORMS, SAMPLE_NORMS, FACTORS, SCALE_SAMPLES, ACCUMULATE_SAMPLES };
+enum { MATMUL_NORMS = SGD + 1, BIAS_SAMPLES, LAYERNORM_SAMPLES, EMBEDDING_NORMS, TIED_NORMS, SAMPLE_NORMS, FACTORS, SCALE_SAMPLES, ACCUMULATE_SAMPLES, NOISE };
 enum { INPUTS = 4 };
 typedef struct {
     int op;
@@ -102,7 +103,7 @@ static const Case cases[] = {
     {SGD, 2999, 1, 1, 0, 2, 2},
     {SGD, 300007, 1, 1, 0, 1, 3},
     {SGD, 0, 1, 1, 0, 1, 2},
-    // rows, T, C, OC. Tiles of products are of up to 256, slices of C and OC of 128; some are less work from tiles of the gradient
+    // rows, T, C, OC. Tiles of products are of up to 256 rows, slices of C and OC of 128; some are less work from tiles of the gradient
     {MATMUL_NORMS, 1, 1, 1, 1, 0, 1},
     {MATMUL_NORMS, 3, 1, 40, 29, 0, 2},
     {MATMUL_NORMS, 2, 7, 129, 300, 0, 3},
@@ -113,6 +114,9 @@ static const Case cases[] = {
     {MATMUL_NORMS, 1, 601, 620, 640, 0, 3},
     {MATMUL_NORMS, 3, 50, 5, 7, 0, 2},
     {MATMUL_NORMS, 2, 300, 270, 33, 0, 2},
+    {MATMUL_NORMS, 3, 70, 40, 24, 0, 2}, // multiples of 8: on a GPU in bf16 tensor cores make tiles of 128; of products, here and with 203
+    {MATMUL_NORMS, 2, 130, 72, 136, 0, 2},
+    {MATMUL_NORMS, 2, 203, 136, 264, 0, 2},
     {MATMUL_NORMS, 0, 8, 16, 32, 0, 2},
     {MATMUL_NORMS, 2, 0, 16, 32, 0, 2},
     // rows, T, -, OC
@@ -133,6 +137,7 @@ static const Case cases[] = {
     {EMBEDDING_NORMS, 1, 1, 1, 1, 0, 1},
     {EMBEDDING_NORMS, 3, 20, 37, 5, 0, 3},
     {EMBEDDING_NORMS, 2, 150, 200, 60000, 0, 2},
+    {EMBEDDING_NORMS, 2, 40, 2600, 30, 0, 2},
     {EMBEDDING_NORMS, 2, 300, 40, 70, 0, 2},
     {EMBEDDING_NORMS, 3, 70, 130, 50, 1, 2},
     {EMBEDDING_NORMS, 0, 20, 37, 5, 0, 2},
@@ -141,6 +146,7 @@ static const Case cases[] = {
     {TIED_NORMS, 3, 9, 37, 5, 0, 3},
     {TIED_NORMS, 2, 65, 40, 301, 0, 2},
     {TIED_NORMS, 2, 260, 20, 30, 0, 2},
+    {TIED_NORMS, 2, 140, 72, 20, 0, 2},
     {TIED_NORMS, 2, 33, 130, 50, 1, 2},
     {TIED_NORMS, 0, 9, 37, 5, 0, 2},
     // rows, -, n
@@ -168,6 +174,13 @@ static const Case cases[] = {
     {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 2},
     {ACCUMULATE_SAMPLES, 0, 1, 500, 0, 0, 2},
     {ACCUMULATE_SAMPLES, 0, 1, 500, 0, 1, 2},
+    // n; variant 1: far into the storage; 2: without noise
+    {NOISE, 1, 1, 1, 0, 0, 1},
+    {NOISE, 997, 1, 1, 0, 0, 2},
+    {NOISE, 2999, 1, 1, 0, 1, 3},
+    {NOISE, 300007, 1, 1, 0, 1, 2},
+    {NOISE, 997, 1, 1, 0, 2, 2},
+    {NOISE, 0, 1, 1, 0, 0, 2},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -185,7 +198,7 @@ static void count_poll(void) { polls++; }
 static DType precision = DTYPE_FP32; // of a Real
 static Stream stream_of(const Case *c, int threads) {
     const bool classifier = c->op == CLASSIFIER || c->op == CLASSIFIER_KEPT;
-    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : 1, classifier ? c->other : 1, c->other + 3, LOGITS_PLENTY};
+    OpsShape shape = {c->rows, c->T, c->C, c->op == ATTENTION ? c->other : max_i64(1, c->C), classifier ? c->other : 1, c->other + 3, LOGITS_PLENTY};
     Stream s = {threads, count_poll, NULL, 0, NULL};
     ops_open(&s, 0, precision);
     s.workspace_bytes = ops_workspace_bytes(shape, threads), s.workspace = ops_alloc(s.workspace_bytes);
@@ -710,7 +723,7 @@ static void factors_run(const Case *c, Stream *s, float **in, float *out, const 
 }
 
 // A factor of 0 for some samples; these hold a NaN then.
-static float factor_of(double number) { return number < -0.5 ? 0.0f : (float)number; }
+static float factor_of(double number) { return number < -0.3 ? 0.0f : (float)number; }
 static float *factors_from(const Case *c, const float *numbers) {
     float *factors = floats(c->rows);
     for (int64_t b = 0; b < c->rows; b++) { factors[b] = factor_of((double)numbers[b]); }
@@ -763,8 +776,45 @@ static void accumulate_samples_run(const Case *c, Stream *s, float **in, float *
     float *factors = factors_from(c, in[1]), *spoilt = spoilt_copy(c, in[0], c->C, factors);
     if (c->variant) { memcpy(out, in[2], (size_t)c->C * sizeof(float)); }
     ops_accumulate_samples(s, out, spoilt, factors, c->rows, c->C, c->variant);
+    if (c->rows == 1 && !c->variant) { // in its place
+        ops_accumulate_samples(s, spoilt, spoilt, factors, 1, c->C, false);
+        ops_wait(s);
+        assert_memory_equal(spoilt, out, (size_t)c->C * sizeof(float));
+    }
     ops_wait(s);
     ops_free(factors), ops_free(spoilt);
+}
+// in, out: x. The reference has noise.h's formulas in double, and no grid; the run compares with noise.h's own functions, element by element.
+static const float noise_deviation = 0.3f, noise_factor = 0.5f;
+static const double noise_grid = 0x1p-14; // the power of two below the deviation, over 2^12
+static const NoiseStream noise_stream = {{11, 22, 33, 44, 55, 66, 77, 88}, NOISE_GRADIENT, 5, 0x100000002};
+static int64_t noise_first(const Case *c) { return c->variant == 1 ? (INT64_C(1) << 35) + 48 : 0; }
+static void noise_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = *out = c->rows; }
+static void noise_reference(const Case *c, double **in, double *out) {
+    for (int64_t i = 0; i < c->rows; i++) {
+        uint32_t words[NOISE_BLOCK];
+        noise_words(words, &noise_stream, (uint32_t)((noise_first(c) + i) / NOISE_BLOCK));
+        const uint32_t a = words[i % NOISE_BLOCK / 2 * 2], b = words[i % NOISE_BLOCK / 2 * 2 + 1];
+        const double u = ((double)a + ((double)__builtin_bswap32(b) + 0.5) * 0x1p-32) * 0x1p-32, angle = 2.0 * M_PI * (b >> 8) * 0x1p-24;
+        const double z = sqrt(-2.0 * log(u)) * (i % 2 ? sin(angle) : cos(angle));
+        out[i] = (double)noise_factor * (in[0][i] + (c->variant == 2 ? 0.0 : (double)noise_deviation * z));
+    }
+}
+static void noise_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const NoiseScale scale = noise_scale(noise_deviation, noise_factor);
+    ops_copy(s, out, in[0], (size_t)c->rows * sizeof(float));
+    ops_add_noise(s, out, noise_first(c), c->rows, noise_stream, c->variant == 2 ? 0.0f : noise_deviation, noise_factor);
+    ops_wait(s);
+    for (int64_t i = 0; i < c->rows; i++) {
+        uint32_t words[NOISE_BLOCK];
+        float z[2], expected = noise_factor * in[0][i];
+        noise_words(words, &noise_stream, (uint32_t)((noise_first(c) + i) / NOISE_BLOCK));
+        noise_normals(words[i % NOISE_BLOCK / 2 * 2], words[i % NOISE_BLOCK / 2 * 2 + 1], &z[0], &z[1]);
+        if (c->variant != 2) { expected = noise_add(in[0][i], z[i % 2], scale); }
+        assert_memory_equal(&out[i], &expected, sizeof expected); // the same bits, in each build
+        if (c->variant != 2) { assert_true((double)expected == rint((double)expected / (0.5 * noise_grid)) * (0.5 * noise_grid)); }
+    }
 }
 
 typedef struct {
@@ -797,6 +847,7 @@ static const Operation operations[] = {
     {"clip factors", factors_sizes, factors_reference, factors_run, false, true, 0, {0, 0}, true},
     {"scale samples", scale_samples_sizes, scale_samples_reference, scale_samples_run, false, true, 0, {1, 0}, true},
     {"accumulate samples", accumulate_samples_sizes, accumulate_samples_reference, accumulate_samples_run, false, true, 0, {0, 0}, false},
+    {"noise", noise_sizes, noise_reference, noise_run, false, true, 0, {0, 0}, false},
 };
 
 // --- the driver ------------------------------------------------------------------------------------------------------
@@ -819,6 +870,7 @@ static int64_t differentiable(const Case *c) {
 static double longest_sum(const Case *c) {
     double N = (double)positions(c);
     if (c->op == ACCUMULATE_SAMPLES) { return (double)c->rows; }
+    if (c->op == SAMPLE_NORMS) { return 1.0; } // fp64: only the result is rounded
     return fmax(fmax((double)c->C, N), fmax((double)c->other, (double)c->T));
 }
 // Largest error allowed, given the largest value: a sum of K terms rounds to about sqrt(K) units in the last place (2^-24 each) of its
@@ -826,7 +878,10 @@ static double longest_sum(const Case *c) {
 // (attention, variant 1) lose their absolute size times 2^-24 before the exponential. A rounding to bf16 changes a number by up to 2^-8 of
 // it; where a sum is over rounded terms, their errors grow as the sum does. (A classifier's counts twice: logits of up to 16 change a
 // probability, which is at most a quarter away from where it may go, by that much more.)
+// What noise was added to lies on the grid, up to half of its D from where the reference is; z errs by 3e-7 of its radius, which is below 9.5,
+// and near the middle by as little (noise.h).
 static double tolerance(const Case *c, double largest, bool gradient) {
+    if (c->op == NOISE) { return c->variant == 2 ? 0x1p-24 * largest : (double)noise_factor * (0.5 * noise_grid + (double)noise_deviation * 9.5 * 3e-7); }
     double magnified = c->op == ATTENTION && c->variant == 1 ? 100.0 : 1.0;
     double of_sums = 16.0 * 0x1p-24 * sqrt(longest_sum(c)) * magnified,
            of_reals = precision == DTYPE_BF16 ? 0x1p-8 * fmax(0.0, operations[c->op].roundings[gradient]) : 0.0;
@@ -1383,7 +1438,8 @@ static void test_polls(void **state) { // messages move while a long operation r
                            {EMBEDDING_NORMS, 3, 20, 300, 9, 0, 1},
                            {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1},
                            {SCALE_SAMPLES, 1, 100, 3000, 1, 1, 1},
-                           {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1}};
+                           {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1},
+                           {NOISE, 300007, 1, 1, 0, 0, 1}};
     for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++) {
         Trial t = make_trial(&longer[i]);
         polls = 0;
