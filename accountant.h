@@ -638,7 +638,8 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
         fprintf(to, ",\"windows\":%d,\"accountant\":\"%s\",\"neighbours\":\"%s\"}\n", windows, accountant, neighbours);
         return;
     }
-    fprintf(to, "epsilon    %.6f (by %s; certainly between %.6f and %.6f)\n", loss.high, accountant, loss.low, loss.high);
+    double claimed = ceil(loss.high * 1e6) / 1e6;
+    fprintf(to, "epsilon    %.6f (by %s; certainly between %.6f and %.6f)\n", claimed, accountant, floor(loss.low * 1e6) / 1e6, claimed);
     fprintf(to, "delta      %g\nneighbours %s\n", s.delta, neighbours);
     if (windows > 1) { fprintf(to, "protects   a document of up to %d windows\n", windows); }
     fprintf(to, "of         %" PRId64 " steps that sample with probability %g (Poisson) and add noise of %g clipping thresholds\n", s.steps, s.q, s.sigma);

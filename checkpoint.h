@@ -12,7 +12,7 @@
 #define CHECKPOINT_H
 
 #include "dataloader.h" // data_map_file
-#include "privacy.h"    // the history of a private run
+#include "privacy.h"    // the history of private steps
 #include "zero.h"       // states
 
 #include <dirent.h>      // folders
@@ -314,7 +314,7 @@ typedef struct {
     int64_t position; // samples consumed
     int64_t updates;  // of the moments
     OutlierWindow loss, norm;
-    char privacy[PRIVACY_HISTORY_MAX]; // history of private steps (privacy.h); "" before any checkpoint
+    char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
 } Progress;
 
 typedef struct {
@@ -367,6 +367,16 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
         if (end == at) { return false; }
     }
     return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
+}
+
+// A text of at least one character; `missing` where there is no such line.
+static inline bool manifest_text(const char *text, const char *key, const char *missing, char *value, size_t bytes) {
+    const char *line = manifest_line(text, key);
+    size_t n = line ? strcspn(line, "\n") : strlen(missing);
+    if (n == 0 || n >= bytes) { return false; }
+    memcpy(value, line ? line : missing, n);
+    value[n] = 0;
+    return true;
 }
 
 static inline void manifest_add_model(TextBuffer *t, const Store *s) {
@@ -493,15 +503,18 @@ static inline void out_folder_prepare(const char *out, bool resume) {
         int n = 1;
         do { snprintf(target, sizeof target, "%s/earlier-%d", out, n++); } while (mkdir(target, 0777) && errno == EEXIST);
         printf("note: %d checkpoints of an earlier run moved to %s (to go on from them: --resume 1)\n", count, target);
+        static const char *const along[] = {"dp_key", "dp_steps"}; // without them a private run does not go on: they go first
+        for (int i = 0; i < 2; i++) {
+            char moved[1300];
+            snprintf(path, sizeof path, "%s/%s", out, along[i]), snprintf(moved, sizeof moved, "%s/%s", target, along[i]);
+            if (rename(path, moved) && errno != ENOENT) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", path, strerror(errno)); }
+        }
         for (int i = 0; i < count; i++) {
             checkpoint_folder(path, sizeof path, out, steps[i], "");
             char moved[1300];
             snprintf(moved, sizeof moved, "%s%s", target, strrchr(path, '/'));
             if (rename(path, moved)) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", path, strerror(errno)); }
         }
-        char key[1100], moved_key[1300];
-        snprintf(key, sizeof key, "%s/dp_key", out), snprintf(moved_key, sizeof moved_key, "%s/dp_key", target);
-        if (rename(key, moved_key) && errno != ENOENT) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", key, strerror(errno)); }
     }
     free(steps);
 }
@@ -519,8 +532,10 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     text_add(&t, "train_gpt checkpoint 1\n");
     manifest_add_model(&t, s);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
-    manifest_add_window(&t, "losses", &p->loss);
-    manifest_add_window(&t, "norms", &p->norm);
+    bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
+    const OutlierWindow empty = {0, {0}};
+    manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
+    manifest_add_window(&t, "norms", shown ? &p->norm : &empty);
     text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags, s->groups.all->n);
     for (int r = 0; r < s->groups.all->n; r++) {
         text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
@@ -606,9 +621,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
     if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.200s", folder, line ? line : "?"); }
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
-                files <= MANIFEST_FILES;
-    const char *history = manifest_line(text, "privacy"); // older checkpoints have none
-    if (good) { snprintf(p->privacy, sizeof p->privacy, "%.*s", history ? (int)strcspn(history, "\n") : 4, history ? history : "none"); }
+                files <= MANIFEST_FILES && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
         char key[32], path[1200];

@@ -119,7 +119,7 @@ static inline void gram_tile(Stream *s, const ClipSpace *k, float *out, const fl
         pack_bands(k->packed, x + t.col * C + c, t.cols, depth, C);
         if (!diagonal) { pack_bands(k->packed_2, x + t.row * C + c, t.rows, depth, C); }
         multiply_bands(out, k->edge, diagonal ? k->packed : k->packed_2, t.rows, k->packed, t.cols, depth, diagonal, c > 0);
-        if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1) { poll_messages(s); }
+        if (c / GRAM_DEPTH % slices_a_poll == slices_a_poll - 1 || c + depth == C) { poll_messages(s); }
     }
 }
 // The sum of a * b over a tile. One on the diagonal counts above it, twice, and on it; another one twice.
@@ -134,38 +134,28 @@ static inline double dot_tiles(const float *a, const float *b, int64_t edge, Til
     }
     return 2.0 * twice + once;
 }
-static inline double ghost_part(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC, int64_t part) {
-    const int64_t tiles = ceil_div(T, k->edge);
-    double sum = 0.0;
-    for (int64_t i = 0, number = 0; i < tiles; i++) {
-        for (int64_t j = i; j < tiles; j++, number++) {
-            if (number % CLIP_PARTS != part) { continue; }
-            const Tile t = {i * k->edge, j * k->edge, min_i64(k->edge, T - i * k->edge), min_i64(k->edge, T - j * k->edge)};
-            gram_tile(s, k, k->first, in, C, t);
-            gram_tile(s, k, k->second, dout, OC, t);
-            sum += dot_tiles(k->first, k->second, k->edge, t);
-        }
-    }
-    return sum;
+static inline double ghost_tile(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t C, int64_t OC, Tile t) {
+    if (t.row > t.col) { return 0.0; }
+    gram_tile(s, k, k->first, in, C, t);
+    gram_tile(s, k, k->second, dout, OC, t);
+    return dot_tiles(k->first, k->second, k->edge, t);
 }
-// Tiles of the gradient
-static inline double gradient_part(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC, int64_t part) {
-    const int64_t edge = k->edge, across = ceil_div(C, edge), tiles = ceil_div(OC, edge) * across;
-    double sums[32] = {0}, sum = 0.0;
-    for (int64_t i = part; i < tiles; i += CLIP_PARTS) {
-        const int64_t row = i / across * edge, col = i % across * edge, m = min_i64(edge, OC - row), n = min_i64(edge, C - col);
-        sgemm_tile(s, CblasTrans, CblasNoTrans, m, n, T, dout + row, OC, in + col, C, 0.0f, k->first, edge);
-        for (int64_t r = 0; r < m; r++) { add_squares(sums, k->first + r * edge, n); }
-    }
-    for (int64_t l = 0; l < 32; l++) { sum += sums[l]; }
-    return sum;
+static inline double gradient_tile(Stream *s, const ClipSpace *k, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC, Tile t) {
+    double squares = 0.0;
+    sgemm_tile(s, CblasTrans, CblasNoTrans, t.rows, t.cols, T, dout + t.row, OC, in + t.col, C, 0.0f, k->first, k->edge);
+    for (int64_t r = 0; r < t.rows; r++) { squares += chunk_squares(k->first + r * k->edge, t.cols); }
+    return squares;
+}
+static inline Tiling square_tiles(int64_t rows, int64_t cols, int64_t edge) {
+    const Tiling g = {rows, cols, edge, edge, ceil_div(cols, edge), ceil_div(rows, edge) * ceil_div(cols, edge)};
+    return g;
 }
 static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in, int64_t rows, int64_t T, int64_t C, int64_t OC) {
     if (rows * T == 0) { return; }
     const ClipSpace shared = thread_clip_space(s, rows, T);
-    const int64_t tiles = ceil_div(T, shared.edge);
-    const bool ghost = T * (C + OC) < 2 * C * OC; // multiply-adds, of half the pairs
-    const int64_t parts = min_i64(CLIP_PARTS, ghost ? tiles * (tiles + 1) / 2 : ceil_div(OC, shared.edge) * ceil_div(C, shared.edge));
+    const bool ghost = T * (C + OC) < 2 * C * OC; // multiply-adds: T^2 (C + OC) / 2 against T C OC, which run equally fast (measured)
+    const Tiling g = ghost ? square_tiles(T, T, shared.edge) : square_tiles(OC, C, shared.edge);
+    const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
     blas_serial_once();
 #pragma omp parallel num_threads(s->threads)
     {
@@ -173,10 +163,13 @@ static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real 
         blas_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * parts; i++) {
-            const int64_t b = i / parts, part = i % parts;
+            const int64_t b = i / parts;
             const float *dy = f32_const(dout) + b * T * OC, *x = f32_const(in) + b * T * C;
-            k.parts[b * CLIP_PARTS + part] = ghost ? ghost_part(s, &k, dy, x, T, C, OC, part) : gradient_part(s, &k, dy, x, T, C, OC, part);
-            poll_messages(s);
+            double sum = 0.0;
+            for (int64_t n = i % parts; n < g.tiles; n += CLIP_PARTS) {
+                sum += ghost ? ghost_tile(s, &k, dy, x, C, OC, tile_at(&g, n)) : gradient_tile(s, &k, dy, x, T, C, OC, tile_at(&g, n));
+            }
+            k.parts[b * CLIP_PARTS + i % parts] = sum;
         }
     }
     add_parts(norms, shared.parts, rows, parts);
@@ -264,47 +257,40 @@ static inline double embedding_squares(const float *dout, const uint64_t *order,
 }
 static inline void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C) {
     const ClipSpace k = thread_clip_space(s, rows, T);
-    const int64_t slices = ceil_div(C, CLIP_SLICE), parts = min_i64(CLIP_PARTS, slices);
+    const int64_t slices = ceil_div(C, CLIP_SLICE);
+    assert(slices <= CLIP_PARTS);
 #pragma omp parallel num_threads(s->threads)
     {
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < rows; b++) { sort_tokens(k.order + b * T, tokens + b * T, T); }
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < rows * parts; i++) {
-            const int64_t b = i / parts, part = i % parts;
-            double sum = 0.0;
-            for (int64_t slice = part; slice < slices; slice += CLIP_PARTS) {
-                const int64_t c = slice * CLIP_SLICE;
-                sum += embedding_squares(f32_const(dout) + b * T * C + c, k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
-            }
-            k.parts[b * CLIP_PARTS + part] = sum;
+        for (int64_t i = 0; i < rows * slices; i++) {
+            const int64_t b = i / slices, c = i % slices * CLIP_SLICE, at = b * T * C + c;
+            k.parts[b * CLIP_PARTS + i % slices] = embedding_squares(f32_const(dout) + at, k.order + b * T, T, C, min_i64(CLIP_SLICE, C - c));
             poll_messages(s);
         }
     }
-    add_parts(norms, k.parts, rows, parts);
+    add_parts(norms, k.parts, rows, slices);
 }
 
 // Rows of x against rows of dout: a tile of products, each of which meets one of dlogits
-static inline double tied_part(Stream *s, const ClipSpace *k, const float *dout, const int32_t *tokens, const float *dlogits, const float *x, int64_t T,
-                               int64_t C, int64_t Vp, int64_t part) {
-    const int64_t edge = k->edge, across = ceil_div(T, edge), tiles = across * across;
+static inline double tied_tile(Stream *s, const ClipSpace *k, const float *dout, const int32_t *tokens, const float *dlogits, const float *x, int64_t C,
+                               int64_t Vp, Tile t) {
     double sum = 0.0;
-    for (int64_t i = part; i < tiles; i += CLIP_PARTS) {
-        const int64_t row = i / across * edge, col = i % across * edge, m = min_i64(edge, T - row), n = min_i64(edge, T - col);
-        sgemm_tile(s, CblasNoTrans, CblasTrans, m, n, C, x + row * C, C, dout + col * C, C, 0.0f, k->first, edge);
-        for (int64_t r = 0; r < m; r++) {
-            const float *product = k->first + r * edge, *d = dlogits + (row + r) * Vp;
+    sgemm_tile(s, CblasNoTrans, CblasTrans, t.rows, t.cols, C, x + t.row * C, C, dout + t.col * C, C, 0.0f, k->first, k->edge);
+    for (int64_t r = 0; r < t.rows; r++) {
+        const float *product = k->first + r * k->edge, *d = dlogits + (t.row + r) * Vp;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t t = 0; t < n; t++) { sum += (double)product[t] * (double)d[tokens[col + t]]; }
-        }
+        for (int64_t c = 0; c < t.cols; c++) { sum += (double)product[c] * (double)d[tokens[t.col + c]]; }
     }
-    return 2.0 * sum;
+    return sum;
 }
 static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows,
                                          int64_t T, int64_t C, int64_t Vp) {
     if (rows * T == 0) { return; }
     const ClipSpace shared = thread_clip_space(s, rows, T);
-    const int64_t tiles = ceil_div(T, shared.edge), parts = min_i64(CLIP_PARTS, tiles * tiles);
+    const Tiling g = square_tiles(T, T, shared.edge);
+    const int64_t parts = min_i64(CLIP_PARTS, g.tiles);
     blas_serial_once();
 #pragma omp parallel num_threads(s->threads)
     {
@@ -312,9 +298,11 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
         blas_serial_here();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < rows * parts; i++) {
-            const int64_t b = i / parts, n = b * T;
-            k.parts[b * CLIP_PARTS + i % parts] =
-                tied_part(s, &k, f32_const(dout) + n * C, tokens + n, f32_const(dlogits) + n * Vp, f32_const(x) + n * C, T, C, Vp, i % parts);
+            const int64_t b = i / parts, at = b * T;
+            const float *dy = f32_const(dout) + at * C, *x_b = f32_const(x) + at * C, *d = f32_const(dlogits) + at * Vp;
+            double sum = 0.0;
+            for (int64_t n = i % parts; n < g.tiles; n += CLIP_PARTS) { sum += tied_tile(s, &k, dy, tokens + at, d, x_b, C, Vp, tile_at(&g, n)); }
+            k.parts[b * CLIP_PARTS + i % parts] = 2.0 * sum;
         }
     }
     add_parts(norms, shared.parts, rows, parts);

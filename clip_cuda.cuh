@@ -6,8 +6,8 @@
 //            products in registers, multiplies and adds: nothing of size T x T is stored, and a pair of tiles is looked at once. Where the
 //            gradient itself has fewer products, tiles of it are made and squared in the same way.
 // Tiles      bf16 in rows of a multiple of 8: 128 x 128 on tensor cores, which two stages of asynchronous copies feed. A warp has 64 x 32
-//            of both products: 21 flop for each byte from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh).
-//            Everything else: 64 x 64 by plain arithmetic.
+//            of both products: 21 flop for each byte from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh); 182 registers
+//            of sm_90, none spilled, so one block an SM. Everything else: 64 x 64 by plain arithmetic.
 // Workspace  [partial sums, fp64 | order of tokens]
 #ifndef CLIP_CUDA_CUH
 #define CLIP_CUDA_CUH
@@ -108,12 +108,8 @@ template <class R> struct Rows {
     const R *p;
     int rows, depth;
 };
-template <class R> __device__ Rows<R> of_sample(Rows<R> a) {
-    a.p += (int64_t)blockIdx.y * a.rows * a.depth;
-    return a;
-}
-template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a, int row, int k) {
-    return a.p + (ACROSS ? (int64_t)k * a.rows + row : (int64_t)row * a.depth + k);
+template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a, int row, int k) { // of this block's sample
+    return a.p + (int64_t)blockIdx.y * a.rows * a.depth + (ACROSS ? (int64_t)k * a.rows + row : (int64_t)row * a.depth + k);
 }
 
 // Both kinds of tile. multiply: product = rows a0 ... of a times rows b0 ... of b: of the tile, those EACH elements that are this thread's.
@@ -197,8 +193,8 @@ template <class Tile, class R> __global__ void __launch_bounds__(THREADS) ghost_
     int i = 0, j = (int)blockIdx.x; // the pairs (0,0) (1,0) (1,1) (2,0) ...
     for (; j > i; i++) { j -= i + 1; }
     float p[Tile::EACH], q[Tile::EACH];
-    Tile().multiply(p, of_sample(in), i * Tile::EDGE, of_sample(in), j * Tile::EDGE);
-    Tile().multiply(q, of_sample(dout), i * Tile::EDGE, of_sample(dout), j * Tile::EDGE);
+    Tile().multiply(p, in, i * Tile::EDGE, in, j * Tile::EDGE);
+    Tile().multiply(q, dout, i * Tile::EDGE, dout, j * Tile::EDGE);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)q[e]; }
     add_to_norm(norms, parts, i == j ? sum : 2.0 * sum);
@@ -206,7 +202,7 @@ template <class Tile, class R> __global__ void __launch_bounds__(THREADS) ghost_
 template <class Tile, class R> __global__ void __launch_bounds__(THREADS) gradient_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
     const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across, j = (int)blockIdx.x % across;
     float p[Tile::EACH];
-    Tile().multiply(p, of_sample(dout), i * Tile::EDGE, of_sample(in), j * Tile::EDGE);
+    Tile().multiply(p, dout, i * Tile::EDGE, in, j * Tile::EDGE);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)p[e]; }
     add_to_norm(norms, parts, sum);
@@ -218,7 +214,7 @@ __global__ void __launch_bounds__(THREADS)
     const int T = x.rows, across = (T + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
     dlogits += (int64_t)blockIdx.y * T * Vp, tokens += (int64_t)blockIdx.y * T;
     float p[Tile::EACH];
-    Tile().multiply(p, of_sample(x), i, of_sample(dout), j);
+    Tile().multiply(p, x, i, dout, j);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) {
         const int s = i + Tile().row(e), t = j + Tile().column(e);

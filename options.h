@@ -217,6 +217,11 @@ static inline Cluster cluster_parse(const char *text) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Printing values: the startup table, the log header and --help all come through here.
+static inline void option_choice_text(const OptionSpec *spec, int64_t index, char *out, size_t bytes) {
+    const char *choice = spec->choices;
+    for (; index > 0; index--) { choice = strchr(choice, '|') + 1; }
+    snprintf(out, bytes, "%.*s", (int)strcspn(choice, "|"), choice);
+}
 static inline void option_value_text(const Options *options, const OptionSpec *spec, char *out, size_t bytes) {
     const void *slot = option_slot(options, spec);
     if (spec->kind == OPTION_TEXT) {
@@ -236,9 +241,7 @@ static inline void option_value_text(const Options *options, const OptionSpec *s
         snprintf(out, bytes, "%" PRId64, value);
         return;
     }
-    const char *choice = spec->choices;
-    for (; value > 0; value--) { choice = strchr(choice, '|') + 1; }
-    snprintf(out, bytes, "%.*s", (int)strcspn(choice, "|"), choice);
+    option_choice_text(spec, value, out, bytes);
 }
 
 static inline void options_print_help(FILE *to) {

@@ -2,15 +2,18 @@
 //
 // Promise  whoever sees the checkpoints and what is printed cannot tell whether one window (--dp-unit document: one document) was in the
 //          training data, but for epsilon and delta. Each step takes each of W windows with probability q = S / W, S being the samples that
-//          --batch-tokens stands for; clips its gradient to R, adds noise of sigma R, and divides by S, whatever number was drawn.
+//          --batch-tokens stands for; clips their gradients to R, adds noise of sigma R, and divides by S, whatever number was drawn.
 // Noise    --dp-noise, or found for --dp-epsilon and the run's steps. A step that would exceed --dp-epsilon is not taken.
 // Cap      a step takes `most` samples at most: 6.5 standard deviations or more above S, so seldom met that what it could add to delta (which
-//          others are cut tells whether a sample was there) is below CAP_SHARE of it over 10^9 steps. This share is taken off beforehand.
+//          others are cut tells whether a sample was there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand.
 // History  one line of each checkpoint's manifest: the settings under which its steps were taken. A run that resumes has the same, or does
 //          not begin: no step leaves the account, and none is counted by another's rule.
 // Key      of noise and samples: 32 bytes of the operating system, in OUT/dp_key, which only its owner may read. Steps that were lost
 //          after a checkpoint are taken again with the same key: they draw the same samples and noise, give what they gave, and count
 //          once. So resuming without the key is refused. It is never printed; checkpoints hold a fingerprint.
+// Replay   the same noise around another gradient would tell the difference of both. OUT/dp_steps says how many steps have drawn noise, and
+//          by a fingerprint under which flags. Where some lie after the checkpoint, a run with other flags does not begin. Two runs that go
+//          on from copies of one OUT cannot know of each other: do not do that.
 #ifndef PRIVACY_H
 #define PRIVACY_H
 
@@ -19,252 +22,421 @@
 #include "noise.h"      // keys
 #include "options.h"    // --dp-...
 
-#include <fcntl.h> // open
+#include <fcntl.h>    // open
+#include <sys/stat.h> // mode of the key file
 
 typedef struct {
     bool on;                                           // else nothing below counts
     bool rdp, shown;                                   // --dp-accountant, --dp-show-private
-    int64_t windows, samples;                          // of the training data (W); of a step, on average (S)
+    int64_t windows, samples;                          // of the training data (W; 0: not known, nothing is trained); of a step, on average (S)
     int64_t most;                                      // samples of a step at most
     double sigma, delta, clip, target;                 // noise in thresholds; delta; threshold R; --dp-epsilon, 0: there is none
     int64_t style, function, unit, document, relation; // as options have them; document: windows of one
-    int64_t steps, allowed;                            // of the run; until the target is reached
+    int64_t steps, allowed;                            // of the run; of these, until the target is reached
     uint32_t key[8];
-    uint64_t fingerprint; // of the key
-    int64_t told_steps;   // the last answer
+    uint64_t fingerprint, path; // of the key; of the flags
+    int ledger;                 // OUT/dp_steps of rank 0, or -1
+    int64_t taken;              // steps that have drawn noise, once or again
+    int64_t told_steps;         // the last answer
     PrivacyLoss told;
 } Privacy;
 
-enum { PRIVACY_HISTORY_MAX = 600 };
-static const double CAP_SHARE = 1e-5, CAP_STEPS = 1e9, CAP_DEVIATIONS = 6.5;
+enum { PRIVACY_HISTORY_MAX = 600, PRIVACY_JSON_MAX = 1200 };
+static const double CAP_SHARE = 1e-5;
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The plan
+// Epsilon
 
-// Samples of a step at most. windows 0: not known yet, an upper bound for memory. A binomial number of mean S is c or more with probability
-// exp(-S h(c / S - 1)) at most, h(u) = (1 + u) ln(1 + u) - u (Chernoff).
-static inline int64_t privacy_most_samples(int64_t samples, int64_t windows, double delta) {
-    double S = (double)samples, wanted = log(CAP_SHARE * (delta > 0 ? delta : 1e-12) / CAP_STEPS), c = S + CAP_DEVIATIONS * sqrt(S);
-    for (double u = c / S - 1; S * ((1 + u) * log1p(u) - u) < -wanted; u = c / S - 1) { c += 1 + S / 1000; }
-    int64_t most = (int64_t)ceil(c);
-    return windows ? min_i64(windows, most) : most;
+// Of steps that take `samples` on average. Poisson's tail by Chernoff, which is above that of any number of windows.
+static inline int64_t privacy_most_samples(int64_t samples, int64_t windows, int64_t document, double delta) {
+    double mean = (double)samples, seldom = log(CAP_SHARE * delta / MOST_STEPS);
+    int64_t others = samples + (int64_t)ceil(6.5 * sqrt(mean));
+    while ((double)others - mean - (double)others * log((double)others / mean) > seldom) { others++; }
+    return windows ? min_i64(others + document, windows) : others + document;
 }
 
 static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
-    PrivacySetting s;
-    memset(&s, 0, sizeof s);
-    s.q = (double)p->samples / (double)p->windows, s.sigma = p->sigma, s.delta = p->delta * (1 - CAP_SHARE);
-    s.steps = steps, s.rdp = p->rdp, s.replace_one = p->relation == DP_REPLACE_ONE, s.windows = (int)p->document;
+    PrivacySetting s = {(double)p->samples / (double)p->windows, p->sigma,        p->delta * (1 - CAP_SHARE), steps, p->rdp,
+                        p->relation == DP_REPLACE_ONE,           (int)p->document};
     return s;
 }
-
-// From the flags and the training data (windows 0: they are not there, nothing is promised); finds the noise of a run that does not resume.
-// All ranks call it. Ends the program where no promise can be kept.
-static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, int64_t windows, int64_t samples, int64_t steps, Comm *comm) {
-    Privacy p;
-    memset(&p, 0, sizeof p);
-    p.on = options_private(o, given);
-    if (!p.on) { return p; }
-    if (windows && samples > windows) {
-        die(EXIT_INPUT, "use a smaller --batch-tokens or --seq-len, or more data",
-            "a private step expects %" PRId64 " samples, and the training data have %" PRId64 " windows", samples, windows);
-    }
-    p.rdp = o->dp_accountant == DP_RDP, p.shown = o->dp_show_private;
-    p.windows = windows, p.samples = samples, p.sigma = o->dp_noise, p.clip = o->dp_clip, p.target = o->dp_epsilon;
-    p.delta = o->dp_delta > 0 ? o->dp_delta : windows ? 0.1 / (double)windows : 0;
-    p.style = o->dp_clip_style, p.function = o->dp_clip_function, p.unit = o->dp_unit, p.relation = o->dp_neighbours;
-    p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
-    p.steps = p.allowed = steps, p.most = privacy_most_samples(samples, windows, p.delta);
-    if (!windows || given->at[OPTION_INDEX_dp_noise] || o->resume) { return p; }
-    PrivacySetting setting = privacy_setting(&p, max_i64(steps, 1));
-    if (comm->rank == 0) { p.sigma = account_sigma(&setting, p.target); }
-    comm_broadcast(comm, &p.sigma, sizeof p.sigma, 0);
-    if (isinf(p.sigma)) {
-        die(EXIT_INPUT, "ask for more, sample less of the data in a step, or take fewer steps", "no noise keeps --dp-epsilon %g over %" PRId64 " steps",
-            p.target, steps);
-    }
-    return p;
-}
-
 // What so many steps give away: `high` is claimed. Rank 0 alone calls it; a number of steps is accounted once.
 static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     PrivacyLoss nothing = {0, 0}, all = {INFINITY, INFINITY};
     if (steps == 0) { return nothing; }
-    if (p->sigma < LEAST_SIGMA || !p->windows) { return all; }
-    PrivacySetting setting = privacy_setting(p, steps);
-    if (steps != p->told_steps) { p->told = account_epsilon(&setting, (double)NAN), p->told_steps = steps; }
+    if (p->sigma < LEAST_SIGMA) { return all; } // no epsilon worth a number
+    if (steps != p->told_steps) {
+        PrivacySetting s = privacy_setting(p, steps);
+        p->told = account_epsilon(&s, NAN), p->told_steps = steps;
+    }
     return p->told;
 }
 // Steps of the whole run that may be taken: at most `steps`, fewer where the target comes first.
 static inline int64_t privacy_allowed_steps(const Privacy *p) { return p->on ? p->allowed : INT64_MAX; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The history
-
-static const char *const privacy_styles[] = {"flat", "unit", "stage"}, *const privacy_functions[] = {"abadi", "automatic"};
-static const char *const privacy_units[] = {"sequence", "document"}, *const privacy_relations[] = {"add-remove", "replace-one"};
-
-// What goes into the manifest of a checkpoint after so many steps: "none" for a run that is not private.
-static inline void privacy_history(const Privacy *p, int64_t steps, char text[PRIVACY_HISTORY_MAX]) {
-    snprintf(text, PRIVACY_HISTORY_MAX, "none");
-    if (!p->on) { return; }
-    snprintf(text, PRIVACY_HISTORY_MAX,
-             "steps %" PRId64 " samples %" PRId64 " windows %" PRId64 " sigma %a delta %a clip %a style %s function %s unit %s document %" PRId64
-             " neighbours %s key %016" PRIx64,
-             steps, p->samples, p->windows, p->sigma, p->delta, p->clip, privacy_styles[p->style], privacy_functions[p->function], privacy_units[p->unit],
-             p->document, privacy_relations[p->relation], p->fingerprint);
-}
-// The word that follows a name in a history, "" where there is none.
-static inline void privacy_history_word(const char *history, const char *name, char word[64]) {
-    size_t length = strlen(name);
-    *word = 0;
-    for (const char *at = history; at; at = strchr(at, ' ') ? strchr(at, ' ') + 1 : NULL) {
-        if (!strncmp(at, name, length) && at[length] == ' ') {
-            snprintf(word, 64, "%.*s", (int)strcspn(at + length + 1, " "), at + length + 1);
-            return;
-        }
+static inline void privacy_find_noise(Privacy *p, Comm *comm) {
+    PrivacySetting s = privacy_setting(p, max_i64(p->steps, 1));
+    if (comm->rank == 0) { p->sigma = account_sigma(&s, p->target); }
+    comm_broadcast(comm, &p->sigma, sizeof p->sigma, 0);
+    if (isinf(p->sigma)) {
+        die(EXIT_INPUT, "ask for more --dp-epsilon, or take fewer --steps or a smaller --batch-tokens", "no noise keeps --dp-epsilon %g over %" PRId64 " steps",
+            p->target, p->steps);
     }
 }
-// Compares what two histories say of each setting; ends the program where they differ.
-static inline void privacy_compare(const char *before, const char *now) {
-    static const char *const names[][2] = {{"samples", "--batch-tokens"},
-                                           {"windows", "--train and --seq-len"},
-                                           {"sigma", "--dp-noise"},
-                                           {"delta", "--dp-delta"},
-                                           {"clip", "--dp-clip"},
-                                           {"style", "--dp-clip-style"},
-                                           {"function", "--dp-clip-function"},
-                                           {"unit", "--dp-unit"},
-                                           {"document", "--dp-windows-per-document"},
-                                           {"neighbours", "--dp-neighbours"},
-                                           {"key", "--dp-key, or the file dp_key in --out"},
-                                           {"steps", "the checkpoint"}};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char old_word[64], new_word[64], hint[160];
-        privacy_history_word(before, names[i][0], old_word), privacy_history_word(now, names[i][0], new_word);
-        bool number = !strcmp(names[i][0], "sigma") || !strcmp(names[i][0], "delta") || !strcmp(names[i][0], "clip");
-        if (!strcmp(old_word, new_word)) { continue; }
-        snprintf(hint, sizeof hint, "what was spent is accounted for one setting: give %s as before", names[i][1]);
-        if (number) { // written in hexadecimal, to be exact
-            snprintf(old_word, sizeof old_word, "%.10g", strtod(old_word, NULL)), snprintf(new_word, sizeof new_word, "%.10g", strtod(new_word, NULL));
-        }
-        die(EXIT_INPUT, hint, "this private run has %s %s, its checkpoint %s", names[i][0], new_word, *old_word ? old_word : "does not say");
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The key. Rank 0 has the file.
-
-static inline void privacy_key_read(Privacy *p, const char *path) {
-    char hex[66] = "";
-    FILE *f = fopen(path, "r");
-    bool good = f && fgets(hex, sizeof hex, f);
-    if (f) { fclose(f); }
-    hex[strcspn(hex, "\n")] = 0;
-    good = good && noise_key_from_hex(p->key, hex);
-    noise_wipe(hex, sizeof hex);
-    if (!good) {
-        die(EXIT_INPUT, "restore the file: with another key the steps after the checkpoint would be drawn anew, and count twice",
-            "cannot read the private run's key from %s: %s", path, f ? "it is no key of 64 hexadecimal digits" : strerror(errno));
-    }
-}
-static inline void privacy_key_write(const Privacy *p, const char *out, const char *path) {
-    char hex[66], temporary[1110];
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    unlink(temporary);
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    noise_key_to_hex(hex, p->key);
-    hex[64] = '\n';
-    bool good = fd >= 0 && write(fd, hex, 65) == 65 && !fsync(fd);
-    if (fd >= 0) { close(fd); }
-    noise_wipe(hex, sizeof hex);
-    if (!good || rename(temporary, path)) {
-        die(EXIT_RESOURCES, "--out must be writable", "cannot write the private run's key into %s: %s", out, strerror(errno));
-    }
-}
-static inline void privacy_take_key(Privacy *p, const Options *o, bool resumes, Comm *comm) {
-    char path[1100];
-    snprintf(path, sizeof path, "%s/dp_key", o->out);
-    if (comm->rank == 0 && *o->dp_key) {
-        fprintf(stderr, "warning: --dp-key is for tests: who can read the command line knows the noise\n");
-        noise_key_from_hex(p->key, o->dp_key);
-    } else if (comm->rank == 0 && resumes) {
-        privacy_key_read(p, path);
-    } else if (comm->rank == 0) {
-        noise_key_make(p->key);
-        if (*o->out) { privacy_key_write(p, o->out, path); }
-    }
-    comm_broadcast(comm, p->key, sizeof p->key, 0);
-    p->fingerprint = noise_fingerprint(p->key);
-}
-
-// When the weights are there: compares with the history of the checkpoint (`history` as it holds it, "" where there is no checkpoint) whose
-// step this is, takes the key, counts the steps that are allowed. All ranks call it, of private runs and of others.
-static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGiven *given, const char *history, int64_t step, Comm *comm) {
-    bool resumes = *history != 0, was_private = resumes && strcmp(history, "none") != 0;
-    if (resumes && was_private != p->on) {
-        die(EXIT_INPUT, "an --export of the weights can go on otherwise, as --model", "the checkpoint is of a run that is %s, and this one is %s",
-            was_private ? "private" : "not private", p->on ? "private" : "not");
-    }
-    if (!p->on) { return; }
-    if (comm->rank == 0 && given->at[OPTION_INDEX_dp_noise] && o->dp_noise < LEAST_SIGMA) {
-        fprintf(stderr, "warning: --dp-noise %g: nothing is private\n", o->dp_noise);
-    }
-    privacy_take_key(p, o, was_private, comm);
-    if (was_private) {
-        char word[64], now[PRIVACY_HISTORY_MAX];
-        privacy_history_word(history, "sigma", word);
-        if (!given->at[OPTION_INDEX_dp_noise]) { p->sigma = strtod(word, NULL); }
-        privacy_history(p, step, now);
-        privacy_compare(history, now);
-    }
-    if (comm->rank == 0 && p->target > 0 && privacy_epsilon(p, p->steps).high > p->target) {
-        PrivacySetting setting = privacy_setting(p, 0);
-        p->allowed = p->sigma < LEAST_SIGMA ? 0 : min_i64(p->steps, account_steps(&setting, p->target));
+static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
+    p->allowed = p->steps;
+    if (p->target == 0 || p->steps == 0) { return; }
+    PrivacySetting s = privacy_setting(p, p->steps);
+    if (p->sigma < LEAST_SIGMA) {
+        p->allowed = 0;
+    } else if (comm->rank == 0 && account_epsilon(&s, p->target).high > p->target) {
+        p->allowed = account_search(s, p->target, false, 0, p->steps);
     }
     comm_broadcast(comm, &p->allowed, sizeof p->allowed, 0);
 }
-// Forgets the key.
-static inline void privacy_end(Privacy *p) { noise_wipe(p->key, sizeof p->key); }
+
+// From the flags and the training data (windows 0: none was opened). A run that does not resume gets its noise here. All ranks call it. Ends
+// the program where no promise can be kept.
+static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, int64_t windows, int64_t samples, int64_t steps, Comm *comm) {
+    Privacy p;
+    memset(&p, 0, sizeof p);
+    p.ledger = -1, p.on = options_private(o, given), p.steps = p.allowed = steps;
+    if (!p.on) { return p; }
+    p.rdp = o->dp_accountant == DP_RDP, p.shown = o->dp_show_private != 0;
+    p.windows = windows, p.samples = samples;
+    p.sigma = o->dp_noise, p.clip = o->dp_clip, p.target = o->dp_epsilon;
+    p.delta = o->dp_delta > 0 ? o->dp_delta : 0.1 / (double)max_i64(windows, 1);
+    p.style = o->dp_clip_style, p.function = o->dp_clip_function, p.unit = o->dp_unit, p.relation = o->dp_neighbours;
+    p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
+    p.most = privacy_most_samples(samples, windows, p.document, windows || o->dp_delta > 0 ? p.delta : 1e-12);
+    if (windows == 0 && steps == 0) { return p; }
+    if (samples > windows) {
+        die(EXIT_INPUT, "choose a smaller --batch-tokens, or more training data",
+            "a private step takes each window with probability samples / windows, at most 1: --batch-tokens stands for %" PRId64
+            " samples, --train has %" PRId64 " windows",
+            samples, windows);
+    }
+    if ((double)steps > MOST_STEPS) { die(EXIT_INPUT, "choose fewer --steps", "%" PRId64 " private steps: %g are accounted at most", steps, MOST_STEPS); }
+    if (o->resume) { return p; }
+    if (!given->at[OPTION_INDEX_dp_noise]) { privacy_find_noise(&p, comm); }
+    privacy_find_allowed(&p, comm);
+    if (p.allowed == 0 && steps) { die(EXIT_INPUT, "ask for more of either", "not one step with --dp-noise %g keeps --dp-epsilon %g", p.sigma, p.target); }
+    return p;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What rank 0 says of it
+// History: "name=value" for each setting, and steps=; or "none"
 
-static inline void privacy_print_unit(FILE *to, const Privacy *p) {
-    if (p->unit == DP_SEQUENCE) {
-        fprintf(to, "one window of the training data");
-    } else {
-        fprintf(to, "one document, of %" PRId64 " windows at most", p->document);
+enum { PRIVACY_SETTINGS = 11 };
+typedef struct {
+    const char *name, *flag;
+    char value[40];
+} PrivacyText;
+static inline void privacy_text(PrivacyText *t, const char *name, const char *flag, double value) { // the shortest text that is this value
+    t->name = name, t->flag = flag;
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(t->value, sizeof t->value, "%.*g", digits, value);
+        if (strtod(t->value, NULL) == value) { return; }
     }
-    fprintf(to, p->relation == DP_REPLACE_ONE ? ", another in its place" : ", there or not");
 }
-static inline void privacy_print_epsilon(FILE *to, Privacy *p, int64_t steps) {
-    double epsilon = privacy_epsilon(p, steps).high;
-    if (isfinite(epsilon)) {
-        fprintf(to, "epsilon %.4f at delta %g", epsilon, p->delta);
+static inline void privacy_pick(PrivacyText *t, const char *name, int index, int64_t value) {
+    const OptionSpec *spec = &option_specs[index];
+    t->name = name, t->flag = spec->name;
+    option_choice_text(spec, value, t->value, sizeof t->value);
+}
+static inline void privacy_settings(const Privacy *p, PrivacyText t[PRIVACY_SETTINGS]) {
+    privacy_text(&t[0], "windows", "train", (double)p->windows);
+    privacy_text(&t[1], "samples", "batch-tokens", (double)p->samples);
+    privacy_text(&t[2], "sigma", "dp-noise", p->sigma);
+    privacy_text(&t[3], "delta", "dp-delta", p->delta);
+    privacy_text(&t[4], "clip", "dp-clip", p->clip);
+    privacy_pick(&t[5], "style", OPTION_INDEX_dp_clip_style, p->style);
+    privacy_pick(&t[6], "function", OPTION_INDEX_dp_clip_function, p->function);
+    privacy_pick(&t[7], "unit", OPTION_INDEX_dp_unit, p->unit);
+    privacy_text(&t[8], "windows_per_document", "dp-windows-per-document", (double)p->document);
+    privacy_pick(&t[9], "neighbours", OPTION_INDEX_dp_neighbours, p->relation);
+    t[10].name = "key", t[10].flag = "dp-key";
+    snprintf(t[10].value, sizeof t[10].value, "%016" PRIx64, p->fingerprint);
+}
+// What goes into the manifest of a checkpoint after so many steps.
+static inline void privacy_history(const Privacy *p, int64_t steps, char text[PRIVACY_HISTORY_MAX]) {
+    PrivacyText t[PRIVACY_SETTINGS];
+    size_t n = 0;
+    snprintf(text, PRIVACY_HISTORY_MAX, "none");
+    if (!p->on) { return; }
+    privacy_settings(p, t);
+    for (int i = 0; i < PRIVACY_SETTINGS; i++) { n += (size_t)snprintf(text + n, PRIVACY_HISTORY_MAX - n, "%s=%s ", t[i].name, t[i].value); }
+    snprintf(text + n, PRIVACY_HISTORY_MAX - n, "steps=%" PRId64, steps);
+}
+// The value of a name, "" where it is not there or too long to be one.
+static inline void history_value(const char *history, const char *name, char *value, size_t bytes) {
+    size_t length = strlen(name);
+    value[0] = 0;
+    for (const char *word = history; *word; word += strcspn(word, " "), word += strspn(word, " ")) {
+        size_t n = strcspn(word, " ");
+        if (n <= length || strncmp(word, name, length) || word[length] != '=' || n - length - 1 >= bytes) { continue; }
+        snprintf(value, bytes, "%.*s", (int)(n - length - 1), word + length + 1);
+    }
+}
+
+// Ends the program where the checkpoint's steps were taken under other settings than the next ones would be.
+static inline void privacy_compare(const Privacy *p, const char *history, int64_t step) {
+    const char *hint = "one account holds for one setting: give what the checkpoint has, or begin anew in another --out without --resume";
+    PrivacyText t[PRIVACY_SETTINGS];
+    char value[40], steps[40];
+    privacy_settings(p, t);
+    for (int i = 0; i < PRIVACY_SETTINGS; i++) {
+        history_value(history, t[i].name, value, sizeof value);
+        if (strcmp(value, t[i].value)) {
+            die(EXIT_INPUT, hint, "--%s with --resume: the checkpoint's private steps were taken with %s %s, and this run would take %s", t[i].flag, t[i].name,
+                *value ? value : "(not told)", t[i].value);
+        }
+    }
+    history_value(history, "steps", value, sizeof value);
+    snprintf(steps, sizeof steps, "%" PRId64, step);
+    if (strcmp(value, steps)) { die(EXIT_INPUT, "the manifest was changed", "the checkpoint of step %s has a privacy history of %s steps", steps, value); }
+}
+// A private run goes on only from a private one, whose noise it keeps where it is not told another.
+static inline void privacy_adopt(Privacy *p, const OptionsGiven *given, const char *history, int64_t step) {
+    const char *hint = "begin anew in another --out without --resume";
+    bool private_before = strcmp(history, "none") != 0;
+    if (p->steps > step && private_before && !p->on) {
+        die(EXIT_INPUT, "give the --dp-... flags again, or --model of an exported file to begin another run from it",
+            "the checkpoint is of a private run: steps without privacy would undo what it promised");
+    }
+    if (p->steps > step && !private_before && p->on) {
+        die(EXIT_INPUT, hint, "the checkpoint is of a run without privacy: what it has seen of the data cannot be hidden any more");
+    }
+    if (!p->on || !private_before || given->at[OPTION_INDEX_dp_noise]) { return; }
+    char value[40], *end = value;
+    history_value(history, "sigma", value, sizeof value);
+    p->sigma = strtod(value, &end);
+    if (end == value || *end || !(p->sigma >= LEAST_SIGMA && p->sigma <= MOST_SIGMA)) {
+        die(EXIT_INPUT, hint, "--dp-epsilon needs noise, and the checkpoint's steps were taken with sigma %s", *value ? value : "(not told)");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files of rank 0
+
+// Writes a file that only its owner may read, all of it or nothing.
+static inline void privacy_write(const char *out, const char *name, const char *text) {
+    char path[1100], temporary[1110];
+    snprintf(path, sizeof path, "%s/%s", out, name);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    unlink(temporary);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600), folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    size_t length = strlen(text);
+    bool written = fd >= 0 && write(fd, text, length) == (ssize_t)length && !fsync(fd) && !close(fd) && !rename(temporary, path);
+    if (!written) { die(EXIT_RESOURCES, "without it the run could not be resumed", "cannot write %s: %s", path, strerror(errno)); }
+    if (folder >= 0) { fsync(folder), close(folder); } // makes the name durable; best effort
+}
+// At most bytes - 1 of it; false where there is no such file.
+static inline bool privacy_read(const char *out, const char *name, char *text, size_t bytes) {
+    char path[1100];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/%s", out, name);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    ssize_t n = fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode) ? read(fd, text, bytes - 1) : -1;
+    if (fd >= 0) { close(fd); }
+    text[n > 0 ? n : 0] = 0;
+    if (n >= 0 && (info.st_mode & 077)) { fprintf(stderr, "warning: %s can be read by others: chmod 600 it\n", path); }
+    return n >= 0;
+}
+
+// The key: --dp-key, or that of OUT, or a new one.
+static inline void privacy_take_key(Privacy *p, const Options *o) {
+    char text[80] = "";
+    if (*o->dp_key) {
+        fprintf(stderr, "warning: --dp-key is for tests: nothing is private from those who know the key\n");
+        snprintf(text, sizeof text, "%s", o->dp_key);
+    } else if (o->resume) {
+        if (!privacy_read(o->out, "dp_key", text, sizeof text)) {
+            die(EXIT_INPUT, "put the run's dp_key back there; without it, begin anew in another --out without --resume",
+                "%s/dp_key cannot be read: with another key, steps that were lost after the checkpoint would be drawn anew and count twice", o->out);
+        }
+        text[strcspn(text, "\n")] = 0;
     } else {
-        fprintf(to, "no epsilon: nothing is private");
+        noise_key_make(p->key), noise_key_to_hex(text, p->key);
+    }
+    if (!noise_key_from_hex(p->key, text)) {
+        die(EXIT_INPUT, "put the run's dp_key back there", "%s/dp_key is no key: expected 64 hexadecimal digits", o->out);
+    }
+    noise_wipe(text, sizeof text);
+}
+static inline void privacy_keep_key(const Privacy *p, const Options *o) {
+    char text[66];
+    noise_key_to_hex(text, p->key);
+    text[64] = '\n', text[65] = 0;
+    privacy_write(o->out, "dp_key", text);
+    noise_wipe(text, sizeof text);
+}
+
+// Tells apart flags under which the same step computes something else. Those of the history are not here, nor who computes what: that changes
+// rounding only, which the grid of noise_add() hides but for one element in thousands.
+static inline uint64_t privacy_path(const Options *o) {
+    static const char *const alike[] = {"val", "tokenizer", "micro-batch", "recompute", "reduce-dtype", "zero"};
+    bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1; // the rate then depends on the last step's number
+    Checksum sum = checksum_begin();
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        bool other = !strcmp(spec->group, "privacy") || !strcmp(spec->group, "cluster");
+        if (!strcmp(spec->group, "run")) { other = strcmp(spec->name, "seed") && !(steps_matter && !strcmp(spec->name, "steps")); }
+        for (size_t j = 0; j < sizeof alike / sizeof alike[0]; j++) { other |= !strcmp(spec->name, alike[j]); }
+        char value[1100];
+        option_value_text(o, spec, value, sizeof value);
+        if (!other) { checksum_add(&sum, value, strlen(value) + 1); }
+    }
+    return checksum_end(&sum);
+}
+static inline int ledger_text(const Privacy *p, char *text, size_t bytes) {
+    return snprintf(text, bytes, "%020" PRId64 " %016" PRIx64 "\n", p->taken, p->path);
+}
+// Before a step, counted from 0, draws noise. No fsync: what a machine without power loses was not seen by anybody but in checkpoints.
+static inline void privacy_note(Privacy *p, int64_t step) {
+    char text[64];
+    p->taken = max_i64(p->taken, step + 1);
+    int n = ledger_text(p, text, sizeof text);
+    if (p->ledger >= 0 && pwrite(p->ledger, text, (size_t)n, 0) != n) {
+        die(EXIT_RESOURCES, "a step that draws noise must be noted before", "cannot write dp_steps into --out: %s", strerror(errno));
+    }
+}
+static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step) {
+    char text[64] = "", path[1100];
+    uint64_t before = 0;
+    p->path = privacy_path(o);
+    bool known = o->resume && privacy_read(o->out, "dp_steps", text, sizeof text) && sscanf(text, "%20" SCNd64 " %16" SCNx64, &p->taken, &before) == 2;
+    if (known && p->taken > step && before != p->path) {
+        die(EXIT_INPUT, "give the flags of the run that was stopped; once there is a checkpoint of its last step, they may change",
+            "steps %" PRId64 " to %" PRId64 " have drawn noise after this checkpoint, under other flags: the same noise around other gradients would show them",
+            step + 1, p->taken);
+    }
+    p->taken = max_i64(p->taken, step);
+    ledger_text(p, text, sizeof text);
+    privacy_write(o->out, "dp_steps", text);
+    snprintf(path, sizeof path, "%s/dp_steps", o->out);
+    p->ledger = open(path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (p->ledger < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write %s: %s", path, strerror(errno)); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Begin and end
+
+static inline void privacy_warn(const Privacy *p, const Options *o, int64_t step) {
+    if (p->allowed <= step && p->steps > step) { fprintf(stderr, "warning: no step is left that keeps --dp-epsilon %g\n", p->target); }
+    if (p->sigma < LEAST_SIGMA) { fprintf(stderr, "warning: --dp-noise %g hides nothing: this run is not private\n", p->sigma); }
+    if (p->shown) { fprintf(stderr, "warning: --dp-show-private: epsilon does not hold for who sees the losses, norms and samples of steps\n"); }
+    if (o->val_every && !strcmp(o->train, o->val)) { fprintf(stderr, "warning: --val is the training data: no epsilon counts what its loss tells\n"); }
+}
+// When the weights are there: compares with the history of the checkpoint of this step ("": the run begins anew), takes the key, counts the
+// steps that are allowed. All ranks call it, of private runs and of others.
+static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGiven *given, const char *history, int64_t step, Comm *comm) {
+    bool resumes = *history != 0;
+    if (resumes) { privacy_adopt(p, given, history, step); }
+    if (!p->on || p->windows == 0) { return; }
+    if (comm->rank == 0) { privacy_take_key(p, o); }
+    comm_broadcast(comm, p->key, sizeof p->key, 0);
+    p->fingerprint = noise_fingerprint(p->key);
+    if (resumes) { privacy_compare(p, history, step), privacy_find_allowed(p, comm); }
+    p->allowed = max_i64(p->allowed, step); // what was taken was taken
+    if (comm->rank) { return; }
+    if (*o->out && (!resumes || *o->dp_key)) { privacy_keep_key(p, o); }
+    if (*o->out) { privacy_open_ledger(p, o, step); }
+    privacy_warn(p, o, step);
+}
+// Forgets the key.
+static inline void privacy_end(Privacy *p, const Options *o) {
+    if (!p->on) { return; }
+    noise_wipe(p->key, sizeof p->key), noise_wipe((char *)(uintptr_t)o->dp_key, strlen(o->dp_key));
+    if (p->ledger >= 0) { close(p->ledger); }
+    p->ledger = -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What is told: by rank 0
+
+// Rounded up, to be claimed.
+static inline double privacy_up(double x, double unit) { return ceil(x / unit) * unit; }
+static inline double privacy_delta_up(const Privacy *p) { return privacy_up(p->delta, pow(10, floor(log10(p->delta)) - 2)); } // three digits
+static inline void privacy_protected(const Privacy *p, char *text, size_t bytes) {
+    if (p->unit == DP_SEQUENCE) {
+        snprintf(text, bytes, "each window of the training data");
+    } else {
+        snprintf(text, bytes, "each document of the training data (%" PRId64 " window%s of it)", p->document, p->document > 1 ? "s at most" : "");
     }
 }
 static inline void privacy_print_start(FILE *to, Privacy *p) {
-    fprintf(to, "privacy    of "), privacy_print_unit(to, p);
-    fprintf(to, "; each step takes each of %" PRId64 " windows with probability %.4g: %" PRId64 " on average, %" PRId64 " at most\n", p->windows,
-            (double)p->samples / (double)p->windows, p->samples, p->most);
-    fprintf(to, "           gradients clipped to %g (%s, %s), noise of %.4f times that; after %" PRId64 " steps ", p->clip, privacy_styles[p->style],
-            privacy_functions[p->function], p->sigma, p->allowed);
-    privacy_print_epsilon(to, p, p->allowed);
-    fprintf(to, "\n");
-    if (p->allowed < p->steps) { fprintf(to, "           the run stops there: another step would exceed --dp-epsilon %g\n", p->target); }
-    if (p->shown) { fprintf(to, "           losses, norms and samples of private steps are shown: who sees them knows more than epsilon says\n"); }
+    char protected_text[120];
+    PrivacyText t[PRIVACY_SETTINGS];
+    if (!p->on || p->windows == 0) { return; }
+    privacy_settings(p, t);
+    privacy_protected(p, protected_text, sizeof protected_text);
+    if (p->sigma >= LEAST_SIGMA) {
+        fprintf(to, "privacy    epsilon %.4f at delta %.3g after %" PRId64 " steps, for %s (%s), by %s\n",
+                privacy_up(privacy_epsilon(p, p->allowed).high, 1e-4), privacy_delta_up(p), p->allowed, protected_text, t[9].value, p->rdp ? "rdp" : "prv");
+    } else {
+        fprintf(to, "privacy    none: noise of %g hides nothing\n", p->sigma);
+    }
+    fprintf(to, "           sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64 " a step on average, %" PRId64 " at most\n",
+            (double)p->samples / (double)p->windows, p->samples, p->windows, p->most);
+    fprintf(to, "           gradients clipped to %s (%s, %s), noise of %s of that on their sum\n", t[4].value, t[5].value, t[6].value, t[2].value);
+    if (p->allowed < p->steps) {
+        fprintf(to, "           stops after step %" PRId64 " of %" PRId64 ": the next exceeds epsilon %g\n", p->allowed, p->steps, p->target);
+    }
 }
+// At the end: what holds after so many steps, why, and what it leaves out.
 static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) {
-    if (!p->on) { return; }
-    fprintf(to, "privacy of this run: "), privacy_print_epsilon(to, p, steps);
-    fprintf(to, "\n  unit        "), privacy_print_unit(to, p);
-    fprintf(to, "\n  mechanism   %" PRId64 " steps, Poisson sampling with probability %.6g, noise of %.4f clipping thresholds\n", steps,
+    char protected_text[120];
+    if (!p->on || p->windows == 0) { return; }
+    if (p->sigma < LEAST_SIGMA) {
+        fprintf(to, "privacy    none: %" PRId64 " steps with noise of %g, which hides nothing\n", steps, p->sigma);
+        return;
+    }
+    PrivacyLoss loss = privacy_epsilon(p, steps);
+    privacy_protected(p, protected_text, sizeof protected_text);
+    fprintf(to, "privacy    after %" PRId64 " steps: epsilon <= %.4f at delta %.3g, for %s\n", steps, privacy_up(loss.high, 1e-4), privacy_delta_up(p),
+            protected_text);
+    fprintf(to, "           neighbours: data sets that differ by %s (%s)\n", p->relation == DP_ADD_REMOVE ? "one that is there or not" : "another in its place",
+            p->relation == DP_ADD_REMOVE ? "add-remove" : "replace-one");
+    fprintf(to, "           each step took each window with probability %.6g (Poisson) and added noise of %.6g clipping thresholds\n",
             (double)p->samples / (double)p->windows, p->sigma);
-    fprintf(to, "  accountant  %s\n", p->rdp ? "Renyi divergences" : "privacy loss distribution, the upper end of a certified interval");
-    fprintf(to, "  left out    runs that chose hyper-parameters on these data, time and memory as a side channel, validation on private data\n");
+    if (p->rdp) { fprintf(to, "           accounted by rdp, an upper bound\n"); }
+    if (!p->rdp) { fprintf(to, "           accounted by prv: the exact value is between %.6f and %.6f\n", loss.low, privacy_up(loss.high, 1e-6)); }
+    fprintf(to, "           not counted: other runs on this data, such as a search for hyper-parameters; time and memory that others on the machine can\n"
+                "           watch; rounding of sums before noise; validation data, which must not be private; copies of a sample elsewhere in the data\n");
+    if (p->shown) { fprintf(to, "           shown besides (--dp-show-private): losses, norms and samples, for who saw them epsilon does not hold\n"); }
+}
+static inline int privacy_json_number(char *to, size_t bytes, const char *name, double x) {
+    return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x) : snprintf(to, bytes, ",\"%s\":null", name);
+}
+// The same as an object: at start for the steps that are allowed, at the end for those that were taken. "null" for a run that is not private.
+static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSON_MAX]) {
+    snprintf(text, PRIVACY_JSON_MAX, "null");
+    if (!p->on || p->windows == 0) { return; }
+    PrivacyText t[PRIVACY_SETTINGS];
+    PrivacyLoss loss = privacy_epsilon(p, steps);
+    const struct {
+        const char *name;
+        double value;
+    } numbers[] = {{"epsilon", loss.high},
+                   {"low", loss.low},
+                   {"high", loss.high},
+                   {"delta", p->delta},
+                   {"target", p->target > 0 ? p->target : NAN},
+                   {"sampling_rate", (double)p->samples / (double)p->windows},
+                   {"samples", (double)p->samples},
+                   {"most_samples", (double)p->most},
+                   {"windows", (double)p->windows},
+                   {"sigma", p->sigma},
+                   {"clip", p->clip},
+                   {"windows_per_document", (double)p->document}};
+    privacy_settings(p, t);
+    size_t n = (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"steps\":%" PRId64 ",\"sampling\":\"poisson\",\"accountant\":\"%s\"", steps, p->rdp ? "rdp" : "prv");
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        n += (size_t)privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name, numbers[i].value);
+    }
+    snprintf(text + n, PRIVACY_JSON_MAX - n, ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%s\",\"key\":\"%s\"}",
+             t[5].value, t[6].value, t[7].value, t[9].value, t[10].value);
 }
 
 #endif

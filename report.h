@@ -660,12 +660,9 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
 }
 
 static inline void json_add_privacy(Privacy *p, int64_t steps, TextBuffer *line) {
-    if (!p->on) { return; }
-    text_add(line, ",\"privacy\":{\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64, steps, p->samples, p->windows);
-    json_add_field(line, "sigma", p->sigma), json_add_field(line, "clip", p->clip), json_add_field(line, "delta", p->delta);
-    json_add_field(line, "epsilon", privacy_epsilon(p, steps).high);
-    text_add(line, ",\"unit\":\"%s\",\"neighbours\":\"%s\",\"accountant\":\"%s\"}", privacy_units[p->unit], privacy_relations[p->relation],
-             p->rdp ? "rdp" : "prv");
+    char text[PRIVACY_JSON_MAX];
+    privacy_json(p, steps, text);
+    if (p->on) { text_add(line, ",\"privacy\":%s", text); }
 }
 static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, "{\"event\":\"start\",\"parameters\":%" PRId64 ",\"ranks\":%d,\"transport\":\"%s\",\"flags\":", run->model->parameters, run->ranks->n,
@@ -728,7 +725,11 @@ static inline void print_resume_command(int64_t step, int ranks, int argc, char 
             i += i + 1 < argc && (!strcmp(argv[i + 1], "0") || !strcmp(argv[i + 1], "1"));
             continue;
         }
-        if (!strncmp(argv[i], "--resume=", 9)) { continue; }
+        if (!strcmp(argv[i], "--dp-key")) { // OUT has it
+            i++;
+            continue;
+        }
+        if (!strncmp(argv[i], "--resume=", 9) || !strncmp(argv[i], "--dp-key=", 9)) { continue; }
         print_shell_word(argv[i]);
     }
     printf(" --resume 1\n");

@@ -151,7 +151,6 @@ static void setup_batch(Trainer *t) {
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
     if (!o->steps) { return; } // nothing is learnt
-    if (t->train.tokens && !t->train.windows) { die(EXIT_INPUT, "use a smaller --seq-len or more data", "the training data have no whole window to draw"); }
     t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
@@ -356,7 +355,7 @@ static void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
     int64_t targets = t->privacy.on ? 0 : dataset_count_targets(&t->train, t->progress.position, t->samples);
     Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
-    if (t->privacy.on) { draw_samples(t, &pass); }
+    if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, &pass); }
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
     ops_range_begin("step", "", -1);
@@ -578,7 +577,7 @@ static int finish(Trainer *t) {
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
     if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
-    privacy_end(&t->privacy);
+    privacy_end(&t->privacy, &t->options);
     if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }

@@ -150,6 +150,7 @@ static Progress make_progress(int64_t step, int64_t values) {
     p.loss.count = values, p.norm.count = 2 * values;
     for (int i = 0; i < OUTLIER_WINDOW && i < values; i++) { p.loss.values[i] = ldexp(-1.0 / 3.0 - i, 10 * i - 1070); } // denormals too
     for (int i = 0; i < OUTLIER_WINDOW && i < 2 * values; i++) { p.norm.values[i] = 0.1 * i; }
+    snprintf(p.privacy, sizeof p.privacy, "none");
     return p;
 }
 
@@ -357,6 +358,7 @@ typedef struct {
     const char *from, *to;
 } Forgery;
 static const Forgery forgeries[] = {
+    {"\nprivacy none\n", "\nprivacy \n"},
     {"\nstep 4\n", "\nstep -4\n"},
     {"\nstep 4\n", "\nstep four\n"},
     {"\nstep 4\n", "\nstep \n"},
@@ -402,6 +404,35 @@ static void test_forged_manifests_are_refused(void **state) {
         sign_manifest(text);
         if (loads(&s) != (i < 0)) { fail_msg("\"%s\" for \"%s\": expected %s", to, from, i < 0 ? "a checkpoint" : "a refusal"); }
     }
+    free(whole.data);
+    store_free(&s);
+}
+// The history of private steps comes back as it was; what these steps lost is not told. A manifest from before there were any has none.
+static void test_histories(void **state) {
+    (void)state;
+    Store s = make_store(DTYPE_FP32, true);
+    Progress p = make_progress(4, 5), q;
+    char path[1100], text[20000], longest[PRIVACY_HISTORY_MAX + 20];
+    fill_store(&s, 4);
+    snprintf(p.privacy, sizeof p.privacy, "windows=975 sigma=1.1 steps=4");
+    assert_true(save(&s, &p, 0, path) && load(path, &s, &q));
+    assert_string_equal(q.privacy, p.privacy);
+    assert_true(q.loss.count == 0 && q.norm.count == 0);
+    Bytes whole = read_file(path_of("%s", files[1]));
+    assert_null(strstr((const char *)whole.data, "0x1."));
+    memset(longest, 'x', sizeof longest);
+    for (int more = 0; more < 2; more++) { // as long as it may be, and longer
+        snprintf(text, sizeof text, "train_gpt checkpoint 1\nprivacy %.*s\n%s", PRIVACY_HISTORY_MAX - 1 + more, longest,
+                 strchr((const char *)whole.data, '\n') + 1);
+        sign_manifest(text);
+        assert_int_equal(load(path, &s, &q), !more);
+        if (!more) { assert_int_equal(strlen(q.privacy), PRIVACY_HISTORY_MAX - 1); }
+    }
+    char *line = strstr((char *)whole.data, "privacy ");
+    snprintf(text, sizeof text, "%.*s%s", (int)(line - (char *)whole.data), (const char *)whole.data, strchr(line, '\n') + 1);
+    sign_manifest(text);
+    assert_true(load(path, &s, &q));
+    assert_string_equal(q.privacy, "none");
     free(whole.data);
     store_free(&s);
 }
@@ -570,8 +601,11 @@ static void test_earlier_runs_are_set_aside(void **state) {
         save_step(&s, 5, 0), save_step(&s, 10 * run, 0);
         check_child(prepare_resume, out, EXIT_DONE, "");
         check_step(5), check_step(10 * run);
+        write_file(path_of("dp_key"), "key", 3), write_file(path_of("dp_steps"), "steps", 5); // of a private run
         check_child(prepare_new, out, EXIT_DONE, "");
         check_steps("");
+        assert_true(exists(path_of("earlier-%d/dp_key", run)) && exists(path_of("earlier-%d/dp_steps", run)));
+        assert_false(exists(path_of("dp_key")) || exists(path_of("dp_steps")));
         Store t = make_store(DTYPE_FP32, true);
         Progress p;
         fill_store(&s, 5);
@@ -878,6 +912,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_torn_files_are_refused, fresh),
         cmocka_unit_test_setup(test_changed_bytes_are_refused, fresh),
         cmocka_unit_test_setup(test_forged_manifests_are_refused, fresh),
+        cmocka_unit_test_setup(test_histories, fresh),
         cmocka_unit_test_setup(test_forged_pieces_are_refused, fresh),
         cmocka_unit_test_setup(test_what_is_no_checkpoint, fresh),
         cmocka_unit_test_setup(test_keep, fresh),

@@ -400,7 +400,7 @@ class Checkpoint:
 
     def reseal_manifest(self, draw, files):
         """A field that a run could not have written."""
-        key = draw.choice((b"step", b"position", b"updates", b"losses", b"norms", b"files", b"model"))
+        key = draw.choice((b"step", b"position", b"updates", b"losses", b"norms", b"files", b"model", b"privacy"))
         value = draw.choice((b"-1", b"-9223372036854775808", b"9223372036854775807", b"99999999999999999999999", b"", b"x", b"2x", b"2 2", b"nan", b"0x2",
                              b" ", b"9" * 5000, draw.randbytes(8).replace(b"\n", b"")))
         files["manifest"] = re.sub(rb"(?m)^" + key + rb" .*$", lambda _: key + b" " + value, files["manifest"], count=1)

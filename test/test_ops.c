@@ -117,6 +117,7 @@ static const Case cases[] = {
     {MATMUL_NORMS, 3, 70, 40, 24, 0, 2}, // multiples of 8: on a GPU in bf16 tensor cores make tiles of 128; of products, here and with 203
     {MATMUL_NORMS, 2, 130, 72, 136, 0, 2},
     {MATMUL_NORMS, 2, 203, 136, 264, 0, 2},
+    {MATMUL_NORMS, 1, 410, 600, 290, 0, 2},
     {MATMUL_NORMS, 0, 8, 16, 32, 0, 2},
     {MATMUL_NORMS, 2, 0, 16, 32, 0, 2},
     // rows, T, -, OC
@@ -137,7 +138,7 @@ static const Case cases[] = {
     {EMBEDDING_NORMS, 1, 1, 1, 1, 0, 1},
     {EMBEDDING_NORMS, 3, 20, 37, 5, 0, 3},
     {EMBEDDING_NORMS, 2, 150, 200, 60000, 0, 2},
-    {EMBEDDING_NORMS, 2, 40, 2600, 30, 0, 2},
+    {EMBEDDING_NORMS, 2, 40, 1300, 30, 0, 2},
     {EMBEDDING_NORMS, 2, 300, 40, 70, 0, 2},
     {EMBEDDING_NORMS, 3, 70, 130, 50, 1, 2},
     {EMBEDDING_NORMS, 0, 20, 37, 5, 0, 2},
@@ -723,7 +724,7 @@ static void factors_run(const Case *c, Stream *s, float **in, float *out, const 
 }
 
 // A factor of 0 for some samples; these hold a NaN then.
-static float factor_of(double number) { return number < -0.3 ? 0.0f : (float)number; }
+static float factor_of(double number) { return number < -0.1 ? 0.0f : (float)number; }
 static float *factors_from(const Case *c, const float *numbers) {
     float *factors = floats(c->rows);
     for (int64_t b = 0; b < c->rows; b++) { factors[b] = factor_of((double)numbers[b]); }

@@ -1,0 +1,937 @@
+#!/usr/bin/env python3
+"""test_dp.py: private training of the real program under mpirun, against gradients of single samples and a slow generator.
+
+    python3 test/test_dp.py             TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+
+    Clipping      the update is the sum of the clipped gradients of single samples, which plain runs of one window give
+    Sensitivity   one more sample, however bad, changes the sum by at most R
+    Noise         every element once, of the right deviation, independent; the same bits in every layout; ChaCha20's own
+    Sampling      Poisson: independent coins; batches of any size, none too
+    Trajectories  one computation at every stage, on any number of ranks, after a resume and in another layout
+    Ledger        epsilon is the accountant's; the step that would exceed the target is not taken; the key stays secret
+    Audit         what an attacker learns of canaries is below the claim
+    Controls      programs with a fault (sigma halved, noise twice, cross term dropped) fail these tests
+    Refusals      what would break the guarantee ends with exit code 2
+
+The gradients come from the binary itself: a step of sgd with a huge rate leaves -LR x gradient in the weights, to 24 bits. All else is
+numpy in fp64: the tests run themselves in .venv's Python where this one has no numpy.
+"""
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+try:
+    import numpy as np
+except ImportError:
+    VENV = os.path.join(ROOT, ".venv/bin/python")
+    if sys.prefix != sys.base_prefix or not os.path.exists(VENV):
+        sys.exit("test_dp.py needs numpy: scripts/setup.sh python gets it")
+    os.execv(VENV, [VENV, *sys.argv])
+import glob
+import itertools
+import json
+import math
+import random
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+import typing
+import unittest
+
+import test_train
+import test_zero
+from test_faults import at_once, sample
+from test_train import ALL, EXIT_INPUT, EXIT_DONE, SAME, SEED, get, header, put, scratch, shard, tokenizer
+from test_zero import LR, Layout, distance, expected_traffic
+
+CLIP_STYLES, CLIP_FUNCTIONS = ("unit", "flat", "stage"), ("abadi", "automatic")
+KEY = "%064x" % random.Random(SEED).getrandbits(256)
+# One step that leaves the private gradient in the weights. Noise is left out unless it is asked for.
+PRIVATE = dict(optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, threads=1, shuffle=None, dp_noise=0, dp_clip=1, dp_key=KEY)
+# Relative error of a sum of clipped gradients: sums of up to 1e3 products of fp32, 24 bits each, in two orders, and a norm of them.
+CLOSE = 1e-5
+
+
+class Job(test_train.Job):
+    """A run whose batches may be of any size: then its traffic is not that of the expected one (Numbers checks it)."""
+
+    def check_end(self):
+        events = self.events
+        if self.of("end") and self.of("start")[-1]["flags"]["dp-noise"]:
+            self.events = json.loads(json.dumps(events))
+            self.end()["traffic"]["measured"] = self.end()["traffic"]["predicted"]
+        super().check_end()
+        self.events = events
+
+
+def train(ranks=1, code=EXIT_DONE, **changes):
+    return Job(ranks, **changes).done(code)
+
+
+def train_all(cases):
+    return at_once(lambda case: train(**case), cases)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models: any shape, with weights that give samples norms of all sizes
+
+class Shape(typing.NamedTuple):
+    layers: int
+    heads: int
+    channels: int
+    vocab: int
+    positions: int
+
+    @property
+    def padded(self):
+        return -(-self.vocab // 128) * 128
+
+    @property
+    def units(self):
+        return self.layers + 2
+
+    def tensors(self):
+        """(name, elements of a layer, layers) in the order of a file."""
+        C = self.channels
+        block = dict(ln1w=C, ln1b=C, qkvw=3 * C * C, qkvb=3 * C, attprojw=C * C, attprojb=C, ln2w=C, ln2b=C, fcw=4 * C * C, fcb=4 * C, fcprojw=4 * C * C, fcprojb=C)
+        return [("wte", self.padded * C, 1), ("wpe", self.positions * C, 1), *((name, n, self.layers) for name, n in block.items()), ("lnfw", C, 1), ("lnfb", C, 1)]
+
+    def parts(self):
+        """(name, storage, unit, slice of the file) of each tensor of each layer. wte is the embedding's, whoever uses it."""
+        at = 0
+        for name, n, layers in self.tensors():
+            for layer in range(layers):
+                home = {"wte": (0, 0), "wpe": (1, 0)}.get(name, (self.layers + 2, self.layers + 1) if name.startswith("lnf") else (2 + layer, 1 + layer))
+                yield name, *home, slice(at, at + n)
+                at += n
+
+    def elements(self):
+        return sum(n * layers for _, n, layers in self.tensors())
+
+    def used(self):
+        """True but for the rows of wte that no token has."""
+        mask = np.ones(self.elements(), bool)
+        mask[self.vocab * self.channels:self.padded * self.channels] = False
+        return mask
+
+    def file(self, values):
+        assert len(values) == self.elements()
+        return put("model.bin", header(20240326, 3, self.positions, self.vocab, self.layers, self.heads, self.channels, self.padded), values.astype("<f4").tobytes())
+
+    def random(self, seed=1, **scales):
+        """A file of weights as those of a trained model; `scales` multiply tensors."""
+        draw, values = np.random.default_rng(seed), np.zeros(self.elements())
+        for name, _, _, where in self.parts():
+            n = where.stop - where.start
+            z = draw.standard_normal(n)
+            values[where] = scales.get(name, 1) * (1 + 0.2 * z if name[-1] == "w" and name.startswith("ln") else 0.1 * z if name[-1] == "b" else z / math.sqrt(self.channels))
+        return self.file(np.where(self.used(), values, 0))
+
+
+GOLDEN = Shape(test_train.LAYERS, 3, test_train.CHANNELS, test_train.VOCAB, test_train.POSITIONS)
+# Where ghost norms are the cheaper way: in blocks and head; in neither; in the head only; in blocks only.
+RATIO = int(re.search(r"GHOST_RATIO = (\d+)", get(os.path.join(ROOT, "dp.h")).decode())[1])
+SHORT, LONG = Shape(2, 2, 48, 7, 8), Shape(2, 2, 16, 11, 64)
+HEAD, BLOCKS = Shape(2, 4, 16, 5, int(math.sqrt(13.1 * RATIO))), Shape(1, 2, 96, 9, int(math.sqrt(63 * RATIO)))  # dp.h: T^2 16 C against 12 C^2, T^2 (C + V) against C V
+
+
+def values(path):
+    """Of a model file, as fp64."""
+    data = get(path)
+    words = np.frombuffer(data, "<f4" if data[4] == 3 else "<u2", offset=1024)
+    return (words if data[4] == 3 else (words.astype("<u4") << 16).view("<f4")).astype(float)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The reference: gradients of single samples, clipped and summed in fp64
+
+def windows_of(tokens, T):
+    return [tuple(tokens[at:at + T + 1]) for at in range(0, len(tokens) - T, T)]
+
+
+KNOWN = {}  # gradients of single samples, which many tests share
+
+
+def gradients(model, samples, T, **flags):
+    """Of each sample's mean loss over its own targets: what sgd subtracts when the sample is all there is."""
+    plain = dict(PRIVATE, dp_noise=None, dp_clip=None, dp_key=None, model=model, seq_len=T, batch_tokens=T, micro_batch=1, **flags)
+    key = lambda s: (model, s, T, *sorted(flags.items()))
+    missing = [s for s in dict.fromkeys(samples) if key(s) not in KNOWN]
+    cases = [dict(plain, train=shard(s), val=shard(s), export=os.path.join(scratch(), "export")) for s in missing]
+    for s, case, job in zip(missing, cases, train_all(cases)):
+        found, (told,) = (values(model) - values(case["export"])) / LR, job.steps("grad_norm")[0]
+        if not abs(np.linalg.norm(found) / float(told) - 1) < (1e-2 if "dtype" in flags else CLOSE):
+            raise AssertionError(f"the plain run {job.command} has a gradient of norm {told}, its weights tell {np.linalg.norm(found)}")
+        KNOWN[key(s)] = found
+    return np.array([KNOWN[key(s)] for s in samples])
+
+
+def groups(shape, style):
+    """Slices of each group that is clipped as one."""
+    found = {}
+    for _, _, unit, where in shape.parts():
+        found.setdefault(unit if style == "unit" else 0, []).append(where)
+    return list(found.values())
+
+
+def norm(values, slices):
+    return math.sqrt(sum(np.dot(values[where], values[where]) for where in slices))
+
+
+def clipped(shape, gradient, R, style, function):
+    """One sample's contribution."""
+    parts, out = groups(shape, style), np.zeros_like(gradient)
+    threshold = R / math.sqrt(len(parts))
+    for slices in parts:
+        size = norm(gradient, slices)
+        factor = min(1, threshold / (size + 1e-6)) if function == "abadi" else threshold / (size + 0.01)
+        for where in slices:
+            out[where] = factor * gradient[where]
+    return out
+
+
+class Private(typing.NamedTuple):
+    """A data set and a model, to be trained on privately."""
+    shape: Shape
+    model: str
+    samples: list
+    T: int
+    flags: dict  # of the data: --windows
+
+    def tokens(self):
+        if self.flags.get("windows") == "document":
+            return [token for words in self.samples for token in words]
+        return [token for words in self.samples for token in words[:-1]] + [self.samples[-1][-1]]
+
+    def case(self, **changes):
+        """Every sample is taken: the expected batch is all of them."""
+        tokens = shard(self.tokens())
+        return dict(dict(PRIVATE, model=self.model, train=tokens, val=tokens, seq_len=self.T, batch_tokens=len(self.samples) * self.T, micro_batch=3,
+                         export=os.path.join(scratch(), "export"), **self.flags), **changes)
+
+    def gradients(self, **flags):
+        return gradients(self.model, self.samples, self.T, **self.flags, **flags)
+
+    def sums(self, cases):
+        """What the runs of these cases added up: the private gradient times the expected batch."""
+        cases = [self.case(**case) for case in cases]
+        train_all(cases)
+        return [(values(self.model) - values(case["export"])) / LR * (case["batch_tokens"] // self.T) for case in cases]
+
+    def without_last(self):
+        return self._replace(samples=self.samples[:-1])
+
+
+def random_data(shape, T, count, windows="continuous", seed=SEED, **scales):
+    """Samples of a small vocabulary: tokens come again and again."""
+    draw, model = random.Random(seed), shape.random(seed, **scales)
+    if windows == "document":
+        samples = [(0, *(draw.randrange(1, shape.vocab) for _ in range(draw.choice((1, T // 2, T))))) for _ in range(count)]
+        return Private(shape, model, samples, T, dict(windows=windows))
+    tokens = [draw.randrange(shape.vocab) for _ in range(count * T + 1)]
+    return Private(shape, model, windows_of(tokens, T), T, {})
+
+
+class PrivateCheck(test_zero.Check):
+    def exported(self, cases):
+        """The jobs of these cases, each with a file `export` of its weights."""
+        cases = [dict(dict(export=os.path.join(scratch(), "export")), **case) for case in cases]
+        jobs = train_all(cases)
+        for case, job in zip(cases, jobs):
+            job.export = case["export"]
+        return jobs
+
+    def assert_sum(self, data, found, R, style, function, contributions, what, tolerance=CLOSE):
+        """Tensor by tensor, of each layer: the error against the sum of the norms, as contributions may cancel each other."""
+        expected = [clipped(data.shape, g, R, style, function) for g in contributions]
+        total, unit_size = sum(expected), {}
+        for name, _, unit, where in data.shape.parts():
+            unit_size[unit] = math.hypot(unit_size.get(unit, 0), sum(norm(c, [where]) for c in expected))
+        for name, storage, unit, where in data.shape.parts():
+            size = sum(norm(c, [where]) for c in expected)
+            # A tensor whose gradient is tiny beside its unit's has its rounding errors: key biases have nothing else.
+            self.assertLessEqual(norm(found - total, [where]), tolerance * (size + 0.01 * unit_size[unit]), f"{name} of storage {storage}: {what}")
+        self.assertTrue((found[~data.shape.used()] == 0).all(), f"padding rows: {what}")
+
+    def thresholds(self, data, style, contributions):
+        """R at which about half of the groups are clipped, all of them, and none."""
+        sizes = [norm(g, slices) * math.sqrt(len(groups(data.shape, style))) for g in contributions for slices in groups(data.shape, style)]
+        return float(np.median(sizes)), min(sizes) / 10, 10 * max(sizes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Clipping(PrivateCheck):
+    # Shapes and lengths; gradients too small to be clipped by anything but a tiny R, where the constants of the functions count; and large ones.
+    DATA = [(SHORT, 5, "continuous", {}), (SHORT, 8, "document", {}), (LONG, 64, "continuous", {}), (LONG, 60, "document", {}), (GOLDEN, 20, "continuous", {}),
+            (HEAD, HEAD.positions, "document", {}), (BLOCKS, BLOCKS.positions, "continuous", {}),
+            (SHORT, 8, "continuous", dict(wte=1e-2, lnfw=1e-2, lnfb=1e-2)), (LONG, 64, "document", dict(lnfw=1e4))]
+
+    def data(self, index, count):
+        shape, T, windows, scales = self.DATA[index]
+        return random_data(shape, T, count, windows, **scales)
+
+    def layouts(self, seed):
+        """In a shuffled order: of each seed another one. Three samples a micro-batch, or one, or four."""
+        cases = [dict(ranks=ranks, zero=stage, micro_batch=rows, recompute=how) for ranks in (1, 2, 3, 4) for stage in range(4) for rows in (1, 3, 4) for how in ("none", "block")]
+        random.Random(f"{SEED}{seed}").shuffle(cases)
+        return cases
+
+    def check(self, data, tolerance=CLOSE, **changes):
+        contributions = data.gradients(**({"dtype": changes["dtype"]} if "dtype" in changes else {}))
+        R = self.thresholds(data, changes["dp_clip_style"], contributions)[changes.pop("R")]
+        if changes["dp_clip_style"] != "unit":
+            changes["recompute"] = "none"  # the rest is refused
+        (found,) = data.sums([dict(dp_clip=R, **changes)])
+        self.assert_sum(data, found, R, changes["dp_clip_style"], changes["dp_clip_function"], contributions, changes, tolerance)
+
+    def test_the_reference(self):
+        """Gradients of single samples, added up, are the plain gradient of all."""
+        for index in sample([i for i, (_, _, windows, _) in enumerate(self.DATA) if windows == "continuous"], 2):
+            data = self.data(index, 4)
+            (found,) = data.sums([dict(dp_noise=None, dp_clip=None, dp_key=None, shuffle=0)])
+            self.assert_sum(data, found, 1e30, "flat", "abadi", data.gradients(), self.DATA[index])
+
+    def test_each_way(self):
+        """Styles, functions, half of the samples clipped, all, none; of each data set another layout."""
+        cases = [(index, dict(dp_clip_style=style, dp_clip_function=function, R=R)) for index in range(len(self.DATA)) for style in CLIP_STYLES for function in CLIP_FUNCTIONS
+                 for R in range(3)]
+        def check(case):
+            index, changes = case
+            self.check(self.data(index, 5), **changes, **self.layouts(case)[0])
+        at_once(check, [case for index in range(len(self.DATA)) for case in sample([c for c in cases if c[0] == index], 2)])
+
+    def test_layouts(self):
+        """Ranks, stages, accumulation, recomputation: of 7 samples some ranks have more than others."""
+        cases = self.layouts("layouts") if ALL else self.layouts("layouts")[:3]
+        for how in [dict(ranks=4, ranks_per_node=2, zero=3, zero_hpz_partition_size=2, micro_batch=1), dict(ranks=2, zero=3, zero_hpz_partition_size=2)]:
+            cases.append(how)
+        draw = random.Random(SEED)
+        at_once(lambda case: self.check(self.data(2 * draw.randrange(2), 7), dp_clip_style=draw.choice(CLIP_STYLES), dp_clip_function="abadi", R=0, **case), cases)
+
+    def test_where_memory_is_short(self):
+        """There logits are made again for the gradient of wte: of a few samples at a time, of one. Then less speed is promised than where they are kept."""
+        promise = lambda job: float(re.search(r"leaves ([0-9.]+) %", job.out)[1])
+        for shape, count in ((Shape(1, 1, 8, 120, 12), 48), (Shape(1, 1, 8, 250, 24), 8)):
+            data = random_data(shape, shape.positions, 6, "document")
+            data = data._replace(samples=[random.Random(f"{SEED}{i}").choice(data.samples) for i in range(count)])
+            short = dict(ranks=2, zero=2 + SEED % 2, micro_batch=24)
+            self.check(data, **short, dp_clip_style="unit", dp_clip_function=CLIP_FUNCTIONS[SEED % 2], R=0)
+            kept, again = train_all([data.case(micro_batch=1), data.case(**short)])
+            self.assertLess(promise(again), promise(kept), shape)
+
+    def test_bf16(self):
+        # The weights, and so the gradients left in them, have 8 bits: 2^-9 of each element, in both runs.
+        at_once(lambda style: self.check(self.data(2, 4), 2**-8, dtype="bf16", dp_clip_style=style, dp_clip_function="abadi", R=0, zero=3, ranks=2), ("unit", "flat"))
+
+    def test_no_noise_and_nothing_clipped(self):
+        """That is the plain run: losses and weights."""
+        for changes in sample([dict(optimizer="adamw", lr="1e-3"), dict(optimizer="sgd", lr=0.1, momentum=0.9)], 1):
+            same = dict(changes, steps=5, batch_tokens=28 * 20, seq_len=20, ranks=2, grad_clip=0)
+            plain, private = (dict(same, export=os.path.join(scratch(), "export"), **more) for more in
+                              (dict(shuffle=1), dict(dp_noise=0, dp_clip="1e6", dp_clip_style="flat", dp_show_private=1, shuffle=None)))
+            expected, found = train_all([plain, private])
+            expected.export, found.export = plain["export"], private["export"]
+            self.assert_near(found, expected, changes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Sensitivity(PrivateCheck):
+    T, R = 8, 0.5
+
+    def worst(self):
+        """Data sets whose last sample is as bad as can be."""
+        shape, T = SHORT, self.T
+        others = [(0, *words) for words in ((1, 2, 3, 4, 5, 6, 1, 2), (3, 3, 5), (6, 5, 4, 3, 2, 1, 6, 5))]
+        extra = dict(repeated=(0, *[3] * T), like_another=others[0], one_target=(0, 6), alternating=(0, *[1, 2] * (T // 2)))
+        scales = dict(plain={}, large=dict(lnfw=1e3), huge=dict(lnfw=1e9, fcprojw=1e3), tiny=dict(wte=1e-6, lnfw=1e-6, lnfb=1e-6), steep=dict(wte=30, qkvw=30))
+        for name, how in itertools.product(extra, scales):
+            yield f"{name}, {how}", Private(shape, shape.random(SEED, **scales[how]), [*others, extra[name]], T, dict(windows="document"))
+
+    def check(self, data, style, function, what, binary=test_train.BINARY, **layout):
+        """The difference that the last sample makes, of the whole and of each group; by what it should be, too."""
+        flags = dict(dp_clip=self.R, dp_clip_style=style, dp_clip_function=function, binary=binary)
+        (without,) = data.without_last().sums([flags])
+        (found,) = data.sums([dict(flags, **layout)])
+        difference, parts = found - without, groups(data.shape, style)
+        for slices in [[slice(None)]] + parts:
+            most = self.R if slices == [slice(None)] else self.R / math.sqrt(len(parts))
+            # Sums of four samples of norm R in fp32, in two orders: 24 bits each.
+            self.assertLessEqual(norm(difference, slices), most * (1 + CLOSE), what)
+        return norm(difference, [slice(None)])
+
+    def test_worst_samples(self):
+        layouts = [dict(ranks=ranks, zero=stage, micro_batch=rows) for ranks in (1, 2, 4) for stage in range(4) for rows in (1, 4)]
+        cases = [(*data, style, function) for data in self.worst() for style in CLIP_STYLES for function in CLIP_FUNCTIONS]
+        def check(case):
+            what, data, style, function = case
+            layout = random.Random(f"{SEED}{what}{style}").choice(layouts)
+            size = self.check(data, style, function, (what, style, function, layout), **layout)
+            if "large" in what:
+                self.assertGreater(size, 0.9 * self.R, (what, style, function))
+        at_once(check, sample(cases, 8))
+
+    def test_a_sample_that_overflows(self):
+        """Gradients or norms beyond fp32: the sample is bounded, or left out; the others count as ever."""
+        shape = SHORT
+        for size in sample((1e10, 1e20, 1e30, 1e38), 2):
+            weights = values(shape.random(SEED))
+            where = {name: part for name, _, _, part in shape.parts()}
+            # Token 6 is so unlikely that only a sample that holds it meets its row of wte.
+            weights[where["lnfw"]], weights[where["lnfb"]], weights[6 * shape.channels:7 * shape.channels] = 0.1, 3, -size
+            data = Private(shape, shape.file(weights), [(0, 1, 2, 3), (0, 4, 5, 4), (0, 6, 6, 6)], self.T, dict(windows="document"))
+            for style in CLIP_STYLES:
+                self.check(data, style, "abadi", (size, style))
+            (alone,) = data.without_last().sums([{}])
+            self.assertGreater(norm(alone, [slice(None)]), 0.1, "the others")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A slow generator: RFC 8439's block function on arrays, and normal numbers of it as noise.h says
+
+def chacha20(key, nonce, counters):
+    """(blocks, 16) words."""
+    rotate = lambda x, n: (x << np.uint32(n)) | (x >> np.uint32(32 - n))
+    words = [0x61707865, 0x3320646e, 0x79622d32, 0x6b206574, *struct.unpack("<8I", bytes.fromhex(key)), None, *nonce]
+    start = [counters.astype(np.uint32) if word is None else np.full(len(counters), word, np.uint32) for word in words]
+    x = list(start)
+    def quarter(a, b, c, d):
+        for to, of, into, by in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            x[to] = x[to] + x[of]
+            x[into] = rotate(x[into] ^ x[to], by)
+    for _ in range(10):
+        for i in range(4):
+            quarter(i, 4 + i, 8 + i, 12 + i)
+        for i in range(4):
+            quarter(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
+    return np.array([a + b for a, b in zip(x, start)]).T
+
+
+def normals(key, domain, part, step, n):
+    words = chacha20(key, (domain << 24 | part, step & 0xffffffff, step >> 32), np.arange(-(-n // 16))).reshape(-1, 2)
+    low = words[:, 1].byteswap().astype(float)
+    u = (words[:, 0] + (low + 0.5) / 2**32) / 2**32
+    radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * (words[:, 1] >> np.uint32(8)) / 2**24
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:n]
+
+
+class Silent(typing.NamedTuple):
+    """A model of zeros: no sample has a gradient, so that noise is all there is. One step leaves -noise in the weights, exactly."""
+    shape: Shape = GOLDEN
+    samples: int = 8  # a power of two, so that nothing is rounded; and 28 windows are there
+
+    def case(self, **changes):
+        zeros = self.shape.file(np.zeros(self.shape.elements()))
+        return dict(dict(PRIVATE, model=zeros, seq_len=20, batch_tokens=20 * self.samples, micro_batch=3, lr=1, dp_noise=1, dp_clip=1, export=os.path.join(scratch(), "export")),
+                    **changes)
+
+    def noise(self, cases):
+        cases = [self.case(**case) for case in cases]
+        train_all(cases)
+        return [-values(case["export"]) * self.samples for case in cases]
+
+    def storages(self, noise):
+        """The noise of each, in the order of its elements."""
+        found = [[] for _ in range(self.shape.layers + 3)]
+        for _, storage, _, where in self.shape.parts():
+            found[storage].append(noise[where])
+        found[0] = [found[0][0][:self.shape.vocab * self.shape.channels]]
+        return [np.concatenate(parts) for parts in found]
+
+
+class Noise(PrivateCheck):
+    def assert_normal(self, z, what):
+        """Standard normal numbers: sums of 2nd and 4th powers, the mean, and neighbours, each within 5 of its own deviations (6e-7)."""
+        n = len(z)
+        for name, found, expected, variance in (("mean", z.mean(), 0, 1), ("variance", (z**2).mean(), 1, 2), ("kurtosis", (z**4).mean(), 3, 96),
+                                                ("neighbours", (z[1:] * z[:-1]).mean(), 0, 1), ("pairs", (z[2:]**2 * z[:-2]**2).mean(), 1, 8)):
+            self.assertLess(abs(found - expected), 5 * math.sqrt(variance / n), f"{name}: {what}")
+
+    def assert_unlike(self, a, b, what):
+        n = min(len(a), len(b))
+        self.assertLess(abs(np.dot(a[:n], b[:n])) / n, 5 / math.sqrt(n), what)
+
+    def check_deviation(self, binary=test_train.BINARY, turn=0):
+        """In every element (sigma R / S)^2, whatever the layout; nothing in the padding."""
+        silent, draw = Silent(), random.Random(f"{SEED}deviation{turn}")
+        sigma, R = draw.uniform(0.5, 8), draw.uniform(0.1, 10)
+        case = dict(binary=binary, dp_noise=sigma, dp_clip=R, ranks=draw.choice((2, 4)), zero=draw.randrange(4))
+        (noise,) = silent.noise([case])
+        for storage, part in enumerate(silent.storages(noise)):
+            self.assert_normal(part / (sigma * R), (storage, case))
+        self.assertFalse(noise[~silent.shape.used()].any(), "padding rows")
+
+    def check_unlike(self, binary=test_train.BINARY):
+        """Storages and shards know nothing of each other."""
+        silent = Silent()
+        (noise,) = silent.noise([dict(binary=binary, ranks=2, zero=2)])
+        parts = silent.storages(noise)
+        for a, b in itertools.combinations(range(len(parts)), 2):
+            self.assert_unlike(parts[a], parts[b], f"storages {a} and {b}")
+        for ranks in (2, 3, 4):  # shards of one storage, and of all
+            for part in [*parts[2:4], noise[GOLDEN.used()]]:
+                for a, b in itertools.combinations(np.array_split(part, ranks), 2):
+                    self.assert_unlike(a, b, f"shards of {ranks}")
+
+    def test_deviation(self):
+        for turn in range(8 if ALL else 1):
+            self.check_deviation(turn=turn)
+
+    def test_unlike(self):
+        self.check_unlike()
+
+    def test_the_same_in_every_layout(self):
+        """Bit by bit: stages, ranks, nodes, accumulation, threads; any binary's vector code."""
+        layouts = [dict(ranks=ranks, zero=stage, micro_batch=rows) for ranks in (1, 2, 3, 4) for stage in range(4) for rows in (1, 4)]
+        layouts += [dict(ranks=4, ranks_per_node=2, zero=3, zero_hpz_partition_size=2), dict(ranks=2, threads=2), dict(ranks=3, threads=3, zero=3),
+                    dict(ranks=2, zero=3, zero_quantized_weights=1)]
+        silent = Silent()
+        first, *others = silent.noise([{}, *sample(layouts, 6)])
+        for noise, layout in zip(others, sample(layouts, 6)):
+            self.assertTrue((noise == first).all(), layout)
+        self.assertGreater(len(np.unique(first)), 1000)
+
+    def test_steps_and_keys(self):
+        """Each has its own numbers. Weights of 1e-30 have no gradient either."""
+        silent, lr = Silent(), 2.0**-100
+        another = "%064x" % (int(KEY, 16) ^ 1)
+        after = [noise / lr for noise in silent.noise([dict(lr=lr, steps=1), dict(lr=lr, steps=2), dict(lr=lr, steps=3), dict(lr=lr, steps=1, dp_key=another)])]
+        steps = {"step 1": after[0], "step 2": after[1] - after[0], "step 3": after[2] - after[1], "another key": after[3]}
+        for name, noise in steps.items():
+            self.assert_normal(noise[GOLDEN.used()], name)
+        for a, b in itertools.combinations(steps, 2):
+            self.assert_unlike(steps[a][GOLDEN.used()], steps[b][GOLDEN.used()], (a, b))
+
+    def test_against_a_slow_generator(self):
+        """ChaCha20's numbers of (key, storage, step, element), on a grid of 2^-12 of the deviation or less."""
+        silent, sigma = Silent(), random.Random(SEED).uniform(0.5, 4)
+        (noise,) = silent.noise([dict(dp_noise=sigma, ranks=2, zero=2)])
+        grid = 2.0 ** (math.floor(math.log2(sigma)) - 12)
+        self.assertTrue((noise / grid == np.round(noise / grid)).all(), "a grid")
+        for storage, part in enumerate(silent.storages(noise)):
+            expected = sigma * normals(KEY, 1, storage, 0, len(part))
+            # Half of the grid, and what noise.h says of its error: 3e-7 of a radius below 10, and 2^-12 where it is next to 0.
+            self.assertLess(abs(part - expected).max(), 0.51 * grid + sigma * (3e-6 + 2**-12 * (abs(expected) < 1e-3 * sigma)).max(), storage)
+
+    def test_empty_batches(self):
+        """Where the expected batch is one sample, every third has none: noise is added nevertheless, on all ranks, and nobody hangs."""
+        jobs = self.exported([dict(PRIVATE, ranks=ranks, zero=stage, steps=12, batch_tokens=20, seq_len=20, micro_batch=1, lr=1e-3, dp_noise=1, dp_show_private=1)
+                             for ranks, stage in [(1, 0), *sample(itertools.product((2, 4), range(4)), 4)]])
+        for job in jobs:
+            taken = [len(s) for s, in job.steps("samples")]
+            self.assertIn(0, taken)
+            self.assertEqual(job.steps("samples"), jobs[0].steps("samples"))
+            self.assertLess(distance(job.export, jobs[0].export), SAME)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Sampling(PrivateCheck):
+    RUN = dict(PRIVATE, lr=1e-9, dp_show_private=1, seq_len=5, micro_batch=4)
+
+    def draws(self, **changes):
+        return [taken for taken, in train(**dict(self.RUN, **changes)).steps("samples")]
+
+    def test_independent_coins(self):
+        """Each window in each step with probability q: counts of windows, of steps, of pairs."""
+        windows, expected, steps = 114, 11, 200
+        taken = self.draws(steps=steps, batch_tokens=5 * expected)
+        q, table = expected / windows, np.zeros((steps, windows))
+        for step, found in enumerate(taken):
+            self.assertEqual(found, sorted(set(found)), "in order, none twice")
+            table[step, found] = 1
+        def check(name, counts, n, p):
+            """Counts of n coins each: their variance is right, and none is far off."""
+            z = (counts - n * p) / math.sqrt(n * p * (1 - p))
+            self.assertLess(abs((z**2).mean() - 1), 5 * math.sqrt((2 + 1 / (n * p)) / len(z)), name)
+            self.assertLess(abs(z).max(), 7, name)
+        check("windows", table.sum(0), steps, q)
+        check("steps", table.sum(1), windows, q)
+        self.assertLess(abs(table.sum() - steps * windows * q), 5 * math.sqrt(steps * windows * q))
+        for name, a, b in (("neighbours", table[:, 1:], table[:, :-1]), ("steps in a row", table[1:], table[:-1])):
+            self.assertLess(abs((a * b).sum() - a.size * q * q), 5 * q * math.sqrt(a.size), name)
+
+    def test_keys_and_layouts(self):
+        """The samples are the key's, whatever the ranks; the seed of the model has no part in it."""
+        another = "%064x" % (int(KEY, 16) + 1)
+        runs = [dict(steps=10, batch_tokens=50, **changes) for changes in (dict(), dict(ranks=3, zero=3), dict(ranks=4, micro_batch=1, seed=7), dict(dp_key=another))]
+        one, *same, other = at_once(lambda case: self.draws(**case), runs)
+        for found in same:
+            self.assertEqual(found, one)
+        self.assertNotEqual(other, one)
+        self.assertNotEqual(one[0], one[1])
+
+    def test_all(self):
+        for taken in self.draws(steps=3, batch_tokens=114 * 5):
+            self.assertEqual(taken, list(range(114)))
+
+    def test_the_samples_named_are_those_taken(self):
+        """The private gradient of a step is made of them, and is divided by the expected batch."""
+        data = random_data(GOLDEN, 20, 12)
+        folder = os.path.join(scratch(), "export")
+        for function in sample(CLIP_FUNCTIONS, 1):
+            R, expected = 2.0, 5
+            job = train(**data.case(batch_tokens=expected * 20, dp_clip=R, dp_clip_function=function, export=folder, ranks=2, dp_show_private=1))
+            (taken,), = job.steps("samples")
+            contributions = data.gradients()[taken]
+            found = (values(data.model) - values(folder)) / LR * expected
+            self.assert_sum(data, found, R, "unit", function, contributions, (taken, function))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Trajectories(PrivateCheck):
+    RUN = dict(dp_noise=0.7, dp_clip=0.5, dp_key=KEY, dp_show_private=1, shuffle=None, grad_clip=0, steps=6, batch_tokens=7 * 20, seq_len=20, threads=1)
+
+    def test_one_result(self):
+        """Noise and batches of chance: stages bit by bit where plain runs are, ranks to rounding."""
+        cases = [(optimizer, style, ranks, rows) for optimizer in ("adamw", "sgd") for style in ("unit", "flat") for ranks in (2, 3, 4) for rows in (1, 20)]
+        for optimizer, style, ranks, rows in sample(cases, 2):
+            case = dict(self.RUN, ranks=ranks, micro_batch=rows, dp_clip_style=style, optimizer=optimizer, lr=0.05 if optimizer == "sgd" else "1e-3")
+            one, *jobs = self.exported([dict(case, ranks=1), *(dict(case, zero=stage) for stage in range(4))])
+            for stage, job in enumerate(jobs):
+                self.assertEqual(job.steps("samples"), one.steps("samples"))
+                self.assert_near(job, one, dict(case, zero=stage))
+            self.assert_same(jobs[1], jobs[0], dict(case, zero=1))
+            self.assert_same(jobs[3], jobs[2], dict(case, zero=3))
+            if rows == 20:  # else stages 2 and 3 sum over the ranks in each micro-step, the others once
+                self.assert_same(jobs[2], jobs[0], dict(case, zero=2))
+
+    def test_precision_and_memory(self):
+        """bf16, recomputation, quantized weights, secondary copies: stages bit by bit at one micro-step."""
+        variants = [dict(ranks=2, dtype="bf16"), dict(ranks=3, recompute="block"), dict(ranks=2, dtype="bf16", stochastic_rounding=1), dict(ranks=4, windows="document", seq_len=5, batch_tokens=15)]
+        for case in sample([dict(self.RUN, micro_batch=30, **variant) for variant in variants], 1):
+            first, second = self.exported([dict(case, zero=stage) for stage in (random.Random(SEED).randrange(3), 3)])
+            self.assert_same(second, first, case)
+        plain, near, quantized = self.exported([dict(self.RUN, ranks=4, zero=3, micro_batch=1, **more) for more in
+                                               (dict(), dict(zero_hpz_partition_size=2), dict(zero_quantized_weights=1))])
+        self.assert_same(near, plain, "hpZ")
+        self.assertEqual(quantized.steps("samples"), plain.steps("samples"))
+        self.assertGreater(distance(quantized.export, plain.export), 1e-6, "nothing was rounded")
+
+    def test_resume(self):
+        """Bit by bit, with the key that the run keeps for itself; and in another layout, to rounding."""
+        check = test_train.Resume.check_resumed
+        common = dict(self.RUN, steps=6, save_every=3, val_every=2, val_batches=2, dp_key=None, micro_batch=1)
+        cases = [dict(ranks=3, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=4, zero=2, optimizer="sgd", lr=0.05), dict(ranks=2, dp_clip_style="flat")]
+        cases = [dict(common, out=os.path.join(scratch(), "out"), **case) for case in sample(cases, 2)]
+        jobs = train_all(cases)
+        for case, job in zip(cases, jobs):
+            check(self, case, job)
+        case, whole = cases[0], jobs[0]
+        shutil.rmtree(os.path.join(case["out"], "step_00000006"))
+        other = train(**dict(case, ranks=3 if case["ranks"] != 3 else 4, zero=(case.get("zero", 0) + 2) % 4, resume=1))
+        self.assertEqual(other.steps("samples"), whole.steps("samples")[3:])
+        if case.get("dtype") != "bf16":
+            self.assert_close(other.losses(), whole.losses()[3:], SAME)
+
+
+class Kills(test_train.Kills):
+    """Its chain, with noise: what a step saw, and its noise, are the same again."""
+    RUN = dict(ranks=2, zero=1, micro_batch=1, shuffle=None, dp_noise=1, dp_key=KEY, dp_show_private=1, grad_clip=0)
+    KILLS = 100 if ALL else 3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+def account(**changes):
+    """What --dp-account answers."""
+    question = ",".join(f"{name}={value!r}" for name, value in changes.items())
+    return json.loads(Job(words=["--dp-account", question, "--json"]).done().out)
+
+
+class Ledger(PrivateCheck):
+    RUN = dict(PRIVATE, lr="1e-3", seq_len=20, batch_tokens=100, micro_batch=2, dp_noise=1.1, dp_delta=1e-5, val_every=2, val_batches=1)
+
+    def test_epsilon(self):
+        """At each validation that of the steps so far, as --dp-account says it."""
+        for changes, question in sample([(dict(), {}), (dict(dp_accountant="rdp"), {}), (dict(dp_noise=0.8, ranks=2, zero=2), {})], 2):
+            job = train(**dict(self.RUN, steps=5, **changes))
+            sigma = changes.get("dp_noise", 1.1)
+            for event in job.of("val"):
+                expected = account(q=5 / 28, sigma=sigma, steps=event["step"], delta=1e-5)["epsilon"] if event["step"] else 0
+                self.assertLess(abs(float(event["epsilon"]) - expected), 1e-6 * max(expected, 1), (changes, event))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What an attacker learns who may choose half of the data: canaries, each there or not by a fair coin, and a look at all that was published
+
+def normal_cdf(x):
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def delta_of_gaussian(mu, epsilon):
+    """Of the Gaussian mechanism (arXiv 1805.06530)."""
+    return normal_cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal_cdf(-mu / 2 - epsilon / mu)
+
+
+def bisect(function, low, high):
+    """Where a falling function is 0."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) > 0 else (low, middle)
+    return low
+
+
+def epsilon_of_gaussian(mu, delta):
+    return bisect(lambda epsilon: delta_of_gaussian(mu, epsilon) - delta, 0, 500)
+
+
+def binomial(n, p):
+    """Probabilities of 0 .. n successes."""
+    k = np.arange(n + 1)
+    logs = np.array([math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in k])
+    return np.exp(logs + k * math.log(p) + (n - k) * math.log1p(-p))
+
+
+def chance_of_guesses(canaries, guesses, right, epsilon, delta):
+    """At most this is the chance of so many right guesses under (epsilon, delta): theorem 5.2 and appendix D of arXiv 2305.08846."""
+    of = binomial(guesses, 1 / (1 + math.exp(-epsilon)))
+    below = np.cumsum(of[right - 1::-1]) if right else np.zeros(1)
+    alpha = max(0, (below / np.arange(1, len(below) + 1)).max())
+    return min(1, of[right:].sum() + 2 * canaries * delta * alpha)
+
+
+class Audit(PrivateCheck):
+    """A canary is a document of one word that no other document has. The last layernorm is strong and the words' vectors are weak, so that
+    its gradient is all but the word's row of wte: as many directions as canaries, at right angles. Its score is what the step moved along it."""
+    SHAPE, OTHERS, DELTA = Shape(1, 1, 16, 1000, 1), 20, 1e-8
+    DOUBT = 1e-6  # that the bounds are wrong
+
+    def model(self):
+        draw, shape = np.random.default_rng(SEED), self.SHAPE
+        weights = {name: 0.02 * draw.standard_normal(part.stop - part.start) for name, _, _, part in shape.parts()}
+        for name in ("ln1w", "ln2w", "lnfw"):
+            weights[name] = np.full(shape.channels, 50.0 if name == "lnfw" else 1.0)
+        weights["wpe"] = draw.standard_normal(shape.channels)
+        weights["wte"] *= 0.01
+        return shape.file(np.where(shape.used(), np.concatenate([weights[name] for name, _, _, _ in shape.parts()]), 0))
+
+    def scores(self, present, sigma, binary, **layout):
+        """Of each canary: 1 where it is there, 0 where not, beside noise."""
+        shape, model, first = self.SHAPE, self.model(), 1 + self.OTHERS
+        samples = [(0, 1 + i) for i in range(self.OTHERS)] + [(0, first + i) for i in np.flatnonzero(present)]
+        documents = dict(windows="document", tokenizer=tokenizer([b"word"] * shape.vocab, 0))
+        data = Private(shape, model, samples, 1, documents)
+        (total,) = data.sums([dict(dp_noise=sigma, dp_clip=1, dp_clip_style="flat", micro_batch=64, binary=binary, **layout)])
+        (gradient,) = gradients(model, [(0, first)], 1, **documents)
+        C, rows = shape.channels, total[:shape.vocab * shape.channels].reshape(shape.vocab, shape.channels)
+        row = gradient[first * C:(first + 1) * C]  # of other canaries it is all but the same: their words have the same weak vectors
+        size = np.linalg.norm(row)
+        self.assertGreater(size / np.linalg.norm(gradient), 0.95, "canaries are at right angles")
+        return rows[first:] @ (row / size)
+
+    def check(self, claimed, sigma, binary=test_train.BINARY):
+        """What two estimates say against the claim for the noise `claimed`, while `sigma` is what the program is told."""
+        canaries = self.SHAPE.vocab - 1 - self.OTHERS
+        present = np.random.default_rng(SEED).integers(0, 2, canaries).astype(bool)
+        draw = random.Random(f"{SEED}audit")
+        scores = self.scores(present, sigma, binary, ranks=draw.choice((1, 2)), zero=draw.randrange(4))
+        claim = account(q=1, sigma=claimed, steps=1, delta=self.DELTA)["epsilon"]
+        # Guesses: the highest third was there, the lowest third was not.
+        order, third = np.argsort(scores), canaries // 3
+        right = int(present[order[-third:]].sum() + (~present[order[:third]]).sum())
+        bound = bisect(lambda epsilon: self.DOUBT - chance_of_guesses(canaries, 2 * third, right, epsilon, self.DELTA), 0, 50)
+        # For a Gaussian mechanism: how far apart the scores are, in deviations, less what chance may do (5 of its own deviations).
+        within = math.sqrt((scores[present].var(ddof=1) + scores[~present].var(ddof=1)) / 2)
+        mu = (scores[present].mean() - scores[~present].mean()) / within
+        doubt = 5 * math.sqrt(4 / canaries + mu * mu / (2 * canaries))
+        return claim, bound, mu, doubt
+
+    def audit(self, binary=test_train.BINARY):
+        sigma = 1
+        claim, bound, mu, doubt = self.check(sigma, sigma, binary)
+        self.assertLess(bound, claim)
+        self.assertLess(mu - doubt, 1 / sigma)
+        self.assertLess(epsilon_of_gaussian(max(mu - doubt, 1e-3), self.DELTA), claim)
+        self.assertGreater(mu + doubt, 0.9 / sigma, "the audit sees canaries")
+
+    def test_canaries(self):
+        self.audit()
+
+    def test_a_tenth_of_the_noise(self):
+        """The control: both estimates are above the claim."""
+        claim, bound, mu, doubt = self.check(3, 0.3)
+        self.assertGreater(bound, claim)
+        self.assertGreater(epsilon_of_gaussian(mu - doubt, self.DELTA), claim)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Controls(PrivateCheck):
+    """Programs with a fault, which the tests above must notice. Each is a copy of the sources with one place changed."""
+    NOISE = "begin, n, noise, s->noise.deviation, s->noise.scale);"
+    FAULTS = [("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "noise", "variance"),
+              ("noise added twice", "zero.h", NOISE, NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, (float *)(void *)shelf_slice(&s->grads, storage), " +
+               NOISE.replace("s->noise.deviation", "s->noise.scale * s->noise.deviation").replace("s->noise.scale)", "1)"), "noise", "variance"),
+              ("cross term dropped", "dp.h", "        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, h->lnf, rows, T, C, Vp);\n", "", "continuous", "wte of storage 0"),
+              ("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
+              ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
+              ("the whole threshold for each unit", "dp.h", "R / sqrt((double)m->units)", "R", "sensitivity", "not less than or equal to")]
+
+    def program(self, file, old, new):
+        folder = os.path.join(scratch(), "faulty")
+        os.mkdir(folder)
+        for path in glob.glob(os.path.join(ROOT, "*.[ch]")) + [os.path.join(ROOT, "Makefile")]:
+            shutil.copy(path, folder)
+        with open(os.path.join(folder, file)) as source:
+            text = source.read()
+        self.assertEqual(text.count(old), 1, f"{file} has no longer one {old!r}")
+        with open(os.path.join(folder, file), "w") as source:
+            source.write(text.replace(old, new))
+        subprocess.run(["make", "-C", folder, "train_gpt", "FAST=-O1 -march=native"], check=True, capture_output=True, timeout=600)
+        return os.path.join(folder, "train_gpt")
+
+    def notice(self, check, binary):
+        if check == "noise":
+            Noise().check_deviation(binary)
+        elif check == "unlike":
+            Noise().check_unlike(binary)
+        elif check == "audit":
+            Audit().audit(binary)
+        elif check == "sensitivity":
+            Sensitivity().check(dict(Sensitivity().worst())["repeated, large"], "unit", "automatic", "a fault", binary)
+        else:
+            data = random_data(SHORT, 8, 4, check)
+            Clipping().check(data, binary=binary, dp_clip_style="unit", dp_clip_function="abadi", R=1)
+
+    def test_faults(self):
+        def check(fault):
+            name, file, old, new, how, message = fault
+            binary = self.program(file, old, new)
+            with self.subTest(name), self.assertRaisesRegex(AssertionError, message):
+                self.notice(how, binary)
+        at_once(check, self.FAULTS if ALL else self.FAULTS[:3])
+
+    def test_no_fault(self):
+        """The same program without one passes: it is the fault that is noticed."""
+        for how in sample(sorted({fault[4] for fault in self.FAULTS}), 1):
+            self.notice(how, self.program("train_gpt.c", "int main(", "int main("))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Refusals(PrivateCheck):
+    def test_combinations(self):
+        """What would break the promise, with the reason."""
+        cases = [(dict(zero=2, zero_quantized_gradients=1), "one sample can move all"), (dict(reduce_dtype="bf16"), "private gradients travel in fp32"),
+                 (dict(skip_loss_z=5), "tells about its samples"), (dict(skip_grad_z=5), "tells about its samples"), (dict(dp_noise=0.01), "--dp-noise takes 0, or at least 0.1"),
+                 (dict(dp_key=KEY[1:]), "found 63 characters"), (dict(dp_key="x" * 64), "hexadecimal"), (dict(dp_noise=0, dp_epsilon=3), "without noise no epsilon"),
+                 (dict(dp_clip_style="flat", recompute="block"), "--dp-clip-style unit"), (dict(dp_unit="document"), "--windows document")]
+        def check(case):
+            changes, words = case
+            job = Job(random.Random(f"{SEED}{words}").choice((1, 2)), **dict(dict(dp_noise=1, shuffle=None), **changes)).wait()
+            self.assertEqual(job.code, EXIT_INPUT, job.err)
+            self.assertIn(words, job.err)
+            self.assertNotIn(KEY[1:], job.err)
+        at_once(check, sample(cases, 5))
+
+
+class Secrets(PrivateCheck):
+    RUN = dict(Ledger.RUN, steps=4, save_every=2)
+
+    def told(self, job, out=None):
+        """All that a run leaves for others, but for the key file."""
+        texts = [job.out.encode(), job.err.encode(), get(job.log_path)]
+        for path in glob.glob(os.path.join(out, "**"), recursive=True) if out else []:
+            if os.path.isfile(path) and os.path.basename(path) != "dp_key":
+                texts.append(get(path))
+        return texts
+
+    def forms(self, key):
+        raw = bytes.fromhex(key)
+        words = b"".join(raw[i:i + 4][::-1] for i in range(0, 32, 4))
+        return [key.encode(), key.upper().encode(), *(whole[i:i + 8] for whole in (raw, words) for i in range(0, 32, 8))]
+
+    def test_private_parts(self):
+        """Losses, norms, samples and their number are told to nobody; with --dp-show-private they are, and labelled."""
+        quiet, shown, plain = train_all([dict(self.RUN, steps=6, save_every=None), dict(self.RUN, steps=6, save_every=None, dp_show_private=1),
+                                         dict(self.RUN, steps=6, save_every=None, dp_noise=None, dp_delta=None, dp_clip=None, dp_key=None)])
+        self.assertEqual(quiet.steps("loss", "grad_norm"), [(None, None)] * 6)
+        for event in quiet.of("step"):
+            self.assertNotIn("samples", event)
+        for line in quiet.out.splitlines():
+            if line.startswith("step") and "validation" not in line and "checkpoint" not in line:
+                self.assertNotRegex(line, "loss|norm")
+        self.assertIn("loss", next(line for line in plain.out.splitlines() if line.startswith("step     1")))
+        self.assertTrue(all(loss for loss, norm in shown.steps("loss", "grad_norm")))
+        self.assertEqual([e["loss"] for e in quiet.of("val")], [e["loss"] for e in shown.of("val")])
+        for number in (n for pair in shown.steps("loss", "grad_norm") for n in pair if n):
+            self.assertNotIn(f"{float(number):.4f}", quiet.out + quiet.err)
+        self.assertRegex(shown.err + shown.out, "(?i)show-private")
+
+    def test_the_key_is_not_told(self):
+        for own in (True, False):
+            out = os.path.join(scratch(), "out")
+            job = train(**dict(self.RUN, out=out, dp_key=None if own else KEY))
+            path = os.path.join(out, "dp_key")
+            key = get(path).decode().strip() if own else KEY
+            self.assertEqual(len(bytes.fromhex(key)), 32)
+            if own:
+                self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+            for text in self.told(job, out):
+                for form in self.forms(key):
+                    self.assertNotIn(form, text)
+            if not own:
+                self.assertRegex(job.err, "warning: .*--dp-key")
+
+    def test_each_run_has_its_own(self):
+        keys = set()
+        for out in (os.path.join(scratch(), "out") for _ in range(2)):
+            train(**dict(self.RUN, out=out, dp_key=None, steps=1))
+            keys.add(get(os.path.join(out, "dp_key")))
+        self.assertEqual(len(keys), 2)
+
+    def test_the_command_line_does_not_show_it(self):
+        """What ps shows of a rank, as soon as it trains; and the command that resumes."""
+        out = os.path.join(scratch(), "out")
+        job = Job(**dict(self.RUN, steps=10**6, out=out, save_every=None))
+        job.wait_until(lambda: job.logged() > 2, "a step")
+        lines = [get(f"/proc/{pid}/cmdline") for pid in job.pids()]
+        open(os.path.join(out, "stop"), "w").close()
+        job.done()
+        for line in [*lines, job.out.encode()]:
+            self.assertNotIn(KEY.encode(), line)
+        self.assertIn("--dp-key", job.out)
+        self.assertTrue(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Numbers(PrivateCheck):
+    def test_traffic(self):
+        """At q = 1 each rank sends what it sends without privacy, byte for byte, and has states of the same size."""
+        flags = [dict(zero=stage, **more) for stage in range(4) for more in (dict(), dict(micro_batch=1))]
+        flags += [dict(zero=3, zero_quantized_weights=1), dict(zero=3, zero_hpz_partition_size=2, zero_quantized_weights=1), dict(zero=3, dtype="bf16", zero_hpz_partition_size=2)]
+        nodes = ((2, 0), (2, 1), (3, 0), (4, 2), (4, 0))
+        cases = [dict(more, ranks=ranks, ranks_per_node=per_node) for more in flags for ranks, per_node in nodes]
+        common = dict(batch_tokens=28 * 20, steps=2, reduce_dtype="fp32", shuffle=None)
+        chosen = sample(cases, 3)
+        style = lambda case: random.Random(f"{SEED}{case}").choice(CLIP_STYLES)
+        jobs = self.trained([dict(common, **case, **more) for case in chosen for more in ({}, dict(dp_noise=1, dp_key=KEY, dp_clip_style=style(case)))])
+        for case, plain, found in zip(chosen, jobs[::2], jobs[1::2]):
+            self.assertEqual(found.end()["traffic"], plain.end()["traffic"], case)
+
+    def test_traffic_of_chance(self):
+        """Else it follows the batches: the gathers and reductions of as many micro-steps as the largest share of a step's samples takes, at least one."""
+        for case in sample([dict(ranks=ranks, zero=stage, micro_batch=1) for ranks in (2, 3) for stage in range(4)], 2):
+            changes = dict(case, dp_noise=1, dp_key=KEY, dp_show_private=1, steps=6, batch_tokens=60, shuffle=None)
+            job, layout, sums = train(**changes), Layout(changes), {}
+            for taken, in job.steps("samples"):
+                layout.micro_steps = max(1, -(-len(taken) // layout.ranks))
+                for kind, links in expected_traffic(layout).items():
+                    sums[kind] = [a + b for a, b in zip(sums.get(kind, [0, 0]), links)]
+            found = job.end()["traffic"]["measured"]
+            for kind, (near, _) in sums.items():
+                self.assertLess(abs(found["intra"][kind] - near / 6), 1, (kind, case))
+
+    def test_memory(self):
+        """At most 105 % of the plain run's, as the dry run says it for large models; what runs say is as predicted (Job.check_end)."""
+        for model, T, rows in sample([("gpt2:124M", 1024, 4), ("gpt2:1558M", 1024, 1), ("layers=6,heads=6,channels=384,vocab=50257", 256, 12)], 2):
+            device = []
+            for more in ([], ["--dp-noise", "1"]):
+                words = ["--dry-run", "--json", "--model", model, "--seq-len", str(T), "--micro-batch", str(rows), *more]
+                device.append(json.loads(Job(words=words).done().out)["predicted"]["memory"]["device"])
+            self.assertLessEqual(device[1], 1.05 * device[0], (model, T, rows))
+
+
+if __name__ == "__main__":
+    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
+    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
+        unittest.main()
