@@ -183,10 +183,12 @@ def speed_limit(output):
 
 
 def step_ms(found, T):
-    """Milliseconds for a sample over all steps after the first, and how many samples these took."""
+    """Milliseconds for a sample in the steps after the first, and how many samples these took. Steps of equally many: that of the median step."""
     steps = [step for step in found["step"] if step["step"] > WARMUP]
-    samples = sum(round(step["tokens_per_s"] * step["ms"] / 1000 / T) for step in steps)
-    return sum(step["ms"] for step in steps) / max(samples, 1), samples
+    samples = [round(step["tokens_per_s"] * step["ms"] / 1000 / T) for step in steps]
+    if min(samples) == max(samples):
+        return statistics.median(step["ms"] for step in steps) / samples[0], sum(samples)
+    return sum(step["ms"] for step in steps) / sum(samples), sum(samples)
 
 
 def block_ms(found, samples):
@@ -447,15 +449,19 @@ def wide_table(measured, predicted):
     return text + f"`./train_gpt {' '.join(CLUSTER_RUN)}`: a rank\n\n" + markdown(["", *kinds, "sent inside a node, a step", "between nodes", "ms a step"], rows)
 
 
+def shown_steps(found):
+    return sorted(found)[1:-1:3]
+
+
 def text_table(plan, logs):
     lines = []
     for epsilon, log in logs.items():
         found, start = validations(log), by_kind(log)["start"][-1]
         last = found[max(found)]
         spent = last.get("epsilon")
-        lines.append([training_name(epsilon), "" if spent is None else f"{spent:.4f}", *(f"{found[step]['loss']:.4f}" for step in sorted(found)[1::3]),
+        lines.append([training_name(epsilon), "" if spent is None else f"{spent:.4f}", *(f"{found[step]['loss']:.4f}" for step in shown_steps(found)),
                       f"{last['loss']:.4f}", f"{last['bits_per_byte']:.4f}", str(start["ranks"])])
-    steps = sorted(validations(logs[0]))[1::3]
+    steps = shown_steps(validations(logs[0]))
     return f"`{' '.join(plan.training + TRAINING)} --steps {plan.training_steps}`\n\n" + markdown(
         ["run", "epsilon spent", *(f"loss at step {step}" for step in steps), f"at step {plan.training_steps}", "bits/byte", "ranks"], lines)
 
@@ -524,7 +530,7 @@ def draw_speed(pyplot, measured, path):
         else:
             above.axhspan(0.92, 0.96, color="black", alpha=0.12, label="paper, 16 to 128 GPUs")
         below.axhspan(1.0, 1.3, color="black", alpha=0.12, label="paper")
-        above.set_ylim(0.5, 1.1), below.set_ylim(0.9, 1.4)
+        above.set_ylim(bottom=0.5), below.set_ylim(bottom=0.5)
         above.legend(fontsize=8), below.legend(fontsize=8)
     figure.savefig(path, dpi=150)
     print(path)

@@ -793,9 +793,12 @@ class Dpzero(InFolder):
         self.assertIsNone(found.speed(place, "flat"))
 
     def test_samples_that_were_taken(self):
-        """Steps of 3, 0 and 1 samples of 4 tokens after the first: 10 ms for a sample."""
-        events = [{"step": i + 1, "ms": ms, "tokens_per_s": 4 * n / ms * 1000} for i, (ms, n) in enumerate(((1000, 2), (25, 3), (5, 0), (10, 1)))]
-        self.assertEqual(reproduce_dpzero.step_ms({"step": events}, 4), (10, 4))
+        """Samples of 4 tokens, in steps after the first: the mean over samples; where steps have equally many, the median step."""
+        def found(*steps):
+            return {"step": [{"step": i + 1, "ms": ms, "tokens_per_s": 4 * n / ms * 1000} for i, (ms, n) in enumerate(((1000, 2), *steps))]}
+
+        self.assertEqual(reproduce_dpzero.step_ms(found((25, 3), (5, 0), (10, 1)), 4), (10, 4))
+        self.assertEqual(reproduce_dpzero.step_ms(found((25, 5), (60, 5), (10, 5)), 4), (5, 15))
 
     def test_shard(self):
         path = reproduce_dpzero.shard(self.folder, 50257, 3, 100)
