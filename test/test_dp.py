@@ -890,8 +890,8 @@ class Secrets(PrivateCheck):
         open(os.path.join(out, "stop"), "w").close()
         job.done()
         for line in [*lines, job.out.encode()]:
-        self.assertIn("--resume 1", job.out) # with the key of OUT
-        self.assertIn("--dp-key", job.out)
+            self.assertNotIn(KEY.encode(), line)
+        self.assertIn("--resume 1", job.out)  # which takes the key of OUT
         self.assertTrue(lines)
 
 
