@@ -252,7 +252,7 @@ class PrivateCheck(test_zero.Check):
         for name, storage, unit, where in data.shape.parts():
             size = sum(norm(c, [where]) for c in expected)
             # A tensor whose gradient is tiny beside its unit's has its rounding errors: key biases have nothing else.
-            self.assertLessEqual(norm(found - total, [where]), tolerance * (size + 0.01 * unit_size[unit]), f"{name} of storage {storage}: {what}")
+            self.assertLessEqual(norm(found - total, [where]), tolerance * (size + 0.02 * unit_size[unit]), f"{name} of storage {storage}: {what}")
         self.assertTrue((found[~data.shape.used()] == 0).all(), f"padding rows: {what}")
 
     def thresholds(self, data, style, contributions):
@@ -349,7 +349,7 @@ class Sensitivity(PrivateCheck):
         for name, how in itertools.product(extra, scales):
             yield f"{name}, {how}", Private(shape, shape.random(SEED, **scales[how]), [*others, extra[name]], T, dict(windows="document"))
 
-    def check(self, data, style, function, what, binary=test_train.BINARY, **layout):
+    def check(self, data, style, function, what, binary=test_train.BINARY, tolerance=CLOSE, **layout):
         """The difference that the last sample makes, of the whole and of each group; by what it should be, too."""
         flags = dict(dp_clip=self.R, dp_clip_style=style, dp_clip_function=function, binary=binary)
         (without,) = data.without_last().sums([flags])
@@ -358,7 +358,7 @@ class Sensitivity(PrivateCheck):
         for slices in [[slice(None)]] + parts:
             most = self.R if slices == [slice(None)] else self.R / math.sqrt(len(parts))
             # Sums of four samples of norm R in fp32, in two orders: 24 bits each.
-            self.assertLessEqual(norm(difference, slices), most * (1 + CLOSE), what)
+            self.assertLessEqual(norm(difference, slices), most * (1 + tolerance), what)
         return norm(difference, [slice(None)])
 
     def test_worst_samples(self):
@@ -382,7 +382,8 @@ class Sensitivity(PrivateCheck):
             weights[where["lnfw"]], weights[where["lnfb"]], weights[6 * shape.channels:7 * shape.channels] = 0.1, 3, -size
             data = Private(shape, shape.file(weights), [(0, 1, 2, 3), (0, 4, 5, 4), (0, 6, 6, 6)], self.T, dict(windows="document"))
             for style in CLIP_STYLES:
-                self.check(data, style, "abadi", (size, style))
+                # Its parts cancel, so that rounding of fp32 products is a thousandth of what is left (docs/privacy.md).
+                self.check(data, style, "abadi", (size, style), tolerance=1e-3)
             (alone,) = data.without_last().sums([{}])
             self.assertGreater(norm(alone, [slice(None)]), 0.1, "the others")
 
@@ -890,7 +891,7 @@ class Secrets(PrivateCheck):
         job.done()
         for line in [*lines, job.out.encode()]:
             self.assertNotIn(KEY.encode(), line)
-        self.assertIn("--dp-key", job.out)
+        self.assertIn("--resume 1", job.out)  # which takes the key of OUT
         self.assertTrue(lines)
 
 
