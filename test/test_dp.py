@@ -382,8 +382,8 @@ class Sensitivity(PrivateCheck):
             weights[where["lnfw"]], weights[where["lnfb"]], weights[6 * shape.channels:7 * shape.channels] = 0.1, 3, -size
             data = Private(shape, shape.file(weights), [(0, 1, 2, 3), (0, 4, 5, 4), (0, 6, 6, 6)], self.T, dict(windows="document"))
             for style in CLIP_STYLES:
-                # Its parts cancel, so that rounding of fp32 products is a thousandth of what is left (docs/privacy.md).
-                self.check(data, style, "abadi", (size, style), tolerance=1e-3)
+                # The update is read off weights of 1e10, which are whole multiples of 1024: a few thousandths of R at this rate, in a row of wte.
+                self.check(data, style, "abadi", (size, style), tolerance=1e-2)
             (alone,) = data.without_last().sums([{}])
             self.assertGreater(norm(alone, [slice(None)]), 0.1, "the others")
 
