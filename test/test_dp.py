@@ -50,8 +50,9 @@ CLIP_STYLES, CLIP_FUNCTIONS = ("unit", "flat", "stage"), ("abadi", "automatic")
 KEY = "%064x" % random.Random(SEED).getrandbits(256)
 # One step that leaves the private gradient in the weights. Noise is left out unless it is asked for.
 PRIVATE = dict(optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, threads=1, shuffle=None, dp_noise=0, dp_clip=1, dp_key=KEY)
-# Relative error of a sum of clipped gradients: sums of up to 1e3 products of fp32, 24 bits each, in two orders, and a norm of them.
-CLOSE = 1e-5
+# Relative error of a sum of clipped gradients: sums of up to 1e3 products of fp32, 24 bits each, in two orders, and a norm of them, read off
+# weights that may be a hundred times the update. What is looked for (a lost term, a wrong weight) is a hundredth at least.
+CLOSE = 1e-4
 
 
 class Job(test_train.Job):
@@ -857,7 +858,7 @@ class Secrets(PrivateCheck):
         self.assertEqual([e["loss"] for e in quiet.of("val")], [e["loss"] for e in shown.of("val")])
         for number in (n for pair in shown.steps("loss", "grad_norm") for n in pair if n):
             self.assertNotIn(f"{float(number):.4f}", quiet.out + quiet.err)
-        self.assertIn("are shown: who sees them knows more than epsilon says", shown.out)
+        self.assertIn("epsilon does not hold for who sees the losses, norms and samples", shown.err)
 
     def test_the_key_is_not_told(self):
         for own in (True, False):
