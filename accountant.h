@@ -322,6 +322,7 @@ static inline FftNumber *fft_roots(int64_t n) {
 // Sizes are halved depth first, so that small ones stay in the cache.
 static inline void fft_forward(FftNumber *a, int64_t n, const FftNumber *roots) {
     if (n == 1) { return; }
+    if (n > 1 << 14) { keep_alive(); }
     const FftNumber *w = roots + n / 2;
     for (int64_t k = 0; k < n / 2; k++) {
         FftNumber x = a[k], y = a[k + n / 2], difference = {x.re - y.re, x.im - y.im};
@@ -332,6 +333,7 @@ static inline void fft_forward(FftNumber *a, int64_t n, const FftNumber *roots) 
 }
 static inline void fft_inverse(FftNumber *a, int64_t n, const FftNumber *roots) { // times n
     if (n == 1) { return; }
+    if (n > 1 << 14) { keep_alive(); }
     fft_inverse(a, n / 2, roots), fft_inverse(a + n / 2, n / 2, roots);
     const FftNumber *w = roots + n / 2;
     for (int64_t k = 0; k < n / 2; k++) {
@@ -352,6 +354,7 @@ static inline void fft_convolve(FftNumber *a, int64_t n, int64_t times, const Ff
     fft_forward(a, n, roots);
     for (int64_t first = 0, last = 0; first < n; first = last ? 2 * first : 1, last = 2 * first - 1) { // frequency -f is last + first - j where f is j
         for (int64_t j = first; 2 * j <= first + last; j++) {
+            if (j % 4096 == 0) { keep_alive(); }
             FftNumber *x = &a[j], *y = &a[first + last - j];
             FftNumber of_re = {(x->re + y->re) / 2, (x->im - y->im) / 2}, of_im = {(x->im + y->im) / 2, (y->re - x->re) / 2};
             of_re = fft_power(of_re, times), of_im = fft_power(of_im, times);

@@ -68,6 +68,9 @@ static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     if (steps != p->told_steps) {
         PrivacySetting s = privacy_setting(p, steps);
         p->told = account_epsilon(&s, NAN), p->told_steps = steps;
+        if (p->target > 0 && p->told.high > p->target) { // the search for noise or steps has seen that it is not, by a narrower interval
+            p->told.high = fmin(p->told.high, account_epsilon(&s, p->target).high);
+        }
     }
     return p->told;
 }

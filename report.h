@@ -428,7 +428,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     size_t memory[MEMORY_KINDS];
     const Store *s = run->store;
     ZeroPolicy policy = s->policy;
-    policy.accumulates = run->options->batch_tokens && ceil_div(run->most_samples, run->ranks->n) > rows;
+    policy.accumulates = (run->options->batch_tokens || run->privacy->on) && ceil_div(run->most_samples, run->ranks->n) > rows;
     Store planned = store_plan(run->model, s->groups.all, policy, s->dtype, s->wire, s->adam);
     RunFacts facts = *run;
     facts.store = &planned;
@@ -440,7 +440,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
 static inline void memory_advice(const RunFacts *run, double there, char *text, size_t bytes) {
     bool given = run->options->recompute == RECOMPUTE_BLOCK;
     size_t n = 0;
-    for (int recompute = given; recompute < 2; recompute++) {
+    for (int recompute = given; recompute < (run->shape.clip.flat ? 1 : 2); recompute++) { // flat clipping goes without
         int64_t rows = run->shape.rows;
         while (rows && memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
         if (!rows) { continue; }

@@ -552,8 +552,7 @@ static void prepare(Trainer *t) {
     setup_promise(t);
     store_settle(&t->store);
     TextBuffer line = {NULL, 0, 0};
-    json_add_start(&facts, &line);
-    log_line(&t->log, &line);
+    if (t->comm.rank == 0) { json_add_start(&facts, &line), log_line(&t->log, &line); }
     ProgressBar bar = {output_is_terminal(), false, t->end, t->first_step, 0, 0};
     t->bar = bar;
     t->energy = energy_meter("/sys/class/powercap");
