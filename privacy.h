@@ -358,8 +358,8 @@ static inline void privacy_end(Privacy *p, const Options *o) {
 // ---------------------------------------------------------------------------------------------------------------------
 // What is told: by rank 0
 
-// Rounded up, to be claimed.
-static inline double privacy_up(double x, double unit) { return ceil(x / unit) * unit; }
+// Rounded up, to be claimed; what is a multiple but for rounding stays.
+static inline double privacy_up(double x, double unit) { return ceil(x / unit * (1 - 1e-12)) * unit; }
 static inline double privacy_delta_up(const Privacy *p) { return privacy_up(p->delta, pow(10, floor(log10(p->delta)) - 2)); } // three digits
 static inline void privacy_protected(const Privacy *p, char *text, size_t bytes) {
     if (p->unit == DP_SEQUENCE) {
@@ -383,6 +383,7 @@ static inline void privacy_print_start(FILE *to, Privacy *p) {
     fprintf(to, "           sampling rate %.6g (Poisson): %" PRId64 " samples of %" PRId64 " a step on average, %" PRId64 " at most\n",
             (double)p->samples / (double)p->windows, p->samples, p->windows, p->most);
     fprintf(to, "           gradients clipped to %s (%s, %s), noise of %s of that on their sum\n", t[4].value, t[5].value, t[6].value, t[2].value);
+    if (p->shown) { fprintf(to, "           losses, norms and samples of private steps are shown: who sees them knows more than epsilon says\n"); }
     if (p->allowed < p->steps) {
         fprintf(to, "           stops after step %" PRId64 " of %" PRId64 ": the next exceeds epsilon %g\n", p->allowed, p->steps, p->target);
     }
@@ -407,7 +408,7 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
     if (!p->rdp) { fprintf(to, "           accounted by prv: the exact value is between %.6f and %.6f\n", loss.low, privacy_up(loss.high, 1e-6)); }
     fprintf(to, "           not counted: other runs on this data, such as a search for hyper-parameters; time and memory that others on the machine can\n"
                 "           watch; rounding of sums before noise; validation data, which must not be private; copies of a sample elsewhere in the data\n");
-    if (p->shown) { fprintf(to, "           shown besides (--dp-show-private): losses, norms and samples, for who saw them epsilon does not hold\n"); }
+    if (p->shown) { fprintf(to, "           besides, losses, norms and samples were shown (--dp-show-private): for who saw them epsilon does not hold\n"); }
 }
 static inline int privacy_json_number(char *to, size_t bytes, const char *name, double x) {
     return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x) : snprintf(to, bytes, ",\"%s\":null", name);

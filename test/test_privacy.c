@@ -557,11 +557,13 @@ static void test_texts(void **state) {
 }
 static void test_rounding_up(void **state) {
     (void)state;
-    static const double cases[][3] = {{1.00001, 1e-4, 1.0001}, {2.5, 0.5, 2.5}, {0.81234999, 1e-4, 0.8124}, {0, 1e-4, 0}};
+    static const double cases[][3] = {{1.00001, 1e-4, 1.0001}, {2.5, 0.5, 2.5}, {0.81234999, 1e-4, 0.8124}, {0, 1e-4, 0}, {0.3, 0.1, 0.3}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { assert_true(fabs(privacy_up(cases[i][0], cases[i][1]) - cases[i][2]) < 1e-12); }
     for (int i = 0; i < 1000; i++) {
         Privacy p;
         char text[40];
+        p.delta = pow(10, -1 - i % 30); // three digits are enough: these stay
+        assert_true(fabs(privacy_delta_up(&p) / p.delta - 1) < 1e-9);
         p.delta = exp(-60 * random_uniform(seed, 2, (uint64_t)i));
         snprintf(text, sizeof text, "%.3g", privacy_delta_up(&p));
         assert_true(strtod(text, NULL) >= p.delta * (1 - 1e-12) && strtod(text, NULL) < p.delta * 1.011);
