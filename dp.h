@@ -40,7 +40,7 @@ static inline ClipPolicy clip_policy(const GptModel *m, double R, bool flat, Cli
 // ---------------------------------------------------------------------------------------------------------------------
 // Which way: by the bytes of instantiating (write, read, add to the gradient) against the multiplications of ghost norms
 
-enum { GHOST_RATIO = 60 }; // multiplications in the time of a byte, with what small products lose (docs/results.md)
+enum { GHOST_RATIO = 50 }; // multiplications in the time of a byte, with what small products lose (docs/results.md)
 // A product of (T, d) and (T, p) rows of a sample: T^2 (d + p) against d p.
 static inline bool clip_prefers_ghost(int64_t T, double both, double elements) { return (double)T * (double)T * both <= GHOST_RATIO * elements; }
 static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *m, int64_t T) {

@@ -161,8 +161,8 @@ static void setup_privacy(Trainer *t) {
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    t->store = store_plan(&t->model, t->ranks, zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->shape.rows), t->dtype,
-                          (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    ZeroPolicy policy = zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->shape.rows, t->shape.clip.again);
+    t->store = store_plan(&t->model, t->ranks, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
@@ -173,7 +173,9 @@ static Program make_program(const Trainer *t, int64_t samples, bool training) {
     p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->shape.clip.on);
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
-    schedule_sequential(&p, ceil_div(samples, alike), t->shape.rows, training);
+    int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
+    if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
+    schedule_sequential(&p, ceil_div(samples, alike), rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
     if (training && t->shape.clip.flat) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);

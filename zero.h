@@ -64,14 +64,14 @@ typedef struct {
     bool lends;       // wte stays acquired from the head to the embedding (dp.h)
 } ZeroPolicy;
 
-static inline ZeroPolicy zero_policy(const Options *o, int ranks, bool accumulates) {
+static inline ZeroPolicy zero_policy(const Options *o, int ranks, bool accumulates, bool lends) {
     if (o->zero_hpz_partition_size > ranks) {
         die(EXIT_INPUT, "a partition is some of the ranks, those of a node", "--zero-hpz-partition-size %" PRId64 " is more than the %d ranks",
             o->zero_hpz_partition_size, ranks);
     }
     ZeroPolicy z;
     memset(&z, 0, sizeof z);
-    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size, z.accumulates = accumulates;
+    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size, z.accumulates = accumulates, z.lends = lends;
     z.quantized_weights = o->zero_quantized_weights, z.quantized_gradients = o->zero_quantized_gradients, z.feedback = o->zero_error_feedback;
     z.weights.bits = 8, z.gradients.bits = o->zero_gradient_bits == GRADIENT_BITS_8 ? 8 : 4;
     z.weights.block = z.gradients.block = o->zero_quant_block;

@@ -59,7 +59,7 @@ class Job(test_train.Job):
 
     def check_end(self):
         events = self.events
-        if self.of("end") and self.of("start")[-1]["flags"]["dp-noise"]:
+        if self.of("end") and " --dp-" in self.command:
             self.events = json.loads(json.dumps(events))
             self.end()["traffic"]["measured"] = self.end()["traffic"]["predicted"]
         super().check_end()
@@ -252,7 +252,7 @@ class PrivateCheck(test_zero.Check):
         for name, storage, unit, where in data.shape.parts():
             size = sum(norm(c, [where]) for c in expected)
             # A tensor whose gradient is tiny beside its unit's has its rounding errors: key biases have nothing else.
-            self.assertLessEqual(norm(found - total, [where]), tolerance * (size + 0.01 * unit_size[unit]), f"{name} of storage {storage}: {what}")
+            self.assertLessEqual(norm(found - total, [where]), tolerance * (size + 0.02 * unit_size[unit]), f"{name} of storage {storage}: {what}")
         self.assertTrue((found[~data.shape.used()] == 0).all(), f"padding rows: {what}")
 
     def thresholds(self, data, style, contributions):
@@ -349,7 +349,7 @@ class Sensitivity(PrivateCheck):
         for name, how in itertools.product(extra, scales):
             yield f"{name}, {how}", Private(shape, shape.random(SEED, **scales[how]), [*others, extra[name]], T, dict(windows="document"))
 
-    def check(self, data, style, function, what, binary=test_train.BINARY, **layout):
+    def check(self, data, style, function, what, binary=test_train.BINARY, tolerance=CLOSE, **layout):
         """The difference that the last sample makes, of the whole and of each group; by what it should be, too."""
         flags = dict(dp_clip=self.R, dp_clip_style=style, dp_clip_function=function, binary=binary)
         (without,) = data.without_last().sums([flags])
@@ -358,7 +358,7 @@ class Sensitivity(PrivateCheck):
         for slices in [[slice(None)]] + parts:
             most = self.R if slices == [slice(None)] else self.R / math.sqrt(len(parts))
             # Sums of four samples of norm R in fp32, in two orders: 24 bits each.
-            self.assertLessEqual(norm(difference, slices), most * (1 + CLOSE), what)
+            self.assertLessEqual(norm(difference, slices), most * (1 + tolerance), what)
         return norm(difference, [slice(None)])
 
     def test_worst_samples(self):
@@ -382,7 +382,8 @@ class Sensitivity(PrivateCheck):
             weights[where["lnfw"]], weights[where["lnfb"]], weights[6 * shape.channels:7 * shape.channels] = 0.1, 3, -size
             data = Private(shape, shape.file(weights), [(0, 1, 2, 3), (0, 4, 5, 4), (0, 6, 6, 6)], self.T, dict(windows="document"))
             for style in CLIP_STYLES:
-                self.check(data, style, "abadi", (size, style))
+                # Its parts cancel, so that rounding of fp32 products is a thousandth of what is left (docs/privacy.md).
+                self.check(data, style, "abadi", (size, style), tolerance=1e-3)
             (alone,) = data.without_last().sums([{}])
             self.assertGreater(norm(alone, [slice(None)]), 0.1, "the others")
 
@@ -585,8 +586,10 @@ class Trajectories(PrivateCheck):
     def test_one_result(self):
         """Noise and batches of chance: stages bit by bit where plain runs are, ranks to rounding."""
         cases = [(optimizer, style, ranks, rows) for optimizer in ("adamw", "sgd") for style in ("unit", "flat") for ranks in (2, 3, 4) for rows in (1, 20)]
-        for optimizer, style, ranks, rows in sample(cases, 2):
+        for optimizer, style, ranks, rows in sample([c for c in cases if c[3] == 1], 1) + sample([c for c in cases if c[3] == 20], 1):
             case = dict(self.RUN, ranks=ranks, micro_batch=rows, dp_clip_style=style, optimizer=optimizer, lr=0.05 if optimizer == "sgd" else "1e-3")
+            if rows == 20:
+                case["batch_tokens"] = 28 * 20  # all samples, in one micro-step
             one, *jobs = self.exported([dict(case, ranks=1), *(dict(case, zero=stage) for stage in range(4))])
             for stage, job in enumerate(jobs):
                 self.assertEqual(job.steps("samples"), one.steps("samples"))
@@ -627,15 +630,15 @@ class Trajectories(PrivateCheck):
 
 class Kills(test_train.Kills):
     """Its chain, with noise: what a step saw, and its noise, are the same again."""
-    RUN = dict(ranks=2, zero=1, micro_batch=1, shuffle=None, dp_noise=1, dp_key=KEY, dp_show_private=1, grad_clip=0)
+    RUN = dict(ranks=2, zero=1, micro_batch=1, shuffle=None, dp_noise=1, dp_key=KEY, dp_show_private=1, grad_clip=0, dp_accountant="rdp")
     KILLS = 100 if ALL else 3
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-def account(**changes):
+def account(flags=(), **question):
     """What --dp-account answers."""
-    question = ",".join(f"{name}={value!r}" for name, value in changes.items())
-    return json.loads(Job(words=["--dp-account", question, "--json"]).done().out)
+    text = ",".join(f"{name}={value!r}" for name, value in question.items())
+    return json.loads(Job(words=["--dp-account", text, "--json", *flags]).done().out)
 
 
 class Ledger(PrivateCheck):
@@ -643,12 +646,13 @@ class Ledger(PrivateCheck):
 
     def test_epsilon(self):
         """At each validation that of the steps so far, as --dp-account says it."""
-        for changes, question in sample([(dict(), {}), (dict(dp_accountant="rdp"), {}), (dict(dp_noise=0.8, ranks=2, zero=2), {})], 2):
-            job = train(**dict(self.RUN, steps=5, **changes))
-            sigma = changes.get("dp_noise", 1.1)
-            for event in job.of("val"):
-                expected = account(q=5 / 28, sigma=sigma, steps=event["step"], delta=1e-5)["epsilon"] if event["step"] else 0
-                self.assertLess(abs(float(event["epsilon"]) - expected), 1e-6 * max(expected, 1), (changes, event))
+        for changes in sample([dict(), dict(dp_accountant="rdp"), dict(dp_neighbours="replace-one"), dict(dp_noise=0.8, ranks=2, zero=2)], 2):
+            run = dict(self.RUN, steps=5, **dict(changes))
+            for event in train(**run).of("val"):
+                flags = [word for name in ("dp_accountant", "dp_neighbours") if name in run for word in ("--" + name.replace("_", "-"), run[name])]
+                expected = account(flags, q=5 / 28, sigma=run["dp_noise"], steps=event["step"], delta=1e-5)["epsilon"] if event["step"] else 0
+                # The run spends a little of its delta on its cap (privacy.h), and the interval is as wide as it is.
+                self.assertLess(abs(float(event["epsilon"]) - expected), 1e-3 * expected + 1e-12, (changes, event))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -776,7 +780,7 @@ class Controls(PrivateCheck):
         self.assertEqual(text.count(old), 1, f"{file} has no longer one {old!r}")
         with open(os.path.join(folder, file), "w") as source:
             source.write(text.replace(old, new))
-        subprocess.run(["make", "-C", folder, "train_gpt", "FAST=-O1 -march=native"], check=True, capture_output=True, timeout=600)
+        subprocess.run(["make", "-C", folder, "train_gpt", "FAST=-O0 -march=native"], check=True, capture_output=True, timeout=600)
         return os.path.join(folder, "train_gpt")
 
     def notice(self, check, binary):
@@ -811,8 +815,7 @@ class Refusals(PrivateCheck):
     def test_combinations(self):
         """What would break the promise, with the reason."""
         cases = [(dict(zero=2, zero_quantized_gradients=1), "one sample can move all"), (dict(reduce_dtype="bf16"), "private gradients travel in fp32"),
-                 (dict(skip_loss_z=5), "tells about its samples"), (dict(skip_grad_z=5), "tells about its samples"), (dict(dp_noise=0.01), "--dp-noise takes 0, or at least 0.1"),
-                 (dict(dp_key=KEY[1:]), "found 63 characters"), (dict(dp_key="x" * 64), "hexadecimal"), (dict(dp_noise=0, dp_epsilon=3), "without noise no epsilon"),
+                 (dict(skip_loss_z=5), "tells about its samples"), (dict(skip_grad_z=5), "tells about its samples"), (dict(dp_key=KEY[1:]), "found 63 characters"), (dict(dp_key="x" * 64), "hexadecimal"), (dict(dp_noise=0, dp_epsilon=3), "without noise no epsilon"),
                  (dict(dp_clip_style="flat", recompute="block"), "--dp-clip-style unit"), (dict(dp_unit="document"), "--windows document")]
         def check(case):
             changes, words = case
@@ -854,7 +857,7 @@ class Secrets(PrivateCheck):
         self.assertEqual([e["loss"] for e in quiet.of("val")], [e["loss"] for e in shown.of("val")])
         for number in (n for pair in shown.steps("loss", "grad_norm") for n in pair if n):
             self.assertNotIn(f"{float(number):.4f}", quiet.out + quiet.err)
-        self.assertRegex(shown.err + shown.out, "(?i)show-private")
+        self.assertIn("are shown: who sees them knows more than epsilon says", shown.out)
 
     def test_the_key_is_not_told(self):
         for own in (True, False):
@@ -888,7 +891,7 @@ class Secrets(PrivateCheck):
         job.done()
         for line in [*lines, job.out.encode()]:
             self.assertNotIn(KEY.encode(), line)
-        self.assertIn("--dp-key", job.out)
+        self.assertIn("--resume 1", job.out)  # which takes the key of OUT
         self.assertTrue(lines)
 
 
