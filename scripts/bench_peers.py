@@ -4,7 +4,7 @@
 One round of a case runs every contestant once, each as a process of its own; rounds alternate the order, so a drift of
 the machine does not favour one. A run's figure is the median step after WARMUP steps. Ratios are taken inside a round and
 are PyTorch's time over ours: above 1 means that train_gpt is faster. Memory is the peak resident size of the largest
-process of a run (not below this harness's own half a gigabyte). Use an idle machine: the load average is printed first.
+process of a PyTorch run (not below this harness's own half a gigabyte). Use an idle machine: the load average is printed first.
 
 The PyTorch side is meant to be as fast as it goes with plain means: scaled_dot_product_attention, fused AdamW, vocabulary
 padded to 50304, no gradient clipping (train_gpt is told so too), one thread per core; between ranks DDP over gloo, and FSDP
@@ -219,7 +219,8 @@ def peer_command(name, peer, case, log):
 
 
 def measure(command, variables, case, log):
-    """Runs the command to its end. Resident size is the largest among it and its descendants, as wait4 reports it."""
+    """Runs the command to its end. Peak memory is what train_gpt says of rank 0, else the largest among the process and its descendants, as
+    wait4 reports it."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads(case)), **variables)
     if os.geteuid() == 0:  # mpirun asks root twice
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -230,15 +231,17 @@ def measure(command, variables, case, log):
             output.seek(0)
             sys.exit(f"bench_peers: failed: {' '.join(command)}\n{output.read()[-2000:]}")
     with open(log) as lines:
-        steps = [event for event in map(json.loads, lines) if event["event"] == "step"]
-    return Run(run_ms([event for event in steps if event["step"] > WARMUP], case), 1024 * usage.ru_maxrss)
+        events = [json.loads(line) for line in lines]
+    told = [event["memory"]["measured"] for event in events if event["event"] == "end"]
+    peak = told[0]["device"] + told[0]["host"] if told else 1024 * usage.ru_maxrss
+    return Run(run_ms([event for event in events if event["event"] == "step" and event["step"] > WARMUP], case), peak)
 
 
 def run_ms(steps, case):
     """Of a step of B samples: the median; in case dp the mean over samples, since private steps take any number of them."""
     if case.shape is not SMALL:
         return statistics.median(event["ms"] for event in steps)
-    return case.B * sum(event["ms"] for event in steps) / sum(len(event.get("samples") or range(case.B)) for event in steps)
+    return case.B * sum(event["ms"] for event in steps) / sum(len(event["samples"]) if "samples" in event else case.B for event in steps)
 
 
 def can_compile():
@@ -302,8 +305,9 @@ def cpu_model():
 def benchmark(cases, program, rounds):
     print(f"machine {cpu_model()}, {CORES} threads, load {os.getloadavg()[0]:.2f}; PyTorch {torch.__version__}; "
           f"{rounds} rounds; ratio: PyTorch / train_gpt")
-    print(f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>9} {'ms':>10}   "
-          f"{'min':>5} {'median':>6} {'max':>5}   {'ours, MB':>9} {'their MB':>9}", flush=True)
+    if cases != ["dp"]:
+        print(f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>9} {'ms':>10}   "
+              f"{'min':>5} {'median':>6} {'max':>5}   {'ours, MB':>9} {'their MB':>9}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         write_shard(os.path.join(folder, "shard.bin"), 100_000)
         for name in cases:

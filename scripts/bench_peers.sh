@@ -13,7 +13,7 @@ if [ "$(cat "$venv/installed" 2>/dev/null)" != "$packages" ]; then
         echo "bench_peers: PyTorch needs $need_gb GB of disk here, $free_gb GB are free" >&2
         exit 3
     fi
-    python3 -m venv "$venv"
+    [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"
     echo '*' > "$venv/.gitignore"
     # shellcheck disable=SC2086 # words
     "$venv/bin/pip" install --quiet --no-cache-dir $packages

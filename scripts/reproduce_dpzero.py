@@ -81,7 +81,8 @@ class Width:
 
 
 # The release states sizes, not shapes: those of GPT-3 for 7B and 13B, ours for the others.
-WIDTHS = {w.name: w for w in (Width("7B", 32, 4096, 32, 0.95), Width("13B", 40, 5120, 40, 0.945), Width("26B", 48, 6144, 58, 0.959), Width("100B", 80, 10240, 80, 0.955))}
+WIDTHS = {w.name: w for w in (Width("7B", 32, 4096, 32, 0.95), Width("13B", 40, 5120, 40, 0.945), Width("26B", 48, 6144, 58, 0.959),
+                              Width("100B", 80, 10240, 80, 0.955))}
 BOOK_KEEPING = {"124M": "0.80", "350M": "0.80", "774M": "0.87"}  # GPT2, medium, large at 100 tokens, one A100
 # NVIDIA's A100 in nodes of 8 with 400 Gbit/s, half of its peak for products.
 CLUSTER = "64x8,intra=300,inter=50,tflops=156,memory=1555"
@@ -227,7 +228,8 @@ class Measurements:
         log, fresh = complete(self.runner, folder, command)
         row = read_row(log, place, variant, number, T, samples)
         self.rows.append(row)
-        print(f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.2f} ms a sample ({row.samples}), {row.device / plot.MIB:.1f} MiB, {row.sent} bytes sent", flush=True)
+        print(f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.2f} ms a sample ({row.samples}), {row.device / plot.MIB:.1f} MiB, {row.sent} bytes sent",
+              flush=True)
 
     def rounds(self, place, shape, variants, count, *more, block=False):
         """Each variant in turn, every other time backwards: a drift of the machine favours none."""
@@ -308,8 +310,8 @@ def train_all(plan, runner, options):
     logs, ranks = {}, min(2, CORES)
     for epsilon in (0, *EPSILONS):
         folder = options.into / f"text-{training_name(epsilon).replace(' ', '')}"
-        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), options.program, "--train", DATA + "_train_*.bin", "--val", DATA + "_val_*.bin",
-                   "--threads", str(max(1, CORES // ranks)), *plan.training, *TRAINING, "--steps", str(plan.training_steps),
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), options.program, "--threads", str(max(1, CORES // ranks)),
+                   "--train", DATA + "_train_*.bin", "--val", DATA + "_val_*.bin", *plan.training, *TRAINING, "--steps", str(plan.training_steps),
                    "--val-every", str(plan.training_steps // 10), *(("--dp-epsilon", str(epsilon)) if epsilon else ())]
         logs[epsilon], fresh = complete(runner, folder, command)
         print(f"{'' if fresh else 'there: '}{folder.name}: validation loss {last_validation(logs[epsilon])['loss']:.4f}", flush=True)
@@ -363,16 +365,19 @@ def grid_claims(measured):
     ranks = ", ".join(map(str, sorted({place[2] for place in places})))
     return [
         [f"speed, private over non-private, ZeRO 0 to 3 on {ranks} ranks", "0.93 to 0.96 (16 to 128 GPUs, largest batch); 0.92 (128, same batch)",
-         joined(f"{variant}: {range_text(values)}" for variant, values in found.items()), "ranks share this machine's cores: what a rank computes more, the others wait for"],
+         joined(f"{variant}: {range_text(values)}" for variant, values in found.items()),
+         "a small model on this machine's cores, which the ranks share"],
         ["memory, private over non-private (goal 1.05)", "1.0 to 1.3", joined(f"{variant}: {range_text(values)}" for variant, values in memory.items()),
          "no gradient of a sample is kept longer than its unit is at work"],
-        ["traffic, private and non-private", "equal", f"equal in {equal} of {len(pairs)} pairs, by link and kind of message, byte for byte", "messages of fp32 in both"],
+        ["traffic, private and non-private", "equal", f"equal in {equal} of {len(pairs)} pairs, by link and kind of message, byte for byte",
+         "messages of fp32 in both"],
     ]
 
 
 def size_claims(measured):
     places = measured.places("size")
-    lines = [["speed by size (goal 0.95; 0.93 at T <= 256)", f"book-keeping: {', '.join(f'{name} {value}' for name, value in BOOK_KEEPING.items())} (100 tokens)",
+    others = ", ".join(f"{name} {value}" for name, value in BOOK_KEEPING.items())
+    lines = [["speed by size (goal 0.95; 0.93 at T <= 256)", f"book-keeping: {others} (100 tokens)",
               joined(f"{place[1]}: {measured.speed(place, UNIT)[0]:.3f}" for place in places if measured.speed(place, UNIT)),
               "style unit; a sample's gradient is made once, measured, and added"]]
     flat = [(place, measured.speed(place, FLAT)[0] / measured.limit(place, FLAT)) for place in places if measured.speed(place, FLAT)]
@@ -391,10 +396,12 @@ def wide_claims(measured, predicted):
     left_out = "".join(f"; {name}: too little memory here" for name in measured.left_out)
     a, b = predicted[PUBLIC], predicted[UNIT]
     return [
-        ["speed at the widths of 7B, 13B, 26B, 100B", ", ".join(f"{width.paper:g}" for width in WIDTHS.values()), joined(f"{name}: {value:.3f}" for name, value in found) + left_out,
+        ["speed at the widths of 7B, 13B, 26B, 100B", ", ".join(f"{width.paper:g}" for width in WIDTHS.values()),
+         joined(f"{name}: {value:.3f}" for name, value in found) + left_out,
          f"one block of the width, {measured.plan.wide_tokens} tokens, style unit, without optimizer and messages"],
         ["GPT-100B on 512 GPUs", "trained", f"predicted a rank: {gigabytes(a['memory']['device'])}, private {gigabytes(b['memory']['device'])} "
-         f"({b['memory']['device'] / a['memory']['device']:.3f}); traffic {'equal' if a['traffic'] == b['traffic'] else 'DIFFERS'}", "80 blocks of 10240, our geometry; a prediction"],
+         f"({b['memory']['device'] / a['memory']['device']:.3f}); traffic {'equal' if a['traffic'] == b['traffic'] else 'DIFFERS'}",
+         "80 blocks of 10240, our geometry; a prediction"],
     ]
 
 
@@ -425,12 +432,14 @@ def size_table(measured):
     for place in places:
         shape = shapes[place[1]]
         base = statistics.median(row.ms for row in measured.of(place, PUBLIC).values())
-        lines.append([f"{shape.name}: {shape.layers} blocks of {shape.channels}, vocabulary {shape.vocab}, T = {shape.T}, {shape.rows * shape.micro_steps} samples", f"{base:.1f}",
-                      *(spread(measured.speed(place, name)) for name in names), f"{measured.limit(place, FLAT):.3f}", *(f"{measured.memory(place, name):.3f}" for name in names)])
-    return "one rank\n\n" + markdown(["size", "non-private, ms a sample", *(f"speed, {name}" for name in names), "flat's limit", *(f"memory, {name}" for name in names)], lines)
+        what = f"{shape.name}: {shape.layers} blocks of {shape.channels}, vocabulary {shape.vocab}, T = {shape.T}, {shape.rows * shape.micro_steps} samples"
+        lines.append([what, f"{base:.1f}", *(spread(measured.speed(place, name)) for name in names), f"{measured.limit(place, FLAT):.3f}",
+                      *(f"{measured.memory(place, name):.3f}" for name in names)])
+    columns = [*(f"speed, {name}" for name in names), "flat's limit", *(f"memory, {name}" for name in names)]
+    return "one rank\n\n" + markdown(["size", "non-private, ms a sample", *columns], lines)
 
 
-def wide_table(measured, predicted):
+def wide_table(measured):
     lines, places = [], measured.places("wide")
     names = styles(measured, places)
     for place in places:
@@ -438,15 +447,22 @@ def wide_table(measured, predicted):
         base = statistics.median(row.ms for row in measured.of(place, PUBLIC).values())
         lines.append([width.name, f"{width.blocks} of {width.channels}, {width.heads} heads", f"{12 * width.channels**2 / 1e6:.0f} M", f"{base:.0f}",
                       *(spread(measured.speed(place, name)) for name in names), *(f"{measured.limit(place, name):.3f}" for name in names), f"{width.paper:g}"])
-    text = f"one block, forward and backward, {measured.plan.wide_tokens} tokens\n\n" + markdown(
-        ["width of", "blocks", "parameters of one", "non-private, ms", *(f"speed, {name}" for name in names), *(f"limit, {name}" for name in names), "paper"], lines)
+    columns = [*(f"speed, {name}" for name in names), *(f"limit, {name}" for name in names), "paper"]
+    return f"one block, forward and backward, {measured.plan.wide_tokens} tokens\n\n" + markdown(
+        ["width of", "blocks", "parameters of one", "non-private, ms", *columns], lines)
+
+
+def cluster_table(predicted):
     kinds = [kind for kind in predicted[PUBLIC]["memory"] if kind != "host"]
-    rows = [[variant, *(gigabytes(p["memory"][kind]) for kind in kinds), *(gigabytes(p["traffic"]["total"][link]) for link in ("intra", "inter")), f"{p['step_ms']:.0f}"]
-            for variant, p in predicted.items()]
-    rows.append(["ratio", *(f"{predicted[UNIT]['memory'][kind] / predicted[PUBLIC]['memory'][kind]:.3f}" for kind in kinds),
-                 *(f"{predicted[UNIT]['traffic']['total'][link] / predicted[PUBLIC]['traffic']['total'][link]:.3f}" for link in ("intra", "inter")),
-                 f"{predicted[UNIT]['step_ms'] / predicted[PUBLIC]['step_ms']:.3f}"])
-    return text + f"`./train_gpt {' '.join(CLUSTER_RUN)}`: a rank\n\n" + markdown(["", *kinds, "sent inside a node, a step", "between nodes", "ms a step"], rows)
+
+    def cells(p):
+        return [*(p["memory"][kind] for kind in kinds), *(p["traffic"]["total"][link] for link in ("intra", "inter")), p["step_ms"]]
+
+    found = {variant: cells(p) for variant, p in predicted.items()}
+    rows = [[variant, *map(gigabytes, values[:-1]), f"{values[-1]:.0f}"] for variant, values in found.items()]
+    rows.append(["ratio", *(f"{a / b:.3f}" for a, b in zip(found[UNIT], found[PUBLIC]))])
+    header = ["", *kinds, "sent inside a node, a step", "between nodes", "ms a step"]
+    return f"`./train_gpt {' '.join(CLUSTER_RUN)}`: a rank\n\n" + markdown(header, rows)
 
 
 def shown_steps(found):
@@ -476,7 +492,7 @@ def report(measured, predicted, logs, options):
         tables += grid_table(measured) + size_table(measured)
     if predicted:
         claims += wide_claims(measured, predicted)
-        tables += wide_table(measured, predicted)
+        tables += wide_table(measured) + cluster_table(predicted)
     if logs:
         claims += text_claims(plan, logs)
         tables += text_table(plan, logs)
@@ -523,10 +539,12 @@ def draw_speed(pyplot, measured, path):
         places = measured.places(part)
         labels = [f"{place[2]} / {place[3]}" if part == "grid" else place[1] for place in places]
         names = styles(measured, places)
-        draw_bars(above, labels, {name: [(measured.speed(place, name) or (None,))[0] for place in places] for name in names}, titles[part], "private / non-private speed")
+        speeds = {name: [(measured.speed(place, name) or (None,))[0] for place in places] for name in names}
+        draw_bars(above, labels, speeds, titles[part], "private / non-private speed")
         draw_bars(below, labels, {name: [measured.memory(place, name) for place in places] for name in names}, "", "private / non-private memory")
         if part == "wide":
-            above.plot(range(len(labels)), [WIDTHS[label].paper for label in labels], marker="_", markersize=30, color="black", linestyle="none", label="paper, whole model")
+            above.plot(range(len(labels)), [WIDTHS[label].paper for label in labels], marker="_", markersize=30, color="black", linestyle="none",
+                       label="paper, whole model")
         else:
             above.axhspan(0.92, 0.96, color="black", alpha=0.12, label="paper, 16 to 128 GPUs")
         below.axhspan(1.0, 1.3, color="black", alpha=0.12, label="paper")
@@ -558,7 +576,8 @@ def draw_text(pyplot, logs, path):
 # ----------------------------------------------------------------------------------------------------------------------
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_dpzero.sh --quick | --full [option ...]")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage="reproduce_dpzero.sh --quick | --full [option ...]")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--quick", dest="plan", action="store_const", const="quick")
     size.add_argument("--full", dest="plan", action="store_const", const="full")
