@@ -5,7 +5,7 @@
 //          --batch-tokens stands for; clips their gradients to R, adds noise of sigma R, and divides by S, whatever number was drawn.
 // Noise    --dp-noise, or found for --dp-epsilon and the run's steps. A step that would exceed --dp-epsilon is not taken.
 // Cap      a step takes `most` samples at most: 6.5 standard deviations or more above S, so seldom met that what it could add to delta (which
-//          others are cut tells whether a sample was there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand.
+//          others are cut tells whether a sample was there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand, where there are more windows than that.
 // History  one line of each checkpoint's manifest: the settings under which its steps were taken. A run that resumes has the same, or does
 //          not begin: no step leaves the account, and none is counted by another's rule.
 // Key      of noise and samples: 32 bytes of the operating system, in OUT/dp_key, which only its owner may read. Steps that were lost
@@ -56,8 +56,8 @@ static inline int64_t privacy_most_samples(int64_t samples, int64_t windows, int
 }
 
 static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
-    PrivacySetting s = {(double)p->samples / (double)p->windows, p->sigma,        p->delta * (1 - CAP_SHARE), steps, p->rdp,
-                        p->relation == DP_REPLACE_ONE,           (int)p->document};
+    double q = (double)p->samples / (double)p->windows, delta = p->most < p->windows ? p->delta * (1 - CAP_SHARE) : p->delta; // none is cut
+    PrivacySetting s = {q, p->sigma, delta, steps, p->rdp, p->relation == DP_REPLACE_ONE, (int)p->document};
     return s;
 }
 // What so many steps give away: `high` is claimed. Rank 0 alone calls it; a number of steps is accounted once.

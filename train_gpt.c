@@ -173,7 +173,9 @@ static Program make_program(const Trainer *t, int64_t samples, bool training) {
     p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->shape.clip.on);
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
-    schedule_sequential(&p, ceil_div(samples, alike), t->shape.rows, training);
+    int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
+    if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
+    schedule_sequential(&p, ceil_div(samples, alike), rows, training);
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
     if (training && t->shape.clip.flat) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);

@@ -153,7 +153,7 @@ def train_private_peer(case, peer, log):
         tokens = torch.randint(VOCAB, (case.B, case.T + 1))
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        logits = model(tokens[:, :-1])
+        logits = model(tokens[:, :-1].contiguous())  # ghost norms of embeddings want views
         flat, targets = logits.flatten(0, 1), tokens[:, 1:].flatten()
         loss = criterion(flat, targets, shape=logits.shape) if criterion else F.cross_entropy(flat, targets)
         loss.backward()

@@ -14,6 +14,7 @@
 
 Standard library only.
 """
+import argparse
 import csv
 import json
 import os
@@ -747,7 +748,9 @@ class Dpzero(InFolder):
         with open(self.out / "rows.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual(len(rows), self.RUNS - 6)
-        self.assertEqual({row["ms"] for row in rows if row["part"] == "grid" and row["variant"] == "unit"}, {"12.5"})
+        grid = [row for row in rows if row["part"] == "grid"]
+        self.assertEqual({row["ms"] for row in grid if row["variant"] == "unit"}, {"12.5"})
+        self.assertEqual({(row["ranks"], row["samples"]) for row in grid}, {("1", "16"), ("2", "32")}, "2 steps of 8 samples a rank, private or not")
         self.assertEqual({row["intra all_gather"] for row in rows if row["stage"] == "2" and row["ranks"] == "2"}, {"200"})
         self.assertEqual(len(self.calls()), self.RUNS)
         self.assertFalse([call for call in self.calls() if "--dp-epsilon" in call and "--dp-show-private" in call], "these are private")
@@ -801,7 +804,11 @@ class Dpzero(InFolder):
         self.assertEqual(reproduce_dpzero.step_ms(found((25, 5), (60, 5), (10, 5)), 4), (5, 15))
 
     def test_shard(self):
-        path = reproduce_dpzero.shard(self.folder, 50257, 3, 100)
+        """All of it is one batch; for Poisson's rule it is 16."""
+        shape = reproduce_dpzero.Shape("any", 1, 1, 64, 50257, 100, 1, 3)
+        found = reproduce_dpzero.Measurements(None, None, argparse.Namespace(into=self.folder, program="train_gpt"))
+        sampled, path = (Path(found.command(shape, 1, 0, variant)[8]) for variant in ("unit, Poisson", "unit"))
+        self.assertEqual(sampled.stat().st_size, 1024 + 2 * (16 * 300 + 1))
         data = path.read_bytes()
         words = [int.from_bytes(data[i:i + 4], "little") for i in range(0, 1024, 4)]
         self.assertEqual(words, [20240520, 1, 301] + [0] * 253)
