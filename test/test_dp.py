@@ -396,15 +396,15 @@ class Sensitivity(PrivateCheck):
     def test_a_sample_that_overflows(self):
         """Gradients or norms beyond fp32: the sample is bounded, or left out; the others count as ever."""
         shape = SHORT
-        for size in sample((1e10, 1e20, 1e30, 1e38), 2):
+        for size in sample((1e4, 1e20, 1e30, 1e38), 2):
             weights = values(shape.random(SEED))
             where = {name: part for name, _, _, part in shape.parts()}
             # Token 6 is so unlikely that only a sample that holds it meets its row of wte.
             weights[where["lnfw"]], weights[where["lnfb"]], weights[6 * shape.channels:7 * shape.channels] = 0.1, 3, -size
             data = Private(shape, shape.file(weights), [(0, 1, 2, 3), (0, 4, 5, 4), (0, 6, 6, 6)], self.T, dict(windows="document"))
             for style in CLIP_STYLES:
-                # The update is read off weights of 1e10, which are whole multiples of 1024: a few thousandths of R at this rate, in a row of wte.
-                self.check(data, style, "abadi", (size, style), tolerance=1e-2)
+                # The update is read off weights of 1e4, which are multiples of 2^-10: a 2^-29 at this rate. Larger ones leave the sample out.
+                self.check(data, style, "abadi", (size, style), tolerance=1e-3)
             (alone,) = data.without_last().sums([{}])
             self.assertGreater(norm(alone, [slice(None)]), 0.1, "the others")
 
@@ -635,10 +635,10 @@ class Trajectories(PrivateCheck):
                 self.assert_same(jobs[2], jobs[0], dict(case, zero=2))
 
     def test_precision_and_memory(self):
-        """bf16, recomputation, quantized weights, secondary copies: stages bit by bit at one micro-step."""
+        """bf16, recomputation, quantized weights, secondary copies: stages that have the same micro-steps bit by bit."""
         variants = [dict(ranks=2, dtype="bf16"), dict(ranks=3, recompute="block"), dict(ranks=2, dtype="bf16", stochastic_rounding=1), dict(ranks=4, windows="document", seq_len=5, batch_tokens=15)]
         for case in sample([dict(self.RUN, micro_batch=30, **variant) for variant in variants], 1):
-            first, second = self.exported([dict(case, zero=stage) for stage in (random.Random(SEED).randrange(3), 3)])
+            first, second = self.exported([dict(case, zero=stage) for stage in (2, 3)])  # stages 0 and 1 may have shorter ones
             self.assert_same(second, first, case)
         plain, near, quantized = self.exported([dict(self.RUN, ranks=4, zero=3, micro_batch=1, **more) for more in
                                                (dict(), dict(zero_hpz_partition_size=2), dict(zero_quantized_weights=1))])
