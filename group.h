@@ -1,4 +1,5 @@
-// group.h: who takes part in a collective, on which nodes, and what each member then sends. Pure: no messages; comm.h sends them.
+// group.h: who takes part in a collective, on which nodes, and what each member then sends; which ranks compute which units (Placement).
+// Pure: no messages; comm.h sends them.
 //
 // A collective over a group of n members divides an array into n slices by n + 1 ascending element bounds; slice i belongs to member i
 // and may be empty. What is counted here is what comm.h's banner says: two levels where the members lie evenly on several nodes.
@@ -98,6 +99,40 @@ static inline void comm_bytes_sent(CommKind kind, const Group *g, int member, co
         int owner = group_at(g, n, local);
         for (int l = 0; l < g->locals; l++) { comm_count(g, member, group_at(g, node, l), bounds[owner + 1] - bounds[owner], element_bytes, bytes); }
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Placement: which ranks compute which units.
+typedef struct {
+    int first_unit, units;
+    int replicas;
+    int *ranks; // [replicas] in the order of their rows
+} Stage;
+typedef struct {
+    int stages;
+    Stage *stage; // [stages] their units follow each other
+} Placement;
+
+static inline Placement placement_make(int stages) {
+    Placement p = {stages, (Stage *)checked_calloc((size_t)stages, sizeof(Stage), "placement")};
+    return p;
+}
+// One stage: every rank computes all units.
+static inline Placement placement_whole(int units, int ranks) {
+    Placement p = placement_make(1);
+    p.stage[0].units = units, p.stage[0].replicas = ranks, p.stage[0].ranks = (int *)checked_malloc((size_t)ranks * sizeof(int), "placement");
+    for (int r = 0; r < ranks; r++) { p.stage[0].ranks[r] = r; }
+    return p;
+}
+static inline void placement_free(Placement *p) {
+    for (int s = 0; s < p->stages; s++) { free(p->stage[s].ranks); }
+    free(p->stage);
+    memset(p, 0, sizeof *p);
+}
+static inline int placement_stage_of_unit(const Placement *p, int unit) {
+    int s = 0;
+    while (unit >= p->stage[s].first_unit + p->stage[s].units) { s++; }
+    return s;
 }
 
 #endif
