@@ -272,6 +272,7 @@ static void setup_weights(Trainer *t) {
 // What a private run promises stands when the weights are there: a resumed one goes on with its noise, its key and what it has spent.
 static void setup_promise(Trainer *t) {
     Privacy *p = &t->privacy;
+    if (p->on && t->comm.rank == 0 && *t->options.out) { p->data = dataset_checksum(&t->train); }
     privacy_begin(p, &t->options, &t->given, t->progress.privacy, t->progress.step, &t->comm);
     t->end = min_i64(t->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
@@ -452,6 +453,7 @@ static void print_sample(Trainer *t) {
 static void save_checkpoint(Trainer *t) {
     char path[1100];
     privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
+    privacy_settle(&t->privacy);
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }

@@ -82,6 +82,41 @@ static void count_up(uint16_t *tokens, int64_t n, int first) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// What tells data apart
+
+static uint64_t checksum_of(WindowKind windows, int32_t eot) {
+    DatasetOptions o = options_of(4, windows, false, 0);
+    o.eot = eot;
+    Dataset ds = dataset_open(path_of("*.bin"), o);
+    uint64_t sum = dataset_checksum(&ds);
+    dataset_close(&ds);
+    return sum;
+}
+static void test_checksum(void **state) {
+    (void)state;
+    uint16_t tokens[500];
+    for (int i = 0; i < 500; i++) { tokens[i] = (uint16_t)(i * i % 11); }
+    write_shard("a.bin", tokens, 500);
+    const uint64_t continuous = checksum_of(WINDOWS_CONTINUOUS, 7), documents = checksum_of(WINDOWS_DOCUMENT, 5);
+    assert_true(continuous == checksum_of(WINDOWS_CONTINUOUS, 5)); // nothing depends on end-of-text
+    assert_true(continuous != documents && documents != checksum_of(WINDOWS_DOCUMENT, 9));
+    for (int i = 0; i < 500; i += 7) { // each token counts
+        tokens[i]++;
+        write_shard("a.bin", tokens, 500);
+        assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
+        tokens[i]--;
+    }
+    write_shard("a.bin", tokens, 499);
+    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
+    clear_folder();
+    write_shard("x.bin", tokens, 123), write_shard("y.bin", tokens + 123, 377); // other files, the same stream
+    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) == continuous && checksum_of(WINDOWS_DOCUMENT, 5) == documents);
+    clear_folder();
+    write_shard("y.bin", tokens, 123), write_shard("x.bin", tokens + 123, 377); // in another order
+    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Samples of continuous windows
 
 static void test_sample_by_hand(void **state) {
@@ -1165,6 +1200,7 @@ static void test_fuzz(void **state) { // damaged headers and texts: refused or r
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, fresh)
     const struct CMUnitTest tests[] = {
+        TEST(test_checksum),
         TEST(test_sample_by_hand),
         TEST(test_sample_rule),
         TEST(test_far_samples),

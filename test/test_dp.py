@@ -735,11 +735,19 @@ class Ledger(PrivateCheck):
             refused(changes, words)
         shutil.rmtree(test_train.checkpoint(out, 4))
         refused(dict(lr="2e-3"), "steps 3 to 4 have drawn noise after this checkpoint")
-        os.rename(os.path.join(out, "dp_key"), os.path.join(out, "elsewhere"))
-        refused(dict(), "dp_key cannot be read")
-        os.rename(os.path.join(out, "elsewhere"), os.path.join(out, "dp_key"))
-        self.assertEqual(len(train(**dict(run, resume=1, steps=5, ranks=2, zero=3)).steps()), 3, "in another layout")
+        other, same = test_train.golden_tokens(), shard(test_train.golden_tokens())
+        other[5] = (other[5] + 1) % test_train.VOCAB
+        refused(dict(train=shard(other)), "under other flags")
+        for name in ("dp_key", "dp_steps"):
+            os.rename(os.path.join(out, name), os.path.join(out, "elsewhere"))
+            refused(dict(), f"{name} cannot be read")
+            os.rename(os.path.join(out, "elsewhere"), os.path.join(out, name))
+        self.assertEqual(len(train(**dict(run, resume=1, steps=5, ranks=2, zero=3, train=same)).steps()), 3, "in another layout, and another file")
         self.assertEqual(len(train(**dict(run, resume=1, steps=6, lr="2e-3")).steps()), 1, "another rate for steps that nobody has seen")
+        for step in (4, 5, 6):
+            shutil.rmtree(test_train.checkpoint(out, step))
+        for lr in ("1e-3", "2e-3"):  # steps 3 to 6 had both
+            refused(dict(lr=lr), "steps 3 to 6 have drawn noise")
 
     def test_a_run_without_privacy_is_not_made_private(self):
         out = os.path.join(scratch(), "out")
