@@ -565,12 +565,7 @@ static inline void dataset_fill_windows(const Dataset *ds, const int64_t *window
     for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, windows[i], inputs + i * T, targets + i * T); }
 }
 
-// Poisson sampling of a private run: what a step may take at most. Chance alone asks for more in less than one of 10^10 steps: 6.5 standard
-// deviations would do for a normal number; 7, which is (6.5^2 - 1) / 6, is for the skewness of small means.
-static inline int64_t poisson_cap(int64_t windows, double q) {
-    const double mean = q * (double)windows, most = ceil(mean + 6.5 * sqrt(mean * (1.0 - q)) + 7.0);
-    return most < (double)windows ? (int64_t)most : windows;
-}
+// Poisson sampling of a private run.
 static inline int compare_windows(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);

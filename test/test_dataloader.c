@@ -448,7 +448,7 @@ static void test_poisson_edges(void **state) {
     for (int k = 0; k < 4; k++) { // all of them, at every step
         const Dataset ds = only_windows(sizes[k]);
         for (uint64_t step = 0; step < 200; step++) {
-            assert_int_equal(sample_checked(&ds, 1.0, poisson_cap(sizes[k], 1.0), step, windows), sizes[k]);
+            assert_int_equal(sample_checked(&ds, 1.0, sizes[k], step, windows), sizes[k]);
             assert_int_equal(sample_checked(&ds, 1.0 - 0x1p-53, MOST, step, windows), sizes[k]);
         }
     }
@@ -507,24 +507,6 @@ static void test_poisson_streams(void **state) { // one answer for all who ask; 
         assert_memory_equal(windows[0], windows[1], (size_t)count * sizeof **windows);
     }
     dataset_close(&shuffled);
-}
-static void test_poisson_cap(void **state) { // chance exceeds it less than once in 10^10 steps: the binomial's upper tail, term by term
-    (void)state;
-    const int64_t sizes[] = {1, 2, 10, 100, 5000, 1000000};
-    for (int k = 0; k < 6; k++) {
-        const double n = (double)sizes[k];
-        for (double q = 1; q > 1e-9; q *= 0.37) {
-            const int64_t cap = poisson_cap(sizes[k], q);
-            double beyond = 0;
-            assert_true(cap >= 1 && cap <= sizes[k] && (cap == sizes[k] || (double)cap >= n * q + 6.5 * sqrt(n * q * (1 - q))));
-            for (double x = (double)cap + 1; x <= n && x < (double)cap + 3000; x++) {
-                beyond += exp(lgamma(n + 1) - lgamma(x + 1) - lgamma(n - x + 1) + x * log(q) + (n - x) * log1p(-q));
-            }
-            assert_true(beyond < 1e-10);
-        }
-    }
-    assert_int_equal(poisson_cap(1000, 1.0), 1000);
-    assert_int_equal(poisson_cap(1000000, 1e-3), 1213); // 1000 + 6.5 * 31.607 + 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1216,7 +1198,6 @@ int main(void) {
         TEST(test_poisson_edges),
         TEST(test_poisson_choice),
         TEST(test_poisson_streams),
-        TEST(test_poisson_cap),
         TEST(test_documents_by_hand),
         TEST(test_documents),
         TEST(test_documents_shuffled),
