@@ -111,7 +111,7 @@ static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, 
     p.rdp = o->dp_accountant == DP_RDP, p.shown = o->dp_show_private != 0;
     p.windows = windows, p.samples = samples;
     p.sigma = o->dp_noise, p.clip = o->dp_clip, p.target = o->dp_epsilon;
-    p.delta = o->dp_delta > 0 ? o->dp_delta : 0.1 / (double)max_i64(windows, 1);
+    p.delta = o->dp_delta > 0 ? o->dp_delta : windows ? 0.1 / (double)windows : (double)NAN;
     p.style = o->dp_clip_style, p.function = o->dp_clip_function, p.unit = o->dp_unit, p.relation = o->dp_neighbours;
     p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
     p.most = privacy_most_samples(samples, windows, p.document, windows || o->dp_delta > 0 ? p.delta : 1e-12);
@@ -455,33 +455,38 @@ static inline int privacy_json_number(char *to, size_t bytes, const char *name, 
     return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x) : snprintf(to, bytes, ",\"%s\":null", name);
 }
 // The same as an object: at start for the steps that are allowed, at the end for those that were taken. "null" for a run that is not private.
+// What depends on training data that were not opened (--dry-run) is null.
 static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSON_MAX]) {
     snprintf(text, PRIVACY_JSON_MAX, "null");
-    if (!p->on || p->windows == 0) { return; }
+    if (!p->on) { return; }
     PrivacyText t[PRIVACY_SETTINGS];
-    PrivacyLoss loss = privacy_epsilon(p, steps);
+    const bool known = p->windows > 0, found = known || p->target == 0 || p->sigma > 0;
+    const double nothing = (double)NAN;
+    PrivacyLoss loss = {nothing, nothing};
+    if (known) { loss = privacy_epsilon(p, steps); }
     const struct {
         const char *name;
         double value;
-    } numbers[] = {{"epsilon", loss.high},
+    } numbers[] = {{"steps", known ? (double)steps : nothing},
+                   {"epsilon", loss.high},
                    {"low", loss.low},
                    {"high", loss.high},
                    {"delta", p->delta},
-                   {"target", p->target > 0 ? p->target : NAN},
-                   {"sampling_rate", (double)p->samples / (double)p->windows},
+                   {"target", p->target > 0 ? p->target : nothing},
+                   {"sampling_rate", known ? (double)p->samples / (double)p->windows : nothing},
                    {"samples", (double)p->samples},
                    {"most_samples", (double)p->most},
-                   {"windows", (double)p->windows},
-                   {"sigma", p->sigma},
+                   {"windows", known ? (double)p->windows : nothing},
+                   {"sigma", found ? p->sigma : nothing},
                    {"clip", p->clip},
                    {"windows_per_document", (double)p->document}};
     privacy_settings(p, t);
-    size_t n = (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"steps\":%" PRId64 ",\"sampling\":\"poisson\",\"accountant\":\"%s\"", steps, p->rdp ? "rdp" : "prv");
+    size_t n = (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"sampling\":\"poisson\",\"accountant\":\"%s\"", p->rdp ? "rdp" : "prv");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         n += (size_t)privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name, numbers[i].value);
     }
-    snprintf(text + n, PRIVACY_JSON_MAX - n, ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%s\",\"key\":\"%s\"}",
-             t[5].value, t[6].value, t[7].value, t[9].value, t[10].value);
+    snprintf(text + n, PRIVACY_JSON_MAX - n, ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%s\",\"key\":%s%s%s}",
+             t[5].value, t[6].value, t[7].value, t[9].value, known ? "\"" : "", known ? t[10].value : "null", known ? "\"" : "");
 }
 
 #endif

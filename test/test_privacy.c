@@ -637,7 +637,7 @@ static void test_texts(void **state) {
     double claimed = strtod(strstr(end, "<= ") + 3, NULL), exact = privacy_epsilon(&r.p, 20).high;
     assert_true(claimed >= exact && claimed < exact + 1.01e-4); // never rounded down
     privacy_json(&r.p, 20, json);
-    static const char *const fields[] = {"{\"steps\":20,\"sampling\":\"poisson\",\"accountant\":\"prv\",\"epsilon\":",
+    static const char *const fields[] = {"{\"sampling\":\"poisson\",\"accountant\":\"prv\",\"steps\":20,\"epsilon\":",
                                          "\"target\":null",
                                          "\"sampling_rate\":0.0123076923",
                                          "\"samples\":12,",
@@ -663,6 +663,27 @@ static void test_texts(void **state) {
     privacy_json(&r.p, 20, json);
     assert_non_null(strstr(json, "\"epsilon\":null"));
     free(start), free(end);
+}
+static void test_object_without_data(void **state) { // of --dry-run
+    (void)state;
+    Run r;
+    char json[PRIVACY_JSON_MAX];
+    for (int told = 0; told < 2; told++) {
+        parse_run(&r, "--dry-run %s", told ? "--dp-noise 1.5 --dp-delta 0.25 --dp-clip 2" : "--dp-epsilon 3");
+        r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
+        privacy_json(&r.p, 0, json);
+        static const char *const always[] = {"\"steps\":null,\"epsilon\":null,\"low\":null,\"high\":null,",
+                                             "\"sampling_rate\":null,\"samples\":12,\"most_samples\":", "\"windows\":null,", "\"clip_style\":\"unit\"",
+                                             "\"key\":null}"};
+        static const char *const found[] = {"\"delta\":0.25,\"target\":null,", "\"sigma\":1.5,\"clip\":2,"};
+        static const char *const asked[] = {"\"delta\":null,\"target\":3,", "\"sigma\":null,\"clip\":1,"};
+        check_words(json, always, sizeof always / sizeof always[0]);
+        check_words(json, told ? found : asked, 2);
+    }
+    parse_run(&r, "--dry-run --dp-noise 0");
+    r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
+    privacy_json(&r.p, 0, json);
+    assert_non_null(strstr(json, "\"sigma\":0,"));
 }
 static void test_rounding_up(void **state) {
     (void)state;
@@ -720,6 +741,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_bad_ledgers, forget_files),
         cmocka_unit_test(test_steps_and_rate),
         cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_object_without_data),
         cmocka_unit_test(test_rounding_up),
         cmocka_unit_test_setup(test_warnings, forget_files),
     };
