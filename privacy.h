@@ -451,6 +451,13 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
                 "           watch; rounding of sums before noise; validation data, which must not be private; copies of a sample elsewhere in the data\n");
     if (p->shown) { fprintf(to, "           besides, losses, norms and samples were shown (--dp-show-private): for who saw them epsilon does not hold\n"); }
 }
+// Of times and traffic, which follow the number of samples that were drawn: two digits, of means over the run so far.
+static inline bool privacy_hides(const Privacy *p) { return p->on && !p->shown; }
+static inline double privacy_rounded(double x) {
+    if (!(x > 0)) { return x; }
+    double unit = pow(10, floor(log10(x)) - 1);
+    return round(x / unit) * unit;
+}
 static inline int privacy_json_number(char *to, size_t bytes, const char *name, double x) {
     return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x) : snprintf(to, bytes, ",\"%s\":null", name);
 }

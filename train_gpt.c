@@ -315,11 +315,20 @@ static double sum_losses(Trainer *t, int64_t dealt, int64_t samples, bool *stop)
 
 static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
-    bool shown = !t->privacy.on || t->options.dp_show_private;
+    bool shown = !privacy_hides(&t->privacy);
+    if (!shown) { seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step)); }
     double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    StepFacts facts = {t->progress.step,          shown ? loss : nobody,        shown ? norm : nobody, lr, seconds, tokens, mfu,
-                       energy_joules(&t->energy), shown ? pass->windows : NULL, pass->samples};
+    StepFacts facts = {t->progress.step,
+                       shown ? loss : nobody,
+                       shown ? norm : nobody,
+                       lr,
+                       seconds,
+                       tokens,
+                       mfu,
+                       shown ? energy_joules(&t->energy) : nobody,
+                       shown ? pass->windows : NULL,
+                       pass->samples};
     report_step(&facts, &t->bar, &t->log);
 }
 

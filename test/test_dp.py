@@ -1010,11 +1010,19 @@ class Secrets(PrivateCheck):
 
     def test_private_parts(self):
         """Losses, norms, samples and their number are told to nobody; with --dp-show-private they are, and labelled."""
-        quiet, shown, plain = train_all([dict(self.RUN, steps=6, save_every=None), dict(self.RUN, steps=6, save_every=None, dp_show_private=1),
+        quiet, shown, plain = train_all([dict(self.RUN, steps=6, save_every=None, ranks=2, zero=2),
+                                         dict(self.RUN, steps=6, save_every=None, ranks=2, zero=2, dp_show_private=1),
                                          dict(self.RUN, steps=6, save_every=None, dp_noise=None, dp_delta=None, dp_clip=None, dp_key=None)])
         self.assertEqual(quiet.steps("loss", "grad_norm"), [(None, None)] * 6)
+        digits = lambda number: len(f"{float(number):.9e}".split("e")[0].rstrip("0").replace(".", ""))
         for event in quiet.of("step"):
             self.assertNotIn("samples", event)
+            self.assertLessEqual(digits(event["ms"]), 2, "of the mean over the steps so far")
+            self.assertIsNone(event["joules"])
+        self.assertTrue(any(digits(event["ms"]) > 2 for event in shown.of("step")))
+        measured = [quiet.end()[name]["measured"] for name in ("step_ms", "idle")] + [quiet.end()["overhead"]]
+        self.assertLessEqual(max(map(digits, [*measured, *quiet.end()["traffic"]["measured"]["intra"].values()])), 2)
+        self.assertIsNone(quiet.end()["energy_j"])
         for line in quiet.out.splitlines():
             if line.startswith("step") and "validation" not in line and "checkpoint" not in line:
                 self.assertNotRegex(line, "loss|norm")
@@ -1082,7 +1090,7 @@ class Numbers(PrivateCheck):
         common = dict(batch_tokens=28 * 20, steps=2, reduce_dtype="fp32", shuffle=None)
         chosen = sample(cases, 3)
         style = lambda case: random.Random(f"{SEED}{case}").choice(CLIP_STYLES)
-        jobs = self.trained([dict(common, **case, **more) for case in chosen for more in ({}, dict(dp_noise=1, dp_key=KEY, dp_clip_style=style(case)))])
+        jobs = self.trained([dict(common, **case, **more) for case in chosen for more in ({}, dict(dp_noise=1, dp_key=KEY, dp_show_private=1, dp_clip_style=style(case)))])
         for case, plain, found in zip(chosen, jobs[::2], jobs[1::2]):
             self.assertEqual(found.end()["traffic"], plain.end()["traffic"], case)
 
