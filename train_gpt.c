@@ -57,7 +57,7 @@ typedef struct {
     // with what
     Store store;
     Executor executor;
-    int64_t *windows;        // [most_samples] of the training data that a private step takes
+    int64_t *windows;        // [most_samples + 1] of the training data that a private step takes; last, how many
     double *sample_losses;   // [most_samples] of a step or a validation batch
     double *sample_right;    // [samples] of a validation batch of labelled data
     int64_t *sample_bounds;  // [ranks + 1] which rank computes which
@@ -181,12 +181,18 @@ static Program make_program(const Trainer *t, int64_t samples, bool training) {
     zero_lower(&p, &t->store.policy, training);
     return p;
 }
-static void setup_schedule(Trainer *t) {
+static void check_program(const Program *p) {
     char error[400];
+    if (!schedule_validate(p, error, sizeof error)) { die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error); }
+}
+static void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
     t->evaluation = make_program(t, t->samples, false);
-    if (!schedule_validate(&t->program, error, sizeof error)) {
-        die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error);
+    check_program(&t->program);
+    const int64_t extremes[] = {0, t->most_samples}; // what a private step may draw
+    for (int i = 0; t->privacy.on && i < 2; i++) {
+        Program p = make_program(t, extremes[i], true);
+        check_program(&p), program_free(&p);
     }
 }
 
@@ -242,7 +248,7 @@ static void setup_states(Trainer *t) {
     store_allocate(&t->store, &t->comm, &t->stream);
     t->executor = executor_plan(&t->model, t->shape, &unused[0], &unused[1]);
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->stream, ceil_div(t->most_samples, t->comm.ranks));
-    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples, sizeof(int64_t), "samples");
+    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples + 1, sizeof(int64_t), "samples");
     t->sample_losses = (double *)checked_calloc((size_t)t->most_samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
     t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
@@ -272,6 +278,7 @@ static void setup_weights(Trainer *t) {
 // What a private run promises stands when the weights are there: a resumed one goes on with its noise, its key and what it has spent.
 static void setup_promise(Trainer *t) {
     Privacy *p = &t->privacy;
+    if (p->on && t->comm.rank == 0 && *t->options.out) { p->data = dataset_checksum(&t->train); }
     privacy_begin(p, &t->options, &t->given, t->progress.privacy, t->progress.step, &t->comm);
     t->end = min_i64(t->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
@@ -308,11 +315,20 @@ static double sum_losses(Trainer *t, int64_t dealt, int64_t samples, bool *stop)
 
 static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
-    bool shown = !t->privacy.on || t->options.dp_show_private;
+    bool shown = !privacy_hides(&t->privacy);
+    if (!shown) { seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step)); }
     double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    StepFacts facts = {t->progress.step,          shown ? loss : nobody,        shown ? norm : nobody, lr, seconds, tokens, mfu,
-                       energy_joules(&t->energy), shown ? pass->windows : NULL, pass->samples};
+    StepFacts facts = {t->progress.step,
+                       shown ? loss : nobody,
+                       shown ? norm : nobody,
+                       lr,
+                       seconds,
+                       tokens,
+                       mfu,
+                       shown ? energy_joules(&t->energy) : nobody,
+                       shown ? pass->windows : NULL,
+                       pass->samples};
     report_step(&facts, &t->bar, &t->log);
 }
 
@@ -335,13 +351,17 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
     t->progress.updates++;
 }
 
-// The samples that a private step draws, and its schedule.
+// The samples that a private step draws, and its schedule. Rank 0 draws for all: logarithms may differ between machines.
 static void draw_samples(Trainer *t, Pass *pass) {
-    NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
-    memcpy(stream.key, t->privacy.key, sizeof stream.key);
-    pass->samples = dataset_sample_poisson(&t->train, (double)t->samples / (double)t->train.windows, t->most_samples, stream, t->windows);
-    pass->windows = t->windows;
-    noise_wipe(&stream, sizeof stream);
+    if (t->comm.rank == 0) {
+        NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
+        memcpy(stream.key, t->privacy.key, sizeof stream.key);
+        const double rate = (double)t->samples / (double)t->train.windows;
+        t->windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, t->windows);
+        noise_wipe(&stream, sizeof stream);
+    }
+    comm_broadcast(&t->comm, t->windows, (size_t)(t->most_samples + 1) * sizeof *t->windows, 0);
+    pass->windows = t->windows, pass->samples = t->windows[t->most_samples];
     program_free(&t->program);
     t->program = make_program(t, pass->samples, true);
 }
@@ -372,6 +392,7 @@ static void train_step(Trainer *t) {
         run_updates(t, schedule, &at, &pass, lr, norm);
     } else {
         t->executor.action = NULL; // the updates do not run
+        store_skip_updates(&t->store);
         if (t->comm.rank == 0) {
             fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip,
                     t->privacy.on ? (double)NAN : loss, norm);
@@ -452,6 +473,7 @@ static void print_sample(Trainer *t) {
 static void save_checkpoint(Trainer *t) {
     char path[1100];
     privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
+    privacy_settle(&t->privacy);
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
@@ -578,7 +600,7 @@ static int finish(Trainer *t) {
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
     if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
-    privacy_end(&t->privacy, &t->options);
+    privacy_end(&t->privacy, &t->options), noise_wipe(t->store.noise.key, sizeof t->store.noise.key);
     if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }
