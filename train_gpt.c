@@ -157,7 +157,9 @@ static void setup_privacy(Trainer *t) {
     t->shape.clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
     bool often = o->zero > 1 && t->ranks->n > 1;
     t->shape.clip.fresh = often || t->most_samples <= t->ranks->n;
-    executor_shorten(&t->model, &t->shape, (double)t->model.parameters * (o->zero ? 8 + 8.0 / t->ranks->n : 16), often, t->stream.threads);
+    const double whole[4] = {16, 8, 4, 0}; // bytes of a parameter's states that ZeRO leaves on every rank
+    const double states = (double)t->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / t->ranks->n);
+    executor_shorten(&t->model, &t->shape, states, often, t->stream.threads);
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
