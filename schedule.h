@@ -81,13 +81,19 @@ typedef struct {
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
 } UnitMap;
 
+// What a rank has room for at once.
+typedef struct {
+    int64_t slots;             // micro-batches with activations: from its first forward to its last weight part
+    int64_t inputs, gradients; // micro-batches whose input, whose gradient was received: from then to the last weight part
+    int64_t works;             // backward inputs whose weight part has not run
+} Limits;
+
 // The whole job: one schedule per rank.
 typedef struct {
     UnitMap map;
     int ranks, micro_batches;
     int64_t samples; // of a step: each unit computes each of them once, on some rank
-    int64_t slots;   // micro-batches whose activations a rank can hold at once
-    int64_t works;   // backward inputs that a rank can hold until their weight part has run
+    Limits *limits;  // [ranks]
     bool recompute;
     bool clips; // weight parts wait until the norms of all units are known
     Schedule *rank;
@@ -127,7 +133,14 @@ static inline void schedule_free(Schedule *s) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
+    free(p->limits);
     memset(p, 0, sizeof *p);
+}
+// The same limits for all ranks.
+static inline void program_limit(Program *p, Limits limits) {
+    free(p->limits);
+    p->limits = (Limits *)checked_malloc((size_t)p->ranks * sizeof(Limits), "limits");
+    for (int r = 0; r < p->ranks; r++) { p->limits[r] = limits; }
 }
 
 // Sequential accumulation (the schedule of plain data parallelism): the step's `samples` are dealt to the ranks in
@@ -148,7 +161,9 @@ static inline void schedule_sequential(Program *p, int64_t samples, int64_t micr
             }
         }
     }
-    p->samples = samples, p->slots = 1, p->works = 1;
+    const Limits one = {1, 0, 0, 1};
+    p->samples = samples;
+    program_limit(p, one);
 }
 
 // Lowering: keep only block inputs; compute a block's other activations again just before its backward.
@@ -174,8 +189,9 @@ static inline void schedule_lower_recompute(Program *p) {
 // Lowering: the weight parts of a micro-batch wait until its last input part has run, since a sample's factor depends on the norm of its
 // gradient over all units (dp.h: flat clipping).
 static inline void schedule_lower_clip(Program *p) {
-    p->clips = true, p->works = p->map.units;
+    p->clips = true;
     for (int r = 0; r < p->ranks; r++) {
+        p->limits[r].works = p->map.units;
         Schedule out = {NULL, 0, 0}, *in = &p->rank[r];
         for (int i = 0, waiting = 0; i < in->count; i++) { // waiting: the first action of the backward pass whose weight parts wait
             Action a = in->actions[i];
@@ -329,10 +345,12 @@ static inline void validate_forward(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     if (*me & DONE_FORWARD) { validator_fail(v, rank, a, "runs twice"); }
     bool local_input = a->unit == 0 || (*validator_done(v, rank, a->unit - 1, a->micro) & DONE_FORWARD);
-    if (!local_input && !(*me & HAVE_INPUT)) { validator_fail(v, rank, a, "its input is not there"); }
+    if (a->rows && !local_input && !(*me & HAVE_INPUT)) { validator_fail(v, rank, a, "its input is not there"); }
     bool first = true; // the first forward of a micro-batch on this rank takes a slot
     for (int u = 0; u < v->program->map.units; u++) { first = first && !(*validator_done(v, rank, u, a->micro) & DONE_FORWARD); }
-    if (first && ++v->live[rank] > v->program->slots) { validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->slots); }
+    if (first && ++v->live[rank] > v->program->limits[rank].slots) {
+        validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->limits[rank].slots);
+    }
     *me |= DONE_FORWARD;
     validate_coverage(v, rank, a);
 }
@@ -343,14 +361,15 @@ static inline void validate_backward_input(Validator *v, int rank, const Action 
     if (!(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "its forward has not run"); }
     if (*me & DONE_INPUT) { validator_fail(v, rank, a, "runs twice"); }
     bool local = a->unit == units - 1 || (*validator_done(v, rank, a->unit + 1, a->micro) & DONE_INPUT);
-    if (!local && !(*me & HAVE_GRADIENT)) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
+    if (a->rows && !local && !(*me & HAVE_GRADIENT)) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
     if (v->program->recompute && block && !(*me & RECOMPUTED)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_INPUT;
-    if (++v->pending[rank] > v->program->works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
+    if (++v->pending[rank] > v->program->limits[rank].works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
 }
 static inline void validate_backward_weight(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
-    bool ready = a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && ((*me & HAVE_GRADIENT) || (*validator_done(v, rank, 1, a->micro) & DONE_INPUT));
+    bool ready =
+        a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && (!a->rows || (*me & HAVE_GRADIENT) || (*validator_done(v, rank, 1, a->micro) & DONE_INPUT));
     if (!ready) { validator_fail(v, rank, a, "its backward input has not run"); }
     if (*me & DONE_WEIGHT) { validator_fail(v, rank, a, "runs twice"); }
     if (v->program->clips && !(*validator_done(v, rank, 0, a->micro) & CLIPPED)) { validator_fail(v, rank, a, "norms are not known: CLIP has not run"); }

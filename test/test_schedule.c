@@ -74,7 +74,9 @@ static Program pipeline(int stages, const char *const steps[]) {
             if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
         }
     }
-    p.micro_batches = 2, p.slots = 2, p.samples = 4, p.works = 1;
+    const Limits limits = {2, 2, 2, 1};
+    p.micro_batches = 2, p.samples = 4;
+    program_limit(&p, limits);
     zero_lower(&p, &plain, true);
     return p;
 }
@@ -417,8 +419,8 @@ static void damage(Program *p, const Damage *d) {
     case PEER: a->peer = d->value; break;
     case COPIES: a->near = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
-    case SLOTS: p->slots = d->value; break;
-    case WORKS: p->works = d->value; break;
+    case SLOTS: p->limits[d->rank].slots = d->value; break;
+    case WORKS: p->limits[d->rank].works = d->value; break;
     case MICRO_BATCHES: p->micro_batches = d->value; break;
     }
 }
