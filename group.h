@@ -129,6 +129,14 @@ static inline void placement_free(Placement *p) {
     free(p->stage);
     memset(p, 0, sizeof *p);
 }
+static inline int placement_stage_of_rank(const Placement *p, int rank) {
+    for (int s = 0; s < p->stages; s++) {
+        for (int i = 0; i < p->stage[s].replicas; i++) {
+            if (p->stage[s].ranks[i] == rank) { return s; }
+        }
+    }
+    return 0; // --cluster: the first stands for all
+}
 static inline int placement_stage_of_unit(const Placement *p, int unit) {
     int s = 0;
     while (unit >= p->stage[s].first_unit + p->stage[s].units) { s++; }

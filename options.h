@@ -7,6 +7,7 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
+#include "pipeline.h" // kinds of schedules
 #include "quantize.h" // limits of blocks; base.h
 
 #include <ctype.h> // isdigit
@@ -43,7 +44,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "", "a new permutation of the windows each epoch; 0: in order")                         \
     X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the stream anywhere, or at documents; labelled shards: always there") \
     X(INT, "data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")                                                  \
-    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step")                                   \
+    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step; in a pipeline, of the whole micro-batch") \
     X(INT, "data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens", "per optimizer step, all ranks; 0: micro-batch x T x ranks")     \
     X(TEXT, "model", model, "model", "e", "d12", 0, 0, "", "d12, gpt2:124M, gpt3:1.3B, \"layers=6,heads=6,channels=384,vocab=256\", or a .bin file") \
     X(INT, "run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")                                              \
@@ -90,6 +91,10 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK, QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one; begins anew with each checkpoint")  \
+    X(TEXT, "pipeline", pipeline, "pipeline", "", "1", 0, 0, "N or SPEC", "N even stages, or units:replicas of each, such as 5:3,3:1 (blocks + 2 units, all ranks)") \
+    X(PICK, "pipeline", pipeline_schedule, "pipeline-schedule", "", "dapple", 0, 0, "gpipe|dapple|zero-bubble", "order of forwards and backwards on a stage") \
+    X(PICK, "pipeline", pipeline_warmup, "pipeline-warmup", "", "a", 0, 0, "a|b", "forwards before the first backward of dapple: of stage i from 0 of S, S - i, or 2 (S - i) - 1") \
+    X(INT, "pipeline", micro_batches, "micro-batches", "", "0", 0, 1e6, "micro-batches", "of --micro-batch samples in a step, over all ranks of a stage; 0: as --batch-tokens says") \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
     X(NUM, "privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "", "chance that epsilon may not hold; 0: 0.1 / windows of the training data")   \
@@ -446,6 +451,16 @@ static inline bool clash_style_recompute(const Options *o, const OptionsGiven *g
 }
 static inline bool clash_quantized_private(const Options *o, const OptionsGiven *g) { return o->zero_quantized_gradients && options_private(o, g); }
 static inline bool clash_reduce_private(const Options *o, const OptionsGiven *g) { return o->reduce_dtype == DTYPE_BF16 && options_private(o, g); }
+static inline bool options_pipelined(const Options *o) { return strcmp(o->pipeline, "1") != 0; }
+static inline bool clash_pipeline_private(const Options *o, const OptionsGiven *g) { return options_pipelined(o) && options_private(o, g); }
+static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_schedule] && !options_pipelined(o); }
+static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_pipelined(o); }
+static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_pipeline_warmup] && o->pipeline_schedule != PIPELINE_DAPPLE;
+}
+static inline bool clash_bubble_recompute(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && o->recompute == RECOMPUTE_BLOCK;
+}
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_replace_rdp(const Options *o, const OptionsGiven *g) {
@@ -493,6 +508,12 @@ static const OptionPair option_pairs[] = {
     {"skip-loss-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_loss_private},
     {"skip-grad-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_grad_private},
     {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
+    {"pipeline", "dp-noise", "(or --dp-epsilon) private training does not cross stages yet: use ranks of one stage, --pipeline 1", clash_pipeline_private},
+    {"pipeline-schedule", "pipeline", "one stage has nothing to order: give --pipeline N", clash_schedule_pipeline},
+    {"pipeline-warmup", "pipeline", "one stage has nothing to order: give --pipeline N", clash_warmup_pipeline},
+    {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
+    {"pipeline-schedule", "recompute", "zero-bubble keeps activations until the weight parts run: leave --recompute out, or choose dapple",
+     clash_bubble_recompute},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };

@@ -88,6 +88,11 @@ typedef struct {
     int64_t works;             // backward inputs whose weight part has not run
 } Limits;
 
+static inline Limits limits_of_both(Limits a, Limits b) {
+    Limits both = {max_i64(a.slots, b.slots), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works)};
+    return both;
+}
+
 // The whole job: one schedule per rank.
 typedef struct {
     UnitMap map;

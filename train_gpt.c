@@ -52,17 +52,16 @@ typedef struct {
     int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
     Privacy privacy;                            // of a private run
     ExecutorShape shape;                        // of micro-steps
+    PipelinePlan plan;                          // stages of units on ranks
+    const Stage *stage;                         // this rank's
     Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Prediction predicted;
     // with what
     Store store;
     Executor executor;
-    int64_t *windows;        // [most_samples] of the training data that a private step takes
-    double *sample_losses;   // [most_samples] of a step or a validation batch
-    double *sample_right;    // [samples] of a validation batch of labelled data
-    int64_t *sample_bounds;  // [ranks + 1] which rank computes which
-    double *message;         // [most_samples + ranks] of sum_losses
-    int64_t *message_bounds; // [ranks + 1] whose part is which
+    int64_t *windows;      // [most_samples] of the training data that a private step takes
+    double *sample_losses; // [most_samples] of a step or a validation batch
+    double *sample_right;  // [samples] of a validation batch of labelled data
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
@@ -132,18 +131,33 @@ static void setup_ranks(Trainer *t) {
     if (t->cluster.nodes) { t->cluster_ranks = group_cluster(t->cluster.nodes, t->cluster.ranks), t->ranks = &t->cluster_ranks; }
 }
 
-// Samples of a step and rows of a micro-step. --batch-tokens 0 stands for one micro-step of every rank.
+// Which units each rank computes. Of one stage all.
+static void setup_stages(Trainer *t) {
+    const Options *o = &t->options;
+    PipelinePlan *p = &t->plan;
+    p->placement = pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
+    p->kind = (PipelineKind)o->pipeline_schedule, p->warmup = (Warmup)o->pipeline_warmup, p->recompute = o->recompute == RECOMPUTE_BLOCK;
+    p->depth = INT64_MAX, t->shape.recompute = p->recompute;
+    t->stage = &p->placement.stage[placement_stage_of_rank(&p->placement, t->ranks->me)];
+    t->shape.first = t->stage->first_unit, t->shape.end = t->stage->first_unit + t->stage->units;
+}
+
+// Samples of a step and of a micro-batch. --batch-tokens 0 stands for one micro-step of every rank, or as many as --micro-batches.
 static void setup_batch(Trainer *t) {
     const Options *o = &t->options;
-    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * t->ranks->n;
+    const bool whole = t->plan.placement.stages > 1 || o->micro_batches; // --micro-batch is of all of a stage's ranks
+    int64_t micro = whole ? o->micro_batch : o->micro_batch * t->ranks->n, tokens = micro * o->seq_len * max_i64(1, o->micro_batches);
+    if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
+        die(EXIT_INPUT, "leave one of them out", "--batch-tokens %" PRId64 " is not --micro-batches x --micro-batch x --seq-len, %" PRId64, o->batch_tokens,
+            tokens);
+    }
+    tokens = o->batch_tokens ? o->batch_tokens : tokens;
     if (tokens % o->seq_len) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
     t->samples = t->most_samples = tokens / o->seq_len;
-    ExecutorShape shape = {t->dtype,      min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n)),
-                           o->seq_len,    o->recompute == RECOMPUTE_BLOCK,
-                           LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
-    t->shape = shape;
+    t->plan.micro_rows = min_i64(micro, t->samples), t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
+    t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->stage->replicas), t->shape.T = o->seq_len, t->shape.logits = LOGITS_PLENTY;
     gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
 
@@ -167,7 +181,8 @@ static void setup_store(Trainer *t) {
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
 static Program make_program(const Trainer *t, int64_t samples, bool training) {
-    int alike = t->cluster.nodes ? t->ranks->n : 1;
+    const bool pipeline = t->plan.placement.stages > 1;
+    int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
     p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->shape.clip.on);
@@ -175,7 +190,11 @@ static Program make_program(const Trainer *t, int64_t samples, bool training) {
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
     if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
-    schedule_sequential(&p, ceil_div(samples, alike), rows, training);
+    if (pipeline) {
+        schedule_pipeline(&p, &t->plan, samples, training);
+    } else {
+        schedule_sequential(&p, ceil_div(samples, alike), rows, training);
+    }
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
     if (training && t->shape.clip.flat) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);
@@ -185,6 +204,7 @@ static void setup_schedule(Trainer *t) {
     char error[400];
     t->program = make_program(t, t->samples, true);
     t->evaluation = make_program(t, t->samples, false);
+    t->shape.limits = limits_of_both(t->program.limits[t->ranks->me % t->program.ranks], t->evaluation.limits[t->ranks->me % t->program.ranks]);
     if (!schedule_validate(&t->program, error, sizeof error)) {
         die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error);
     }
@@ -241,13 +261,12 @@ static void setup_states(Trainer *t) {
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
     t->executor = executor_plan(&t->model, t->shape, &unused[0], &unused[1]);
-    executor_allocate(&t->executor, &t->program.map, &t->store, &t->stream, ceil_div(t->most_samples, t->comm.ranks));
+    int64_t unused_first, spanned = schedule_rows(&t->program.rank[t->comm.rank], &unused_first);
+    executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples,
+                      max_i64(spanned, ceil_div(t->most_samples, t->comm.ranks)), t->program.micro_batches);
     t->windows = (int64_t *)checked_calloc((size_t)t->most_samples, sizeof(int64_t), "samples");
     t->sample_losses = (double *)checked_calloc((size_t)t->most_samples, sizeof(double), "losses");
     t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
-    t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-    t->message = (double *)checked_calloc((size_t)(t->most_samples + t->comm.ranks), sizeof(double), "losses");
-    t->message_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
 }
 static void setup_profile(Trainer *t) {
     Program longest = make_program(t, t->most_samples, true);
@@ -287,22 +306,11 @@ static void setup_promise(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-// Sum of the losses of `samples` samples, in their order, from all ranks, whose schedules have `dealt` samples. What else the ranks have
-// to agree on in each step travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked
-// to stop. A rank's part of the message is its samples' losses and this flag.
-static double sum_losses(Trainer *t, int64_t dealt, int64_t samples, bool *stop) {
-    int64_t *first = t->sample_bounds, *part = t->message_bounds;
-    int rank = t->comm.rank;
-    for (int r = 0; r <= t->comm.ranks; r++) { first[r] = part_begin(dealt, t->comm.ranks, r), part[r] = first[r] + r; }
-    memcpy(t->message + part[rank], t->sample_losses + first[rank], (size_t)(first[rank + 1] - first[rank]) * sizeof(double));
-    t->message[part[rank + 1] - 1] = *stop;
-    comm_all_gather_doubles(&t->comm, t->message, part);
-    for (int r = 0; r < t->comm.ranks; r++) {
-        memcpy(t->sample_losses + first[r], t->message + part[r], (size_t)(first[r + 1] - first[r]) * sizeof(double));
-        *stop |= t->message[part[r + 1] - 1] != 0;
-    }
+// Sum of the losses of a pass's samples, in their order, from all ranks. *stop: whether this rank, then whether any rank, was asked to stop.
+static double sum_losses(Trainer *t, const Program *program, const Pass *pass, bool *stop) {
     double sum = 0;
-    for (int64_t i = 0; i < samples; i++) { sum += t->sample_losses[i]; }
+    executor_share(&t->executor, program, t->sample_losses, stop);
+    for (int64_t i = 0; i < pass->samples; i++) { sum += t->sample_losses[i]; }
     return sum;
 }
 
@@ -366,7 +374,7 @@ static void train_step(Trainer *t) {
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
-    double loss = step_loss(t, &pass, sum_losses(t, pass.samples, pass.samples, &t->stopping), targets);
+    double loss = step_loss(t, &pass, sum_losses(t, &t->program, &pass, &t->stopping), targets);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         run_updates(t, schedule, &at, &pass, lr, norm);
@@ -406,10 +414,10 @@ static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
         Pass pass = {data, first, NULL, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
         int at = 0;
         executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
-        bool stop = false; // asked of training steps only
-        e.loss += sum_losses(t, t->samples, count, &stop);
+        bool none = false; // to stop is asked of training steps only
+        e.loss += sum_losses(t, &t->evaluation, &pass, &none);
+        if (data->labels) { executor_share(&t->executor, &t->evaluation, t->sample_right, &none); }
         e.targets += dataset_count_targets(data, first, count);
-        if (data->labels) { comm_all_gather_doubles(&t->comm, t->sample_right, t->sample_bounds); }
         for (int64_t i = 0; i < count; i++) {
             if (data->labels) { e.right += t->sample_right[i] != 0; }
             if (data->rows) { e.right += choice_add(&choice, data, first + i, t->sample_losses[i]); }
@@ -440,7 +448,7 @@ static void print_sample(Trainer *t) {
     const Options *o = &t->options;
     int32_t *text = (int32_t *)checked_malloc((size_t)o->sample_tokens * sizeof(int32_t), "sample");
     Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step};
-    executor_generate(&t->executor, (int32_t)max_i64(t->tokenizer.eot, 0), text, o->sample_tokens, draws);
+    executor_generate(&t->executor, &t->plan.placement, (int32_t)max_i64(t->tokenizer.eot, 0), text, o->sample_tokens, draws);
     if (t->comm.rank == 0) {
         progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step);
         for (int64_t i = 0; i < o->sample_tokens; i++) { tokenizer_print(&t->tokenizer, text[i], stdout); }
@@ -500,6 +508,7 @@ static void start(Trainer *t, int argc, char **argv) {
 static void plan(Trainer *t) {
     setup_ranks(t);
     setup_model(t);
+    setup_stages(t);
     setup_batch(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
     setup_privacy(t);
