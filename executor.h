@@ -635,7 +635,7 @@ static inline void executor_wait_messages(Executor *e) {
 // Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
-    if (*at == 0) { e->version = e->store->updates[0], executor_look_ahead(e, schedule); }
+    if (*at == 0) { e->version = store_version(e->store), executor_look_ahead(e, schedule); }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         executor_begin(e, a, (*at)++, step);
@@ -675,7 +675,7 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
             int64_t version = e->store->updates[storages[i]];
-            if (store_gathers_for_use(e->store)) { store_prefetch(e->store, storages[i], version, true, e->step); }
+            if (store_gathers_for_use(e->store, storages[i])) { store_prefetch(e->store, storages[i], version, true, e->step); }
             w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
         }
         run_forward(e, &w);

@@ -164,12 +164,12 @@ static inline void forget_peak_memory(void) {
     FILE *f = fopen("/proc/self/clear_refs", "w");
     if (f) { fputs("5", f), fclose(f); }
 }
-static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const ZeroGroups *groups, DType dtype) {
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Party *world, DType dtype) {
     comm_barrier(comm);
     rates->flops_per_s = measure_flops(s);
     rates->bytes_per_s = measure_bytes(s);
-    const Group *all = groups->all, *between = groups->across.n > 1 ? &groups->across : &groups->node;
-    measure_messages(rates, LINK_INTRA, s, comm, &groups->node, 1 << 20);
+    const Group *all = &world->all, *between = world->across.n > 1 ? &world->across : &world->node;
+    measure_messages(rates, LINK_INTRA, s, comm, &world->node, 1 << 20);
     rates->message_bytes_per_s[LINK_INTER] = INFINITY;
     if (group_link(all, 0, all->n - 1) == LINK_INTER) { measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18); } // may be a slow link
     rates->device = ops_device(&rates->peak_flops_per_s);
@@ -183,12 +183,12 @@ static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
     rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6, rates->half_tokens = c->half, rates->lost = 1 - c->overlap;
     rates->device = "";
 }
-static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const ZeroGroups *groups, DType dtype) {
+static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const Party *world, DType dtype) {
     memset(rates, 0, sizeof *rates);
     if (cluster->nodes) {
         cluster_rates(rates, cluster, s);
     } else {
-        measure_rates(rates, s, comm, groups, dtype);
+        measure_rates(rates, s, comm, world, dtype);
     }
 }
 
@@ -246,19 +246,28 @@ static inline void predict_traffic(const Schedule *schedule, const Store *store,
     }
 }
 
+// Elements that a rank owns, as if slices were equal.
+static inline double store_share(const Store *s) {
+    double elements = 0;
+    for (int i = 0; i < s->model->storages; i++) {
+        if (store_holds(s, i)) { elements += (double)gpt_storage_elements(s->model, i) / store_party(s, i)->all.n; }
+    }
+    return elements;
+}
+
 // Costs of one action for the simulator.
 typedef struct {
     const GptModel *model;
-    const Store *store;
+    const Store **stores; // [ranks of the program]
     Rates rates;
     double T;
     ClipPolicy clip;
 } Costs;
-// A PREFETCH or REDUCE of this rank: its messages, level by level, and what is made into records and from them.
-static inline ActionCost message_cost(const Costs *c, const Action *a) { // of this rank: it stands for all
+// A PREFETCH or REDUCE of a rank: its messages, level by level, and what is made into records and from them.
+static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
     ZeroMessage m[2];
-    ActionCost cost = {store_coding_bytes(c->store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
-    for (int k = action_messages(c->store, a, m) - 1; k >= 0; k--) {
+    ActionCost cost = {store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
+    for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         int64_t sent[LINK_KINDS] = {0, 0};
         comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
@@ -271,9 +280,10 @@ static inline ActionCost message_cost(const Costs *c, const Action *a) { // of t
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
-    (void)rank;
-    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels, ranks = c->store->groups.all->n;
-    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
+    const Store *store = c->stores[rank];
+    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
+    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0,
+           owners = a->storage >= 0 ? store_party(store, a->storage)->all.n : 1;
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     double products_per_s = c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens);
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
@@ -289,12 +299,12 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit ? 0 : tied) + (c->clip.flat ? 0 : norms) + 4 * pass; break;
     case ACT_CLIP: cost.compute_s = norms; break;
     case ACT_PREFETCH:
-    case ACT_REDUCE: return message_cost(c, a);
+    case ACT_REDUCE: return message_cost(c, store, a);
     case ACT_ACQUIRE:
-        cost.compute_s = store_converts(c->store->dtype) ? elements * (double)(dtype_size(c->store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
+        cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
-    case ACT_NORM: cost.compute_s = (double)c->model->parameters * (c->clip.on ? 12 : 4) / ranks / c->rates.bytes_per_s; break; // with its noise
-    case ACT_UPDATE: cost.compute_s = elements * (c->store->adam ? 28 : 20) / ranks / c->rates.bytes_per_s; break;
+    case ACT_NORM: cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s; break; // with its noise
+    case ACT_UPDATE: cost.compute_s = elements * (store->adam ? 28 : 20) / owners / c->rates.bytes_per_s; break;
     default: break;
     }
     return cost;
@@ -406,17 +416,52 @@ static inline double memory_available(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // All of it
 
+// The planned stores of all ranks. Those of a stage do alike: this rank's stands for its stage, the first rank's for each of the others.
+typedef struct {
+    const Store **of_rank; // [ranks of the program]
+    Store *stores;         // [stages] of others
+    Group *seen;           // [stages] all ranks, as they are seen from there
+    int stages;
+} StageStores;
+static inline StageStores stage_stores_make(const RunFacts *run) {
+    const Store *mine = run->store;
+    const Placement *placement = mine->placement;
+    StageStores s = {NULL, NULL, NULL, placement->stages};
+    s.of_rank = (const Store **)checked_calloc((size_t)run->program->ranks, sizeof(Store *), "stages");
+    s.stores = (Store *)checked_calloc((size_t)s.stages, sizeof(Store), "stages"), s.seen = (Group *)checked_calloc((size_t)s.stages, sizeof(Group), "stages");
+    for (int r = 0; r < run->program->ranks; r++) { s.of_rank[r] = mine; }
+    for (int i = 0; i < s.stages; i++) {
+        const Stage *stage = &placement->stage[i];
+        bool my_own = false;
+        for (int k = 0; k < stage->replicas; k++) { my_own = my_own || stage->ranks[k] == mine->ranks->ranks[mine->ranks->me]; }
+        if (my_own) { continue; }
+        s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
+        s.stores[i] = store_plan(run->model, &s.seen[i], placement, mine->policy, mine->dtype, mine->wire, mine->adam);
+        for (int k = 0; k < stage->replicas; k++) {
+            if (stage->ranks[k] < run->program->ranks) { s.of_rank[stage->ranks[k]] = &s.stores[i]; }
+        }
+    }
+    return s;
+}
+static inline void stage_stores_free(StageStores *s) {
+    for (int i = 0; i < s->stages; i++) {
+        if (s->seen[i].n) { store_free(&s->stores[i]), group_free(&s->seen[i]); }
+    }
+    free(s->of_rank), free(s->stores), free(s->seen);
+}
+
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
-    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len, run->shape.clip};
+    StageStores stages = stage_stores_make(run);
+    Costs costs = {run->model, stages.of_rank, *run->rates, (double)run->options->seq_len, run->shape.clip};
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
     predict_traffic(&run->program->rank[run->ranks->me], run->store, p->traffic);
     p->step_s = schedule_simulate(run->program, action_cost, &costs, busy);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
-    free(busy);
+    free(busy), stage_stores_free(&stages);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -429,7 +474,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     const Store *s = run->store;
     ZeroPolicy policy = s->policy;
     policy.accumulates = (run->options->batch_tokens || run->privacy->on) && ceil_div(run->most_samples, run->ranks->n) > rows;
-    Store planned = store_plan(run->model, s->groups.all, policy, s->dtype, s->wire, s->adam);
+    Store planned = store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->adam);
     RunFacts facts = *run;
     facts.store = &planned;
     predict_memory(&facts, rows, recompute, memory);

@@ -20,7 +20,10 @@ typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipSty
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
-    return unit_map(&m, policy, ranks, style != NOT_CLIPPED);
+    Placement placement = placement_whole(m.units, ranks);
+    UnitMap map = unit_map(&m, policy, &placement, style != NOT_CLIPPED);
+    placement_free(&placement);
+    return map;
 }
 static Program empty_program(int layers, int ranks, const ZeroPolicy *policy, ClipStyle style) {
     Program p;
