@@ -576,16 +576,20 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
+// Bytes of one sample of what goes on to the next stage (in storage precision), or back.
+static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m, ActionKind kind, int64_t T) {
+    const bool forward = kind == ACT_SEND_FORWARD || kind == ACT_RECV_FORWARD;
+    return T * m->config.channels * (int64_t)(forward ? dtype_size(shape->dtype) : ops_real_bytes());
+}
 // Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the gradient of its input).
 static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
     const bool forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
-    const int64_t rows = executor_rows(a, pass), elements = pass->data->options.T * e->model->config.channels;
-    const size_t row_bytes = (size_t)elements * (forward ? dtype_size(e->shape.dtype) : ops_real_bytes());
+    const int64_t rows = executor_rows(a, pass), row_bytes = executor_row_bytes(&e->shape, e->model, a->kind, pass->data->options.T);
     if (rows <= 0) { return; }
     Transit *transit = forward ? executor_boundary_transit(e, a->unit + 1, a->micro) : executor_gradient_transit(e, a->unit, a->micro);
-    char *p = (char *)transit->p + (size_t)(a->first_row - e->first_rows[a->micro]) * row_bytes;
+    char *p = (char *)transit->p + (a->first_row - e->first_rows[a->micro]) * row_bytes;
     comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
-    transit->open[transit->messages++] = comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)rows * row_bytes);
+    transit->open[transit->messages++] = comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -235,11 +235,16 @@ static inline int action_messages(const Store *store, const Action *a, ZeroMessa
     m[0] = store_gather_message(store, a->storage, a->near);
     return a->kind == ACT_PREFETCH;
 }
-// Traffic of one step: what each PREFETCH and REDUCE of this rank's schedule will send.
-static inline void predict_traffic(const Schedule *schedule, const Store *store, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+// Traffic of one step: what each PREFETCH, REDUCE and SEND of this rank's schedule will send.
+static inline void predict_traffic(const RunFacts *run, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    const Schedule *schedule = &run->program->rank[run->ranks->me];
+    const Store *store = run->store;
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
         ZeroMessage m[2];
+        if (action_sends(a->kind)) {
+            traffic[COMM_SEND][group_link(run->ranks, run->ranks->me, a->peer)] += a->rows * executor_row_bytes(&run->shape, run->model, a->kind, run->shape.T);
+        }
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
         }
@@ -258,6 +263,7 @@ static inline double store_share(const Store *s) {
 // Costs of one action for the simulator.
 typedef struct {
     const GptModel *model;
+    const ExecutorShape *shape;
     const Store **stores; // [ranks of the program]
     Rates rates;
     double T;
@@ -298,6 +304,13 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_BACKWARD_INPUT: cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat ? norms : 0) + (block ? 20 : 6) * pass; break;
     case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit ? 0 : tied) + (c->clip.flat ? 0 : norms) + 4 * pass; break;
     case ACT_CLIP: cost.compute_s = norms; break;
+    case ACT_SEND_FORWARD:
+    case ACT_SEND_BACKWARD: {
+        const CommLink link = group_link(store->ranks, rank, a->peer);
+        cost.message_s =
+            (double)(a->rows * executor_row_bytes(c->shape, c->model, a->kind, c->shape->T)) / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
+        break;
+    }
     case ACT_PREFETCH:
     case ACT_REDUCE: return message_cost(c, store, a);
     case ACT_ACQUIRE:
@@ -454,11 +467,11 @@ static inline void stage_stores_free(StageStores *s) {
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
     StageStores stages = stage_stores_make(run);
-    Costs costs = {run->model, stages.of_rank, *run->rates, (double)run->options->seq_len, run->shape.clip};
+    Costs costs = {run->model, &run->shape, stages.of_rank, *run->rates, (double)run->options->seq_len, run->shape.clip};
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
-    predict_traffic(&run->program->rank[run->ranks->me], run->store, p->traffic);
+    predict_traffic(run, p->traffic);
     p->step_s = schedule_simulate(run->program, action_cost, &costs, busy);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
     free(busy), stage_stores_free(&stages);

@@ -40,7 +40,6 @@ typedef struct {
     Cluster cluster;     // --cluster; 0 x 0: there is none
     Group cluster_ranks; // of it
     const Group *ranks;  // all that the plan is for: of the run, or of the cluster
-    Placement placement; // of units on them
     // what
     GptModel model;
     DType dtype;
@@ -122,7 +121,6 @@ static void setup_model(Trainer *t) {
         die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
     }
     t->model = gpt_model(config);
-    t->placement = placement_whole(t->model.units, t->ranks->n);
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
 }
 
@@ -177,8 +175,9 @@ static void setup_privacy(Trainer *t) {
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    ZeroPolicy policy = zero_policy(o, ceil_div(t->most_samples, t->ranks->n) > t->shape.rows, t->shape.clip.again);
-    t->store = store_plan(&t->model, t->ranks, &t->placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    const bool accumulates = t->plan.placement.stages > 1 ? t->plan.micro_batches > 1 : ceil_div(t->most_samples, t->ranks->n) > t->shape.rows;
+    ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
+    t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
@@ -187,7 +186,7 @@ static Program make_program(const Trainer *t, int64_t samples, bool training) {
     int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model, &t->store.policy, &t->placement, t->shape.clip.on);
+    p.map = unit_map(&t->model, &t->store.policy, &t->plan.placement, t->shape.clip.on);
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
