@@ -584,6 +584,35 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
     const bool forward = kind == ACT_SEND_FORWARD || kind == ACT_RECV_FORWARD;
     return T * m->config.channels * (int64_t)(forward ? dtype_size(shape->dtype) : ops_real_bytes());
 }
+// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
+static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
+                                           const Program *b) {
+    const size_t row_bytes = (size_t)(shape->T * m->config.channels) * (size_t)max_i64((int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
+    const int mine = placement_stage_of_rank(placement, rank);
+    CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0, (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
+    bool *talks = (bool *)checked_calloc((size_t)a->ranks, sizeof(bool), "peers");
+    int sides[2] = {0, 0};
+    for (int s = mine - 1; s <= mine + 1; s += 2) {
+        if (s >= 0 && s < placement->stages && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
+    }
+    for (int p = 0; p < 2; p++) {
+        const Schedule *schedule = &(p ? b : a)->rank[rank];
+        for (int i = 0; i < schedule->count; i++) {
+            const Action *action = &schedule->actions[i];
+            if (!action_sends(action->kind) && !action_receives(action->kind)) { continue; }
+            talks[action->peer] = true;
+            traffic.bytes = (size_t)max_i64((int64_t)traffic.bytes, (int64_t)((size_t)action->rows * row_bytes));
+        }
+    }
+    for (int r = 0; r < a->ranks; r++) {
+        if (talks[r]) { traffic.peers[traffic.count++] = r, sides[placement_stage_of_rank(placement, r) > mine]++; }
+    }
+    free(talks);
+    // a place is filled, or sent, by as many as there are on one side
+    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * OUTGOING) * max_i64(sides[0], sides[1]));
+    return traffic;
+}
+
 // Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the gradient of its input).
 static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
     const bool forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;

@@ -14,11 +14,11 @@
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
 #include "ops_cpu.h"
-// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, possible: MPI reaches the processor's
-// memory.
-static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records) {
+// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, and messages possible: MPI reaches the
+// processor's memory.
+static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records, const CommTraffic *traffic) {
     size_t bytes = comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES);
-    (void)s, (void)records;
+    (void)s, (void)records, (void)traffic;
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
@@ -220,7 +220,9 @@ static void setup_schedule(Trainer *t) {
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes);
+    CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank, &t->program, &t->evaluation);
+    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes, &traffic);
+    free(traffic.peers);
     store_join(&t->store, &t->comm);
 }
 
