@@ -255,6 +255,13 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
         }
     }
 }
+// Puts the activations and buffers where executor_plan() has counted them; they are the executor's from now on.
+static inline void executor_place(Executor *e, void *activations, void *buffers) {
+    Arena of_activations = {(char *)activations, 0}, of_buffers = {(char *)buffers, 0};
+    e->activations = (char *)activations, e->buffers = (char *)buffers;
+    executor_carve_activations(e, &of_activations);
+    executor_carve_buffers(e, &of_buffers);
+}
 // A pass has so many samples and micro-batches, at most; this rank's lie among `mine` that follow each other. Every rank calls it.
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm, Stream *stream, int64_t samples, int64_t mine,
                                      int micro_batches) {
@@ -262,11 +269,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->map = map, e->store = store, e->stream = stream, e->comm = comm;
     executor_carve_activations(e, &activations);
     executor_carve_buffers(e, &buffers);
-    e->activations = activations.base = (char *)memory_take(MEMORY_ACTIVATIONS, activations.used, "activations");
-    e->buffers = buffers.base = (char *)memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations");
-    activations.used = buffers.used = 0;
-    executor_carve_activations(e, &activations);
-    executor_carve_buffers(e, &buffers);
+    executor_place(e, memory_take(MEMORY_ACTIVATIONS, activations.used, "activations"), memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations"));
     size_t N = (size_t)(mine * e->shape.T);
     e->host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
     e->host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");

@@ -503,6 +503,7 @@ static void plan(Trainer *t) {
     setup_schedule(t);
     if (!t->cluster.nodes) { setup_messages(t); }
     find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.world, t->dtype);
+    if (!t->privacy.on && !t->cluster.nodes) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     RunFacts facts = run_facts(t);
     predict(&facts);
 }
