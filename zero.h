@@ -692,14 +692,19 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     return map;
 }
 
+// Does the next action, or the one before, but for messages, read the same parameters? Messages do not count: a replica without rows has none, and all of
+// a stage gather alike.
+static inline bool lower_goes_on(const Schedule *in, int i, int by) {
+    const int unit = in->actions[i].unit;
+    do { i += by; } while (i >= 0 && i < in->count && action_is_message(in->actions[i].kind));
+    return i >= 0 && i < in->count && action_reads_parameters(in->actions[i].kind) && in->actions[i].unit == unit;
+}
 // ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours of the same unit.
 static inline void lower_uses(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < in->count; i++) {
         Action a = in->actions[i];
-        bool reads = action_reads_parameters(a.kind);
-        bool held = reads && i > 0 && action_reads_parameters(in->actions[i - 1].kind) && in->actions[i - 1].unit == a.unit;
-        bool kept = reads && i + 1 < in->count && action_reads_parameters(in->actions[i + 1].kind) && in->actions[i + 1].unit == a.unit;
+        bool reads = action_reads_parameters(a.kind), held = reads && lower_goes_on(in, i, -1), kept = reads && lower_goes_on(in, i, 1);
         for (int k = 0; reads && !held && k < map->of_unit_count[a.unit]; k++) {
             schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1));
         }
