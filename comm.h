@@ -87,6 +87,13 @@ typedef struct {
     int64_t step;
     const char *what;
 } CommMessage;
+// What there will be of them, for the transport to take room and to make connections.
+typedef struct {
+    size_t bytes; // of the longest; 0: there are none, on any rank
+    int most;     // under way at a time: more have to wait for each other
+    int *peers;   // [count] ascending, the ranks at their other ends
+    int count;
+} CommTraffic;
 
 // Where a rank runs, as it says itself.
 typedef struct {
@@ -106,8 +113,8 @@ typedef struct {
     MPI_Request sending[2];
 } CommPeer;
 
-// What carries the counted collectives where MPI does not. On the processor all functions are NULL. Its handles are negative and
-// count down from -1.
+// What carries the counted collectives, and the messages between two ranks, where MPI does not. On the processor all functions are NULL.
+// Its handles are negative and count down from -1; so do its tickets, by themselves.
 typedef struct Comm Comm;
 typedef struct {
     const char *name;                                                   // "mpi", "nccl", "staged"
@@ -115,13 +122,13 @@ typedef struct {
     void (*share)(Comm *c, const Group *g, void *memory, size_t bytes); // collectives of the group will be over it: may be NULL
     CommHandle (*start)(Comm *c, const CommOp *op);                     // once what the compute stream holds so far is done
     void (*wait)(Comm *c, CommHandle handle);                           // what the compute stream gets from now on sees the result; the host need not wait
-    Ticket (*post)(Comm *c, bool send, int peer, void *data,
-                   size_t bytes); // a message, once what the compute stream holds so far is done; `wait` takes its ticket
-    void (*poll)(Comm *c);        // brings `done` and `waits` up to date, looks for errors; may be NULL
+    // A message, as `start` does.
+    Ticket (*post)(Comm *c, bool send, int peer, void *data, size_t bytes);
+    void (*wait_message)(Comm *c, Ticket t); // as `wait` does
+    void (*poll)(Comm *c);                   // brings `waits` up to date, looks for errors; may be NULL
     void (*end)(Comm *c);
     void *state;
-    int64_t done;        // collectives that are complete
-    const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody
+    const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody. A message is a COMM_SEND of two members
     int sharing;         // ranks on this rank's device
 } CommTransport;
 
@@ -205,13 +212,16 @@ static inline void comm_deadline(int seconds) { // 0: none any more
     alarm((unsigned)seconds);
 }
 
+static inline void comm_describe_message(SignalText *t, const char *what, int unit, bool send, int peer, int64_t step) {
+    signal_text_add(t, what ? what : "?"), signal_text_add(t, " of unit "), signal_text_add_int(t, unit);
+    signal_text_add(t, send ? " to rank " : " from rank "), signal_text_add_int(t, peer);
+    signal_text_add(t, ", step "), signal_text_add_int(t, step + 1); // counted as the log does
+}
 // What this rank waits for. Also for signal handlers.
 static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
     if (c->awaited) {
         const CommMessage *m = &c->message[c->awaited % COMM_MESSAGES];
-        signal_text_add(t, m->what), signal_text_add(t, " of unit "), signal_text_add_int(t, m->unit);
-        signal_text_add(t, m->send ? " to rank " : " from rank "), signal_text_add_int(t, m->peer);
-        signal_text_add(t, ", step "), signal_text_add_int(t, m->step + 1);
+        comm_describe_message(t, m->what, m->unit, m->send, m->peer, m->step);
         return;
     }
     const CommOp *op = c->transport.waits ? c->transport.waits : c->first < c->started ? &c->queue[c->first % COMM_QUEUE] : NULL;
@@ -219,10 +229,14 @@ static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
         signal_text_add(t, "no collective");
         return;
     }
+    if (op->kind == COMM_SEND) {
+        comm_describe_message(t, op->what, op->unit, op->in != NULL, op->group->ranks[1 - op->group->me], op->step);
+        return;
+    }
     if (op->counted) { signal_text_add(t, comm_kind_names[op->kind]), signal_text_add(t, " of "); }
     signal_text_add(t, op->what ? op->what : "?");
     if (op->counted) { signal_text_add(t, " "), signal_text_add_int(t, op->unit); }
-    signal_text_add(t, ", step "), signal_text_add_int(t, op->step + 1); // counted as the log does
+    signal_text_add(t, ", step "), signal_text_add_int(t, op->step + 1);
 }
 static inline void comm_check(const Comm *c, int error, int peer, const char *doing) {
     if (error == MPI_SUCCESS) { return; }
@@ -848,8 +862,14 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Messages between two ranks, by MPI or the transport. Those from one rank to another match in the order in which both post them. They return
 // at once; `data` belongs to the message until comm_wait_message() has returned.
+static inline void comm_wait_message_by_mpi(Comm *c, Ticket t) {
+    if (comm_message_done(c, t)) { return; }
+    c->awaited = t;
+    comm_wait_until(c, comm_message_done, t);
+    c->awaited = 0;
+}
 static inline Ticket comm_post_by_mpi(Comm *c, bool send, int peer, void *data, size_t bytes) {
-    if (c->posted - c->settled == COMM_MESSAGES) { comm_wait_until(c, comm_message_done, c->settled + 1), comm_advance(c); }
+    while (c->posted - c->settled == COMM_MESSAGES) { comm_wait_message_by_mpi(c, c->settled + 1), comm_advance(c); }
     CommMessage *m = &c->message[++c->posted % COMM_MESSAGES];
     m->send = send, m->peer = peer, m->what = c->what, m->unit = c->unit, m->step = c->step;
     int n = (int)bytes;
@@ -860,6 +880,7 @@ static inline Ticket comm_post_by_mpi(Comm *c, bool send, int peer, void *data, 
 }
 static inline Ticket comm_post_message(Comm *c, bool send, int peer, void *data, size_t bytes) {
     if (bytes > INT_MAX) { die(EXIT_INPUT, "choose a smaller --micro-batch", "a message of %zu bytes to another stage: 2 GiB are too much", bytes); }
+    if (!bytes) { return 0; } // both sides know
     if (send) { c->bytes[COMM_SEND][c->node_of[peer] == c->node ? LINK_INTRA : LINK_INTER] += (int64_t)bytes; }
     return (c->transport.post ? c->transport.post : comm_post_by_mpi)(c, send, peer, data, bytes);
 }
@@ -867,11 +888,8 @@ static inline Ticket comm_send(Comm *c, int peer, const void *data, size_t bytes
 static inline Ticket comm_receive(Comm *c, int peer, void *data, size_t bytes) { return comm_post_message(c, false, peer, data, bytes); }
 // The message has left, or arrived: for what is put into the compute stream from now on.
 static inline void comm_wait_message(Comm *c, Ticket t) {
-    if (t < 0) { c->transport.wait(c, t); }
-    if (t <= 0 || comm_message_done(c, t)) { return; }
-    c->awaited = t;
-    comm_wait_until(c, comm_message_done, t);
-    c->awaited = 0;
+    if (t < 0) { c->transport.wait_message(c, t); }
+    if (t > 0) { comm_wait_message_by_mpi(c, t); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

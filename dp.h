@@ -47,9 +47,11 @@ static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *
     double C = (double)m->config.channels;
     return !p->flat && !clip_prefers_ghost(T, 16 * C, 12 * C * C); // qkv, attention, fc and their projections together
 }
+// Of a large model the head is so small a part of the work that what takes less memory is better: gradients of logits, where T < C.
 static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
-    double C = (double)m->config.channels, V = (double)m->config.padded_vocab;
-    return !clip_prefers_ghost(T, C + V, C * V);
+    const double C = (double)m->config.channels, V = (double)m->config.padded_vocab, t = (double)T;
+    const bool hardly_counts = T < m->config.channels && t * t * (C + V) < 0.005 * gpt_step_flops(m, t, t);
+    return !hardly_counts && !clip_prefers_ghost(T, C + V, C * V);
 }
 
 // Arithmetic of the norms of a unit of `rows` samples, beyond that of a step without privacy.

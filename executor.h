@@ -82,6 +82,7 @@ typedef struct {
     float *host_losses;                  // the same
     float *host_logits;                  // (Vp)
     float *host_weights;                 // (rows) of clipped samples
+    double *losses, *right;              // [samples of a pass] of each one, for a Pass
     double *message;                     // [samples of a pass + ranks] of executor_share()
     int64_t *part;                       // [ranks + 1] whose part is which
     const Real **held;                   // [storages] acquired parameters
@@ -225,7 +226,7 @@ static inline void executor_free(Executor *e) {
     for (int64_t i = 0; i < e->backs; i++) { free(e->back[i].gradient), free(e->back[i].work); }
     for (int64_t i = 0; executor_transit(e, i); i++) { free(executor_transit(e, i)->open); }
     free(e->slot), free(e->back), free(e->input), free(e->received), free(e->first_rows);
-    free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights), free(e->message), free(e->part);
+    free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights), free(e->message), free(e->part), free(e->losses), free(e->right);
     memset(e, 0, sizeof *e);
 }
 // All that it works with, in bytes.
@@ -272,6 +273,8 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
     e->host_logits = (float *)checked_malloc((size_t)e->model->config.padded_vocab * sizeof(float), "logits");
     e->host_weights = (float *)checked_malloc((size_t)e->shape.rows * sizeof(float), "weights");
+    e->losses = (double *)checked_calloc((size_t)samples, sizeof(double), "losses"),
+    e->right = (double *)checked_calloc((size_t)samples, sizeof(double), "losses");
     e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
     e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
@@ -581,6 +584,35 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
     const bool forward = kind == ACT_SEND_FORWARD || kind == ACT_RECV_FORWARD;
     return T * m->config.channels * (int64_t)(forward ? dtype_size(shape->dtype) : ops_real_bytes());
 }
+// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
+static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
+                                           const Program *b) {
+    const size_t row_bytes = (size_t)(shape->T * m->config.channels) * (size_t)max_i64((int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
+    const int mine = placement_stage_of_rank(placement, rank);
+    CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0, (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
+    bool *talks = (bool *)checked_calloc((size_t)a->ranks, sizeof(bool), "peers");
+    int sides[2] = {0, 0};
+    for (int s = mine - 1; s <= mine + 1; s += 2) {
+        if (s >= 0 && s < placement->stages && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
+    }
+    for (int p = 0; p < 2; p++) {
+        const Schedule *schedule = &(p ? b : a)->rank[rank];
+        for (int i = 0; i < schedule->count; i++) {
+            const Action *action = &schedule->actions[i];
+            if (!action_sends(action->kind) && !action_receives(action->kind)) { continue; }
+            talks[action->peer] = true;
+            traffic.bytes = (size_t)max_i64((int64_t)traffic.bytes, (int64_t)((size_t)action->rows * row_bytes));
+        }
+    }
+    for (int r = 0; r < a->ranks; r++) {
+        if (talks[r]) { traffic.peers[traffic.count++] = r, sides[placement_stage_of_rank(placement, r) > mine]++; }
+    }
+    free(talks);
+    // a place is filled, or sent, by as many as there are on one side
+    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * OUTGOING) * max_i64(sides[0], sides[1]));
+    return traffic;
+}
+
 // Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the gradient of its input).
 static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
     const bool forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
@@ -670,25 +702,6 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
-// The stage's part of a forward pass of one sequence: its units read what slot 0 holds, or input 0, and leave output 0, or logits(Vp) on the
-// host. All ranks of the stage call it.
-static inline void executor_stage_forward(Executor *e, int64_t n, float *logits) {
-    const GptModel *m = e->model;
-    for (int unit = e->shape.first; unit < e->shape.end; unit++) {
-        Work w = executor_work(e, unit, 0, 1, n);
-        int storages[2], count = gpt_unit_storages(m, w.unit, storages);
-        for (int i = 0; i < count; i++) {
-            int64_t version = e->store->updates[storages[i]];
-            if (store_gathers_for_use(e->store, storages[i])) { store_prefetch(e->store, storages[i], version, true, e->step); }
-            w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
-        }
-        run_forward(e, &w);
-        if (w.unit == m->units - 1) {
-            executor_logits_of_rows(e, &w.states, real_at_const(w.slot->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
-        }
-        for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
-    }
-}
 // Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an
 // exchange costs a latency: *flag, whether this rank, then whether any rank has it. A rank's part of the message is its samples' values, in the order
 // of its schedule, and the flag. All ranks call it after the pass.
@@ -716,6 +729,60 @@ static inline void executor_share(Executor *e, const Program *p, double *values,
     }
 }
 
+// Sum of the losses of a pass's samples, in their order, from all ranks. *stop: whether this rank, then whether any rank, was asked to stop.
+static inline double executor_sum_losses(Executor *e, const Program *program, const Pass *pass, bool *stop) {
+    double sum = 0;
+    executor_share(e, program, pass->sample_losses, stop);
+    for (int64_t i = 0; i < pass->samples; i++) { sum += pass->sample_losses[i]; }
+    return sum;
+}
+
+// What samples tell about the model.
+typedef struct {
+    double loss;            // summed over targets
+    int64_t targets, right; // right: labels, or choices of an example, that the model finds likeliest and that are so
+} Evaluation;
+
+// Runs samples 0 .. samples - 1 of the data through the model, by the schedule of passes that do not train. All ranks call it, and get the same.
+static inline Evaluation executor_evaluate(Executor *e, const Program *program, const Dataset *data, int64_t samples, int64_t step) {
+    Evaluation sum = {0, 0, 0};
+    Choice choice = {0, false};
+    for (int64_t first = 0; first < samples; first += program->samples) {
+        int64_t count = min_i64(program->samples, samples - first);
+        Pass pass = {data, first, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL};
+        int at = 0;
+        bool none = false; // to stop is asked of training steps only
+        executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);
+        sum.loss += executor_sum_losses(e, program, &pass, &none);
+        if (data->labels) { executor_share(e, program, e->right, &none); }
+        sum.targets += dataset_count_targets(data, first, count);
+        for (int64_t i = 0; i < count; i++) {
+            if (data->labels) { sum.right += e->right[i] != 0; }
+            if (data->rows) { sum.right += choice_add(&choice, data, first + i, e->losses[i]); }
+        }
+    }
+    return sum;
+}
+
+// The stage's part of a forward pass of one sequence: its units read what slot 0 holds, or input 0, and leave output 0, or logits(Vp) on the
+// host. All ranks of the stage call it.
+static inline void executor_stage_forward(Executor *e, int64_t n, float *logits) {
+    const GptModel *m = e->model;
+    for (int unit = e->shape.first; unit < e->shape.end; unit++) {
+        Work w = executor_work(e, unit, 0, 1, n);
+        int storages[2], count = gpt_unit_storages(m, w.unit, storages);
+        for (int i = 0; i < count; i++) {
+            int64_t version = e->store->updates[storages[i]];
+            if (store_gathers_for_use(e->store, storages[i])) { store_prefetch(e->store, storages[i], version, true, e->step); }
+            w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
+        }
+        run_forward(e, &w);
+        if (w.unit == m->units - 1) {
+            executor_logits_of_rows(e, &w.states, real_at_const(w.slot->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
+        }
+        for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
+    }
+}
 // Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence through all stages, where the first rank of each
 // sends it on. Every rank calls it, and gets the same.
 static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens, int64_t n, float *logits) {

@@ -463,6 +463,7 @@ static inline bool clash_bubble_recompute(const Options *o, const OptionsGiven *
 }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
+static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
 static inline bool clash_replace_rdp(const Options *o, const OptionsGiven *g) {
     return (void)g, o->dp_neighbours == DP_REPLACE_ONE && o->dp_accountant == DP_RDP;
 }
@@ -507,6 +508,7 @@ static const OptionPair option_pairs[] = {
      clash_reduce_private},
     {"skip-loss-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_loss_private},
     {"skip-grad-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_grad_private},
+    {"profile-steps", "dp-noise", "(or --dp-epsilon) the times of a step tell how many samples it drew: give --dp-show-private too", clash_profile_private},
     {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
     {"pipeline", "dp-noise", "(or --dp-epsilon) private training does not cross stages yet: use ranks of one stage, --pipeline 1", clash_pipeline_private},
     {"pipeline-schedule", "pipeline", "one stage has nothing to order: give --pipeline N", clash_schedule_pipeline},

@@ -745,13 +745,19 @@ typedef struct {
 // Predicted against measured, on the terminal and in the log, after `steps` steps that ended with `step`.
 static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
     Prediction *p = run->predicted;
+    const bool hides = privacy_hides(run->privacy);
     int64_t total[2][LINK_KINDS], per_step[COMM_KINDS][LINK_KINDS];
     for (int k = 0; k < COMM_KINDS; k++) {
-        for (int l = 0; l < LINK_KINDS; l++) { per_step[k][l] = run->comm->bytes[k][l] / max_i64(steps, 1); }
+        for (int l = 0; l < LINK_KINDS; l++) {
+            per_step[k][l] = run->comm->bytes[k][l] / max_i64(steps, 1);
+            if (hides) { per_step[k][l] = (int64_t)privacy_rounded((double)per_step[k][l]); }
+        }
     }
     traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
     size_t host = host_bytes("VmHWM:");
     double step_ms = 1000 * spent.steps_s / (double)max_i64(steps, 1), idle = steps ? spent.waiting_s / spent.steps_s : 0;
+    double overhead = steps ? spent.telling_s / spent.steps_s : 0;
+    if (hides) { step_ms = privacy_rounded(step_ms), idle = privacy_rounded(idle), overhead = privacy_rounded(overhead), energy = (double)NAN; }
     if (run->comm->rank) { return; }
     progress_break(bar);
     printf("predicted against measured, rank 0: %.1f ms a step, %.1f ms measured; waiting %.1f %% of it, %.1f %% measured; memory:\n", p->step_s * 1000,
@@ -767,7 +773,7 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
     json_add_field(&line, "measured", step_ms);
     text_add(&line, "},\"idle\":{\"predicted\":"), json_add_number(&line, p->idle);
     json_add_field(&line, "measured", idle);
-    text_add(&line, "}"), json_add_field(&line, "overhead", steps ? spent.telling_s / spent.steps_s : 0);
+    text_add(&line, "}"), json_add_field(&line, "overhead", overhead);
     json_add_field(&line, "energy_j", energy);
     json_add_privacy(run->privacy, step, &line);
     text_add(&line, "}");

@@ -14,11 +14,11 @@
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
 #include "ops_cpu.h"
-// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, possible: MPI reaches the processor's
-// memory.
-static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records) {
+// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, and messages possible: MPI reaches the
+// processor's memory.
+static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records, const CommTraffic *traffic) {
     size_t bytes = comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES);
-    (void)s, (void)records;
+    (void)s, (void)records, (void)traffic;
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
@@ -59,9 +59,7 @@ typedef struct {
     // with what
     Store store;
     Executor executor;
-    int64_t *windows;      // [most_samples] of the training data that a private step takes
-    double *sample_losses; // [most_samples] of a step or a validation batch
-    double *sample_right;  // [samples] of a validation batch of labelled data
+    int64_t *windows; // [most_samples + 1] of the training data that a private step takes; last, how many
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
@@ -171,7 +169,9 @@ static void setup_privacy(Trainer *t) {
     t->shape.clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
     bool often = o->zero > 1 && t->ranks->n > 1;
     t->shape.clip.fresh = often || t->most_samples <= t->ranks->n;
-    executor_shorten(&t->model, &t->shape, (double)t->model.parameters * (o->zero ? 8 + 8.0 / t->ranks->n : 16), often, t->stream.threads);
+    const double whole[4] = {16, 8, 4, 0}; // bytes of a parameter's states that ZeRO leaves on every rank
+    const double states = (double)t->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / t->ranks->n);
+    executor_shorten(&t->model, &t->shape, states, often, t->stream.threads);
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
@@ -201,20 +201,28 @@ static Program make_program(const Trainer *t, int64_t samples, bool training) {
     zero_lower(&p, &t->store.policy, training);
     return p;
 }
-static void setup_schedule(Trainer *t) {
+static void check_program(const Program *p) {
     char error[400];
+    if (!schedule_validate(p, error, sizeof error)) { die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error); }
+}
+static void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
     t->evaluation = make_program(t, t->samples, false);
     t->shape.limits = limits_of_both(t->program.limits[t->ranks->me % t->program.ranks], t->evaluation.limits[t->ranks->me % t->program.ranks]);
-    if (!schedule_validate(&t->program, error, sizeof error)) {
-        die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error);
+    check_program(&t->program);
+    const int64_t extremes[] = {0, t->most_samples}; // what a private step may draw
+    for (int i = 0; t->privacy.on && i < 2; i++) {
+        Program p = make_program(t, extremes[i], true);
+        check_program(&p), program_free(&p);
     }
 }
 
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes);
+    CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank, &t->program, &t->evaluation);
+    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes, &traffic);
+    free(traffic.peers);
     store_join(&t->store, &t->comm);
 }
 
@@ -257,22 +265,19 @@ static void setup_data(Trainer *t) {
 }
 
 static void setup_states(Trainer *t) {
+    const Options *o = &t->options;
     size_t unused[2];
     t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &t->shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
     t->executor = executor_plan(&t->model, t->shape, &unused[0], &unused[1]);
-    int64_t unused_first, spanned = schedule_rows(&t->program.rank[t->comm.rank], &unused_first);
-    executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples,
-                      max_i64(spanned, ceil_div(t->most_samples, t->comm.ranks)), t->program.micro_batches);
-    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples, sizeof(int64_t), "samples");
-    t->sample_losses = (double *)checked_calloc((size_t)t->most_samples, sizeof(double), "losses");
-    t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
-}
-static void setup_profile(Trainer *t) {
     Program longest = make_program(t, t->most_samples, true);
-    t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
+    const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
+    int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first), schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
+    executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
+    t->profile = profile_make(o, longest.rank[t->comm.rank].count);
     program_free(&longest);
+    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples + 1, sizeof(int64_t), "samples");
 }
 
 // Weights: from a checkpoint, a model file, or the seed.
@@ -292,6 +297,7 @@ static void setup_weights(Trainer *t) {
 // What a private run promises stands when the weights are there: a resumed one goes on with its noise, its key and what it has spent.
 static void setup_promise(Trainer *t) {
     Privacy *p = &t->privacy;
+    if (p->on && t->comm.rank == 0 && *t->options.out) { p->data = dataset_checksum(&t->train); }
     privacy_begin(p, &t->options, &t->given, t->progress.privacy, t->progress.step, &t->comm);
     t->end = min_i64(t->steps, privacy_allowed_steps(p));
     if (!p->on) { return; }
@@ -307,21 +313,22 @@ static void setup_promise(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-// Sum of the losses of a pass's samples, in their order, from all ranks. *stop: whether this rank, then whether any rank, was asked to stop.
-static double sum_losses(Trainer *t, const Program *program, const Pass *pass, bool *stop) {
-    double sum = 0;
-    executor_share(&t->executor, program, t->sample_losses, stop);
-    for (int64_t i = 0; i < pass->samples; i++) { sum += t->sample_losses[i]; }
-    return sum;
-}
-
 static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
-    bool shown = !t->privacy.on || t->options.dp_show_private;
+    bool shown = !privacy_hides(&t->privacy);
+    if (!shown) { seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step)); }
     double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    StepFacts facts = {t->progress.step,          shown ? loss : nobody,        shown ? norm : nobody, lr, seconds, tokens, mfu,
-                       energy_joules(&t->energy), shown ? pass->windows : NULL, pass->samples};
+    StepFacts facts = {t->progress.step,
+                       shown ? loss : nobody,
+                       shown ? norm : nobody,
+                       lr,
+                       seconds,
+                       tokens,
+                       mfu,
+                       shown ? energy_joules(&t->energy) : nobody,
+                       shown ? pass->windows : NULL,
+                       pass->samples};
     report_step(&facts, &t->bar, &t->log);
 }
 
@@ -344,13 +351,17 @@ static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pas
     t->progress.updates++;
 }
 
-// The samples that a private step draws, and its schedule.
+// The samples that a private step draws, and its schedule. Rank 0 draws for all: logarithms may differ between machines.
 static void draw_samples(Trainer *t, Pass *pass) {
-    NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
-    memcpy(stream.key, t->privacy.key, sizeof stream.key);
-    pass->samples = dataset_sample_poisson(&t->train, (double)t->samples / (double)t->train.windows, t->most_samples, stream, t->windows);
-    pass->windows = t->windows;
-    noise_wipe(&stream, sizeof stream);
+    if (t->comm.rank == 0) {
+        NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
+        memcpy(stream.key, t->privacy.key, sizeof stream.key);
+        const double rate = (double)t->samples / (double)t->train.windows;
+        t->windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, t->windows);
+        noise_wipe(&stream, sizeof stream);
+    }
+    comm_broadcast(&t->comm, t->windows, (size_t)(t->most_samples + 1) * sizeof *t->windows, 0);
+    pass->windows = t->windows, pass->samples = t->windows[t->most_samples];
     program_free(&t->program);
     t->program = make_program(t, pass->samples, true);
 }
@@ -365,7 +376,7 @@ static double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t 
 static void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
     int64_t targets = t->privacy.on ? 0 : dataset_count_targets(&t->train, t->progress.position, t->samples);
-    Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
+    Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, &pass); }
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
@@ -375,12 +386,13 @@ static void train_step(Trainer *t) {
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
-    double loss = step_loss(t, &pass, sum_losses(t, &t->program, &pass, &t->stopping), targets);
+    double loss = step_loss(t, &pass, executor_sum_losses(&t->executor, &t->program, &pass, &t->stopping), targets);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         run_updates(t, schedule, &at, &pass, lr, norm);
     } else {
         t->executor.action = NULL; // the updates do not run
+        store_skip_updates(&t->store);
         if (t->comm.rank == 0) {
             fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip,
                     t->privacy.on ? (double)NAN : loss, norm);
@@ -400,36 +412,9 @@ static void train_step(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Between steps: validation, a sample of text, checkpoints
 
-// What samples tell about the model.
-typedef struct {
-    double loss;            // summed over targets
-    int64_t targets, right; // right: labels, or choices of an example, that the model finds likeliest and that are so
-} Evaluation;
-
-// Runs samples 0 .. samples - 1 of the data through the model. All ranks call it, and get the same.
-static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
-    Evaluation e = {0, 0, 0};
-    Choice choice = {0, false};
-    for (int64_t first = 0; first < samples; first += t->samples) {
-        int64_t count = min_i64(t->samples, samples - first);
-        Pass pass = {data, first, NULL, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
-        int at = 0;
-        executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
-        bool none = false; // to stop is asked of training steps only
-        e.loss += sum_losses(t, &t->evaluation, &pass, &none);
-        if (data->labels) { executor_share(&t->executor, &t->evaluation, t->sample_right, &none); }
-        e.targets += dataset_count_targets(data, first, count);
-        for (int64_t i = 0; i < count; i++) {
-            if (data->labels) { e.right += t->sample_right[i] != 0; }
-            if (data->rows) { e.right += choice_add(&choice, data, first + i, t->sample_losses[i]); }
-        }
-    }
-    return e;
-}
-
 static void validate(Trainer *t) {
     int64_t samples = validation_samples(t);
-    Evaluation e = evaluate(t, &t->val, samples);
+    Evaluation e = executor_evaluate(&t->executor, &t->evaluation, &t->val, samples, t->progress.step);
     if (t->comm.rank) { return; }
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
@@ -440,7 +425,7 @@ static void validate(Trainer *t) {
 
 static void score_hellaswag(Trainer *t) {
     int64_t rows = dataset_whole_windows(&t->hellaswag), examples = rows / CHOICES;
-    Evaluation e = evaluate(t, &t->hellaswag, rows);
+    Evaluation e = executor_evaluate(&t->executor, &t->evaluation, &t->hellaswag, rows, t->progress.step);
     if (t->comm.rank == 0) { report_choices(t->progress.step, e.right, examples, &t->bar, &t->log); }
 }
 
@@ -461,6 +446,7 @@ static void print_sample(Trainer *t) {
 static void save_checkpoint(Trainer *t) {
     char path[1100];
     privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
+    privacy_settle(&t->privacy);
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
@@ -557,7 +543,6 @@ static void prepare(Trainer *t) {
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
     setup_states(t);
-    setup_profile(t);
     setup_weights(t);
     setup_promise(t);
     store_settle(&t->store);
@@ -588,7 +573,7 @@ static int finish(Trainer *t) {
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }
     }
     if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
-    privacy_end(&t->privacy, &t->options);
+    privacy_end(&t->privacy, &t->options), noise_wipe(t->store.noise.key, sizeof t->store.noise.key);
     if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }

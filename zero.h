@@ -600,7 +600,10 @@ static inline void store_add_noise(Store *s, int storage, int64_t step) {
     s->noised[storage] = true;
     n = max_i64(0, min_i64(n, real - begin));
     ops_add_noise(s->stream, (float *)(void *)shelf_slice(&s->grads, storage), begin, n, noise, s->noise.deviation, s->noise.scale);
+    noise_wipe(&noise, sizeof noise);
 }
+// After the norm: this step makes no update.
+static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised); }
 
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.

@@ -258,7 +258,7 @@ static const Damage damages[] = {
     {"unit missing", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, UNIT, -1, "a field is out of range"},
     {"micro-batch too large", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO, 2, "a field is out of range"},
     {"micro-batch negative", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MICRO, -1, "a field is out of range"},
-    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, ROWS, 0, "rows differ from its forward's"},
+    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, ROWS, 0, "FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
     {"negative rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, -2, "a field is out of range"},
     {"fewer micro-batches than used", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO_BATCHES, 1, "a field is out of range"},
     {"no slots", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, SLOTS, 0, "more live micro-batches than the 0 slots"},

@@ -1016,12 +1016,14 @@ class Failures(TestCase):
             subprocess.run(["umount", "-l", disk], check=True)
 
     def test_watchdog(self):
-        """A collective that waits in vain ends the job with the code for a lost peer and says what it waited for."""
+        """A collective or a message that waits in vain ends the job with the code for a lost peer and says what it waited for."""
         if not os.path.exists("build/test_comm"):
             self.skipTest("build/test_comm is not built")
-        run = subprocess.run(["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", "stuck"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        self.assertEqual(run.returncode, 4)
-        self.assertIn("in all_gather of block 3, step 18", run.stderr)
+        for how, what in (("stuck", "all_gather of block 3"), ("message", "activations of unit 3 from rank 1"), ("full", "activations of unit 3 from rank 1")):
+            command = ["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", how]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+            self.assertEqual(run.returncode, 4, how)
+            self.assertIn(f"in {what}, step 18", run.stderr)
 
     def test_export_where_no_file_can_be(self):
         """Found before anything is trained; and what is no file stays what it is."""
