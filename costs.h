@@ -247,7 +247,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0,
            owners = a->storage >= 0 ? store_party(store, a->storage)->all.n : 1;
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
-    double products_per_s = c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens);
+    double products_per_s = tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1; // a replica without rows: any
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
     double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor

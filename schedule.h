@@ -52,6 +52,7 @@ static inline bool action_computes(ActionKind kind) { return kind <= ACT_CLIP; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
 static inline bool action_sends(ActionKind kind) { return kind == ACT_SEND_FORWARD || kind == ACT_SEND_BACKWARD; }
 static inline bool action_receives(ActionKind kind) { return kind == ACT_RECV_FORWARD || kind == ACT_RECV_BACKWARD; }
+static inline bool action_is_message(ActionKind kind) { return action_sends(kind) || action_receives(kind); }
 
 typedef struct {
     ActionKind kind;

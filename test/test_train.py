@@ -935,7 +935,11 @@ class Failures(TestCase):
             (("zero-quantized-gradients", "dp-noise"), dict(zero=2, zero_quantized_gradients=1, dp_noise=1)),
             (("reduce-dtype", "dp-noise"), dict(reduce_dtype="bf16", dp_epsilon=8)),
             (("skip-loss-z", "dp-noise"), dict(skip_loss_z=5, dp_noise=1)), (("skip-grad-z", "dp-noise"), dict(skip_grad_z=5, dp_epsilon=8)),
-            (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp"))]
+            (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp")),
+            (("pipeline", "dp-noise"), dict(pipeline=2, dp_noise=1)), (("pipeline-schedule", "pipeline"), dict(pipeline_schedule="gpipe")),
+            (("pipeline-warmup", "pipeline"), dict(pipeline_warmup="a")),
+            (("pipeline-warmup", "pipeline-schedule"), dict(pipeline=2, pipeline_schedule="gpipe", pipeline_warmup="b")),
+            (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
