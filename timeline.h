@@ -2,9 +2,9 @@
 // chrome://tracing or Perfetto.
 //
 // Times      [rank][action], seconds on one clock; where an action was not timed, begin = end.
-// Cells      neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B backward (with its weight parts where these
-//            run in between), W weight parts that run later, U an update. A cell is its letter, the micro-batch's number where it fits,
-//            and '-' up to its end; '.' is idle. So F3--B0------..  reads: forward of micro-batch 3, backward of 0, a bubble.
+// Cells      neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B backward (with weight parts that follow at
+//            once), W weight parts apart from it, U an update. A cell is its letter, the micro-batch's number where it fits, and '-' up
+//            to its end; '.' is idle. So F3--B0------..  reads: forward of micro-batch 3, backward of 0, a bubble.
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
