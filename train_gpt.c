@@ -3,7 +3,7 @@
 // Reading order: this file from the bottom (main is the recipe) to the top; then
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
-//   quantize.h    numbers in 8 or 4 bits for messages
+//   quantize.h    numbers in 8 or 4 bits for messages       layout.h      which ranks hold what (zero.h's)
 //   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
