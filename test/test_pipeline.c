@@ -553,7 +553,7 @@ static void test_trace(void **state) {
     }
     assert_int_equal(compute, 3 * 9 + 3 * 8);
     assert_true(messages >= 2 * 3);
-    assert_null(strstr(text, "},\n\n")), assert_null(strstr(text, ",\n]"));
+    assert_null(strstr(text, "}\n{")), assert_null(strstr(text, "},\n\n")), assert_null(strstr(text, ",\n]"));
     assert_int_equal(strncmp(text, "{\"displayTimeUnit\"", 18), 0);
     assert_non_null(strstr(text, "{\"name\":\"FORWARD 0.0\",\"cat\":\"compute\",\"ph\":\"X\",\"pid\":0,\"tid\":0,\"ts\":0.000,\"dur\":333333.333,\"args\":"));
     free(text);
