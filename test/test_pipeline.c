@@ -308,6 +308,25 @@ static void test_live_is_constant(void **state) {
         placement_free(&plan.placement), program_free(&p);
     }
 }
+// Of three parts of an input the one in the middle is missing.
+static void test_a_gap_is_refused(void **state) {
+    (void)state;
+    char error[400];
+    PipelinePlan plan = plan_of("3:3,3:1", 6, 4, PIPELINE_DAPPLE, WARMUP_A, 3, 1);
+    Program p = empty_program(4, 4, &plain);
+    schedule_pipeline(&p, &plan, 3, true);
+    zero_lower(&p, &plain, true);
+    assert_true(schedule_validate(&p, error, sizeof error));
+    for (int r = 1; r < 4; r += 2) { // both ends
+        Schedule *s = &p.rank[r];
+        int i = 0;
+        while (!(s->actions[i].kind == (r == 1 ? ACT_SEND_FORWARD : ACT_RECV_FORWARD) && s->actions[i].first_row == 1)) { i++; }
+        memmove(s->actions + i, s->actions + i + 1, (size_t)(--s->count - i) * sizeof(Action));
+    }
+    assert_false(schedule_validate(&p, error, sizeof error));
+    assert_non_null(strstr(error, "rank 3: FORWARD unit 3 storage -1 micro-batch 0: its input is not there"));
+    placement_free(&plan.placement), program_free(&p);
+}
 static void visit_nothing(void *context, int rank, const Action *a, int peer) { (void)context, (void)rank, (void)a, (void)peer; }
 // Without training there are forwards and their messages, one micro-batch live.
 static void test_evaluation(void **state) {
@@ -447,6 +466,26 @@ static void test_messages_overlap(void **state) {
     assert_true(fabs(busy[0] - 6) < 1e-12 && fabs(busy[1] - 6) < 1e-12);
     placement_free(&plan.placement), program_free(&p);
 }
+// Messages to one receiver, or from one sender, go one after another: the second input comes at 1 + 0.5 + 0.5, the second gradient at 5 + 1.
+static void test_links_carry_one_message(void **state) {
+    (void)state;
+    PipelinePlan plan = plan_of("3:2,3:1", 6, 3, PIPELINE_DAPPLE, WARMUP_A, 2, 1);
+    Even even = {&plan, 0.5};
+    Program p = empty_program(4, 3, &plain);
+    schedule_pipeline(&p, &plan, 2, true);
+    assert_true(fabs(schedule_simulate(&p, even_cost, &even, NULL) - 8) < 1e-12);
+    placement_free(&plan.placement), program_free(&p);
+}
+// Steps do not overlap, where nothing meets at a norm either.
+static void test_steps_are_apart(void **state) {
+    (void)state;
+    PipelinePlan plan = plan_of("2", 6, 2, PIPELINE_DAPPLE, WARMUP_A, 1, 4);
+    Even even = {&plan, 0};
+    Program p = empty_program(4, 2, &plain);
+    schedule_pipeline(&p, &plan, 4, false);
+    assert_true(fabs(schedule_simulate(&p, even_cost, &even, NULL) - 5) < 1e-12);
+    placement_free(&plan.placement), program_free(&p);
+}
 // Policy B lets messages that take as long as a forward travel while its stages compute; policy A waits for them.
 static void test_policies(void **state) {
     (void)state;
@@ -465,13 +504,14 @@ static void test_policies(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Pictures
 
-static char *drawn(int kind, double message, bool trace, int columns) {
+static char *drawn(const char *stages, int M, int kind, double message, bool trace, int columns) {
     char *text = NULL;
     size_t bytes;
-    PipelinePlan plan = plan_of("3:1,3:1", 6, 2, kinds[kind], WARMUP_A, 1, 3);
+    const int ranks = strcmp(stages, "6:1") ? 2 : 1;
+    PipelinePlan plan = plan_of(stages, 6, ranks, kinds[kind], WARMUP_A, 1, M);
     Even even = {&plan, message};
-    Program p = empty_program(4, 2, &plain);
-    schedule_pipeline(&p, &plan, 3, true);
+    Program p = empty_program(4, ranks, &plain);
+    schedule_pipeline(&p, &plan, M, true);
     ActionTime **times = schedule_times(&p);
     schedule_simulate_times(&p, even_cost, &even, NULL, times);
     FILE *f = open_memstream(&text, &bytes);
@@ -493,15 +533,18 @@ static void test_timeline(void **state) {
         {1, 12, "rank 0   |FF..B0FB1.B2|  75 % busy\nrank 1   |.FB0FB1FB2..|  75 % busy\n"}, // no room for the numbers of forwards
     };
     for (int i = 0; i < 4; i++) {
-        char *text = drawn(pictures[i].kind, 0, false, pictures[i].columns), *rows = strchr(text, '\n') + 1;
+        char *text = drawn("3:1,3:1", 3, pictures[i].kind, 0, false, pictures[i].columns), *rows = strchr(text, '\n') + 1;
         assert_string_equal(rows, pictures[i].rows);
         free(text);
     }
+    char *text = drawn("6:1", 11, 1, 0, false, 66); // a number that does not fit is left out
+    assert_non_null(strstr(text, "F9B9--F-B10-|"));
+    free(text);
 }
 // The trace has two threads' names and each rank's actions that take time: 3 micro-batches x 9 compute actions, less the embedding's; messages.
 static void test_trace(void **state) {
     (void)state;
-    char *text = drawn(1, 0.5, true, 0);
+    char *text = drawn("3:1,3:1", 3, 1, 0.5, true, 0);
     int compute = 0, messages = 0, depth = 0;
     for (const char *c = text; (c = strstr(c, "\"cat\":\"compute\"")) != NULL; c++) { compute++; }
     for (const char *c = text; (c = strstr(c, "\"cat\":\"messages\",\"ph\":\"X\"")) != NULL; c++) { messages++; }
@@ -510,7 +553,7 @@ static void test_trace(void **state) {
     }
     assert_int_equal(compute, 3 * 9 + 3 * 8);
     assert_true(messages >= 2 * 3);
-    assert_null(strstr(text, "},\n\n")), assert_null(strstr(text, ",\n]"));
+    assert_null(strstr(text, "}\n{")), assert_null(strstr(text, "},\n\n")), assert_null(strstr(text, ",\n]"));
     assert_int_equal(strncmp(text, "{\"displayTimeUnit\"", 18), 0);
     assert_non_null(strstr(text, "{\"name\":\"FORWARD 0.0\",\"cat\":\"compute\",\"ph\":\"X\",\"pid\":0,\"tid\":0,\"ts\":0.000,\"dur\":333333.333,\"args\":"));
     free(text);
@@ -524,11 +567,14 @@ int main(void) {
         cmocka_unit_test(test_all_plans),
         cmocka_unit_test(test_unequal_replicas),
         cmocka_unit_test(test_live_is_constant),
+        cmocka_unit_test(test_a_gap_is_refused),
         cmocka_unit_test(test_evaluation),
         cmocka_unit_test(test_bad_plans),
         cmocka_unit_test(test_bubbles),
         cmocka_unit_test(test_speed),
         cmocka_unit_test(test_messages_overlap),
+        cmocka_unit_test(test_steps_are_apart),
+        cmocka_unit_test(test_links_carry_one_message),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_timeline),
         cmocka_unit_test(test_trace),
