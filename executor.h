@@ -801,7 +801,7 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     if (leads && mine) { comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes)); }
     executor_stage_forward(e, n, logits);
     if (leads && mine < last) { comm_wait_message(e->comm, comm_send(e->comm, stage[1].ranks[0], e->output[0].p, bytes)); }
-    comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float), placement->stage[last].ranks[0]);
+    if (last) { comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float), placement->stage[last].ranks[0]); }
 }
 
 // How tokens are drawn: by temperature (0: the likeliest), as a function of seed, step and the token's place.

@@ -495,6 +495,7 @@ static const char *const clashes[][3] = {
     {"--eps 1e-8 --optimizer=sgd", "beta1", "optimizer"},
     {"--warmup 6 --steps 5", "warmup", "steps"},
     {"--profile-steps 5:6 --steps 5", "profile-steps", "steps"},
+    {"--trace file", "trace", "profile-steps"},
     {"--profile-steps 3:4 --dp-noise 1", "profile-steps", "dp-noise"},
     {"--dtype fp32 --stochastic-rounding 1", "stochastic-rounding", "dtype"},
     {"--zero-quantized-weights", "zero-quantized-weights", "zero"},
