@@ -182,7 +182,7 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
         }
         time_unit(&e, &work[u], times->row_s[u]);
     }
-    double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS];
+    double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS] = {0};
     int rounds = 0;
     for (double start = seconds_now(); rounds < 2 || (rounds < TIMED_ROUNDS && seconds_now() - start < MOST_S); rounds++) {
         for (int u = 0; u < UNIT_CLASSES; u++) { time_unit(&e, &work[u], seconds[rounds][u]); }

@@ -54,7 +54,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(TEXT, "run", export_file, "export", "", "", 0, 0, "file", "write the model in llm.c's format after the last step")                       \
     X(FLAG, "run", dry_run, "dry-run", "", "0", 0, 1, "", "print the prediction of memory, traffic and time, and stop")                        \
     X(FLAG, "run", compat, "compat", "", "0", 0, 1, "", "print which flags do not combine, and stop")                                          \
-    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the action list of one step, and stop")                           \
+    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the timeline and the action list of one step, and stop")                           \
     X(INT, "run", val_every, "val-every", "v", "20", 0, 1e12, "steps", "validate every N steps and at the end; 0: never")                      \
     X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e6, "batches", "per validation; -1: all of it once")                            \
     X(TEXT, "run", hellaswag, "hellaswag", "", "", 0, 0, "file", "score multiple choices (llm.c's hellaswag_val.bin) with each validation")    \
@@ -67,6 +67,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(INT, "run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")                                           \
     X(INT, "run", threads, "threads", "", "0", 0, 1024, "threads", "per rank; 0: cores / ranks on the node")                                   \
     X(TEXT, "run", profile_steps, "profile-steps", "", "", 0, 0, "A:B", "tell where the time of steps A to B goes; on a GPU nsys can capture them") \
+    X(TEXT, "run", trace, "trace", "", "", 0, 0, "file", "when each action of a step runs, for chrome://tracing: planned with --show-schedule, measured with --profile-steps") \
     X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, "adamw|sgd", "")                                                           \
     X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                                                            \
     X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                                                               \
@@ -404,6 +405,7 @@ static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) 
     int64_t first, last;
     return (void)g, options_profile_steps(o, &first, &last) && o->steps >= 0 && last > o->steps;
 }
+static inline bool clash_trace_profile(const Options *o, const OptionsGiven *g) { return (void)g, *o->trace && !*o->profile_steps && !o->show_schedule; }
 static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
 
 static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) {
@@ -480,6 +482,7 @@ static const OptionPair option_pairs[] = {
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
     {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
     {"profile-steps", "steps", "the run ends before", clash_profile_steps},
+    {"trace", "profile-steps", "only profiled steps are timed: give it, or --show-schedule for the plan", clash_trace_profile},
     {"stochastic-rounding", "dtype", "only bf16 parameters are rounded: give --dtype bf16", clash_rounding_fp32},
     {"zero-quantized-weights", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_weights_stage},
     {"zero-hpz-partition-size", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_hpz_stage},

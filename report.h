@@ -8,6 +8,7 @@
 
 #include "checkpoint.h" // TextBuffer
 #include "costs.h"      // what actions cost
+#include "timeline.h"   // schedules with their times
 #include "options.h"    // the flags in the log header
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -271,18 +272,32 @@ static inline void stage_stores_free(StageStores *s) {
     free(s->of_rank), free(s->stores), free(s->seen);
 }
 
+// The time of a step among others; busy (NULL: not wanted): each rank's time of computing; times (too): of each action.
+static inline double predict_step(const RunFacts *run, double *busy, ActionTime **times) {
+    StageStores stages = stage_stores_make(run);
+    Costs costs = {run->model, &run->shape, stages.of_rank, *run->rates, (double)run->options->seq_len, run->shape.clip};
+    double step_s = schedule_simulate_times(run->program, action_cost, &costs, busy, times);
+    stage_stores_free(&stages);
+    return step_s;
+}
+// --show-schedule: when each action should run, and the list of them.
+static inline void show_schedule(const RunFacts *run) {
+    ActionTime **times = schedule_times(run->program);
+    predict_step(run, NULL, times);
+    schedule_show_times(run->program, times, "planned", run->options->trace);
+    schedule_print(stdout, run->program);
+    schedule_times_free(run->program, times);
+}
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
-    StageStores stages = stage_stores_make(run);
-    Costs costs = {run->model, &run->shape, stages.of_rank, *run->rates, (double)run->options->seq_len, run->shape.clip};
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
     predict_traffic(run, p->traffic);
-    p->step_s = schedule_simulate(run->program, action_cost, &costs, busy);
+    p->step_s = predict_step(run, busy, NULL);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
-    free(busy), stage_stores_free(&stages);
+    free(busy);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

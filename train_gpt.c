@@ -405,7 +405,7 @@ static void train_step(Trainer *t) {
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     tell_step(t, &pass, loss, norm, lr, seconds);
-    if (t->progress.step == t->profile.last) { profile_report(&t->profile, t->comm.rank, &t->bar, &t->log); }
+    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
 
@@ -521,7 +521,7 @@ static bool print_and_stop(Trainer *t) {
     RunFacts facts = run_facts(t);
     if (t->comm.rank) { return true; }
     if (o->show_schedule) {
-        schedule_print(stdout, &t->program);
+        show_schedule(&facts);
         return true;
     }
     if (!o->json) {
@@ -566,7 +566,7 @@ static void train(Trainer *t) {
 
 static int finish(Trainer *t) {
     store_settle(&t->store);
-    profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
+    profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
     report_end(&facts, t->progress.step, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {

@@ -698,7 +698,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
 // Does the next action of this direction read the parameters of a unit? Messages between do not count: the ranks of a stage have different
 // ones, and must gather alike.
 static inline bool lower_neighbour_reads(const Schedule *s, int i, int direction, int unit) {
-    do { i += direction; } while (i >= 0 && i < s->count && (action_sends(s->actions[i].kind) || action_receives(s->actions[i].kind)));
+    do { i += direction; } while (i >= 0 && i < s->count && action_is_message(s->actions[i].kind));
     return i >= 0 && i < s->count && action_reads_parameters(s->actions[i].kind) && s->actions[i].unit == unit;
 }
 // ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours of the same unit.

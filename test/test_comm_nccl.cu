@@ -226,6 +226,22 @@ static void test_many_messages(void) {
     for (int i = 0; i < MANY; i++) { good = good && found[i] == (float)(last * MANY + i); }
     check_round(good, "many messages");
 }
+// One after another, with nothing that would let the host wait for the device: a place is filled again before what came first has left it.
+static void test_one_way(void) {
+    enum { TURNS = 4 * MESSAGE_ROOM };
+    bool good = true;
+    comm_label(&comm, "one way", 0, 0);
+    for (int i = 0; i < TURNS && comm.rank < 2; i++) {
+        fill_message(i, 7);
+        if (comm.rank) { ops_from_host(&stream, sent[i], filled, BYTES); }
+        comm_wait_message(&comm, comm.rank ? comm_send(&comm, 0, sent[i], BYTES) : comm_receive(&comm, 1, received[i], BYTES));
+    }
+    for (int i = 0; i < TURNS && comm.rank == 0; i++) {
+        fill_message(i, 7), ops_to_host(&stream, found, received[i], BYTES);
+        good = good && !memcmp(found, filled, BYTES);
+    }
+    check_round(good, "messages one way");
+}
 // A collective of both ends of a message that waits.
 static void test_message_beside_collective(void) {
     const int64_t bounds[MAX_RANKS + 1] = {0, 1, 2, 3, 4};
@@ -243,7 +259,7 @@ static void test_message_beside_collective(void) {
 }
 static void test_all_messages(void) {
     if (comm.ranks == 1) { return; }
-    test_messages(), test_many_messages(), test_message_beside_collective();
+    test_messages(), test_many_messages(), test_one_way(), test_message_beside_collective();
 }
 static int test_stuck(void) {
     comm.timeout_s = 1;

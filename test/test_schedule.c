@@ -298,6 +298,8 @@ static const Damage damages[] = {
     {"not recomputed", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 2, 0, DROP, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
     {"recomputed too late", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 1, SWAP, 0,
      "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
+    {"another block recomputed before the weight part", BASE_RECOMPUTE, 0, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_DOWN, 2,
+     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
     {"recomputed before its forward", BASE_RECOMPUTE, 0, ACT_FORWARD, 1, 0, KIND, ACT_RECOMPUTE, "belongs between its forward and its backward"},
     {"recomputed for the other micro-batch", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "belongs between its forward and its backward"},
     // parameters
@@ -465,7 +467,7 @@ static const Damage damages[] = {
     {"remade for the next micro-batch", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "rank 0: RECOMPUTE unit 1 storage -1 micro-batch 1: rows differ from"},
     {"not remade in a pipeline", BASE_REMADE, 2, ACT_RECOMPUTE, 2, 1, DROP, 0,
      "rank 2: BACKWARD_INPUT unit 2 storage -1 micro-batch 1: its activations were not"},
-    {"remade, then overwritten by a forward", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 1, MOVE_UP, 7,
+    {"remade, then overwritten by a forward", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 1, MOVE_UP, 5,
      "rank 0: BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
     {"activations of zero bubble remade", BASE_ZERO_BUBBLE, 0, ACT_FORWARD, 0, 0, REMAKES, 1, "its activations were not recomputed"},
     {"a weight part before its input part", BASE_ZERO_BUBBLE, 1, ACT_BACKWARD_WEIGHT, 3, 0, TO_FRONT, 0, "its backward input has not run"},
