@@ -191,15 +191,17 @@ static inline bool stage_has_gradient(const PipelineBuilder *b, int s) {
 }
 static inline bool stage_has_input(const PipelineBuilder *b, int s) { return b->run[s].forwards < (s ? b->run[s].inputs : b->plan->micro_batches); }
 // What stage s does in this tick.
-static inline StageAction stage_next(const PipelineBuilder *b, int s) {
+static inline StageAction stage_next_of_two(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
-    bool forward = r->forwards < b->plan->micro_batches && r->forwards - r->weights < r->limits.slots, input = stage_has_input(b, s);
-    if (!b->training || b->plan->kind != PIPELINE_ZERO_BUBBLE) {
-        if (forward) { return input ? STAGE_FORWARD : STAGE_WAITS; }
-        return b->training && stage_has_gradient(b, s) ? STAGE_BACKWARD : STAGE_WAITS;
-    }
-    if (stage_has_gradient(b, s)) { return STAGE_INPUT; }
-    if (forward && input) { return STAGE_FORWARD; }
+    if (r->forwards < b->plan->micro_batches && r->forwards - r->weights < r->limits.slots) { return stage_has_input(b, s) ? STAGE_FORWARD : STAGE_WAITS; }
+    return b->training && stage_has_gradient(b, s) ? STAGE_BACKWARD : STAGE_WAITS;
+}
+// The same of three: in turns as in DAPPLE, but weight parts run only where a place is wanted, or nothing else can.
+static inline StageAction stage_next_of_three(const PipelineBuilder *b, int s) {
+    const StageRun *r = &b->run[s];
+    bool turn = r->forwards < b->plan->micro_batches && r->forwards - r->backwards < b->plan->placement.stages - s && stage_has_input(b, s);
+    if (turn && r->forwards - r->weights < r->limits.slots) { return STAGE_FORWARD; }
+    if (stage_has_gradient(b, s) && !(turn && r->weights < r->backwards)) { return STAGE_INPUT; }
     return r->weights < r->backwards ? STAGE_WEIGHT : STAGE_WAITS;
 }
 
@@ -281,6 +283,7 @@ static inline void pipeline_set_limits(const PipelineBuilder *b) {
 // false: forwards only. A plan that pipeline_check() refuses ends the program.
 static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64_t samples, bool training) {
     const int stages = plan->placement.stages;
+    const bool of_three = training && plan->kind == PIPELINE_ZERO_BUBBLE;
     char error[300];
     if (!pipeline_check(plan, p->map.units, p->ranks, samples, error, sizeof error)) { die(EXIT_INPUT, NULL, "pipeline: %s", error); }
     p->samples = samples, p->micro_batches = plan->micro_batches;
@@ -289,7 +292,9 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     for (int s = 0; s < stages; s++) { b.run[s].limits = stage_limits(&b, s); }
     while (!pipeline_done(&b)) { // one tick
         bool moves = false;
-        for (int s = 0; s < stages; s++) { next[s] = stage_next(&b, s), moves = moves || next[s] != STAGE_WAITS; }
+        for (int s = 0; s < stages; s++) {
+            next[s] = of_three ? stage_next_of_three(&b, s) : stage_next_of_two(&b, s), moves = moves || next[s] != STAGE_WAITS;
+        }
         assert(moves); // K_i does not grow from stage to stage, so some stage always can
         for (int s = 0; s < stages; s++) { stage_run(&b, s, next[s]); }
         for (int s = 0; s + 1 < stages; s++) { stage_messages(&b, s); }

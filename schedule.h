@@ -238,41 +238,80 @@ static inline int schedule_norm_index(const Schedule *s) {
     return s->count + 1;
 }
 
-// Lets rank r go on as far as it can; returns whether it moved.
-static inline bool walk_rank(const Program *p, int *at, int r, ScheduleVisit visit, void *context) {
-    bool moved = false;
-    for (; at[r] < p->rank[r].count; at[r]++, moved = true) {
-        const Action *a = &p->rank[r].actions[at[r]];
-        if (action_receives(a->kind)) { return moved; } // the sender's turn moves it
-        if (action_sends(a->kind)) {
-            int q = a->peer;
-            if (q < 0 || q >= p->ranks || at[q] >= p->rank[q].count || !actions_match(a, r, &p->rank[q].actions[at[q]], q)) { return moved; }
-            visit(context, r, a, q);
-            visit(context, q, &p->rank[q].actions[at[q]], r);
-            at[q]++;
-        } else if (a->kind == ACT_NORM) { // all ranks meet here
-            for (int q = 0; q < p->ranks; q++) {
-                if (at[q] < schedule_norm_index(&p->rank[q])) { return moved; }
-            }
-            visit(context, r, a, -1);
-        } else {
-            visit(context, r, a, -1);
-        }
+// Who can move is woken by who made it possible: so a walk takes as long as there are actions, however many ranks wait.
+typedef struct {
+    const Program *program;
+    ScheduleVisit visit;
+    void *context;
+    int *at;            // [ranks] the next action
+    int *norm;          // [ranks] schedule_norm_index
+    int *awake, count;  // [count] ranks that may be able to move
+    bool *listed, *met; // [ranks] it is among these; it has come to its NORM
+    int meeting;        // ranks that have
+} Walk;
+
+static inline void walk_wake(Walk *w, int r) {
+    if (!w->listed[r]) { w->listed[r] = true, w->awake[w->count++] = r; }
+}
+// Rank r has come to a NORM, where all ranks meet. May it go on?
+static inline bool walk_meet(Walk *w, int r) {
+    const int ranks = w->program->ranks;
+    if (w->at[r] != w->norm[r]) { return false; }
+    if (!w->met[r] && ++w->meeting == ranks) {
+        for (int q = 0; q < ranks; q++) { walk_wake(w, q); }
     }
-    return moved;
+    w->met[r] = true;
+    return w->meeting == ranks;
+}
+// Does the next action of rank r send what that of rank q receives?
+static inline bool walk_matches(const Walk *w, int r, int q) {
+    const Program *p = w->program;
+    if (r < 0 || r >= p->ranks || q < 0 || q >= p->ranks || w->at[r] >= p->rank[r].count || w->at[q] >= p->rank[q].count) { return false; }
+    return actions_match(&p->rank[r].actions[w->at[r]], r, &p->rank[q].actions[w->at[q]], q);
+}
+// Rank r has come to a SEND. If its peer waits for this, both go on.
+static inline bool walk_send(Walk *w, int r, const Action *a) {
+    const int q = a->peer;
+    if (!walk_matches(w, r, q)) { return false; }
+    w->visit(w->context, r, a, q);
+    w->visit(w->context, q, &w->program->rank[q].actions[w->at[q]], r);
+    w->at[q]++, walk_wake(w, q);
+    return true;
+}
+// Lets rank r go on as far as it can.
+static inline void walk_rank(Walk *w, int r) {
+    const Schedule *s = &w->program->rank[r];
+    for (; w->at[r] < s->count; w->at[r]++) {
+        const Action *a = &s->actions[w->at[r]];
+        if (action_receives(a->kind)) { // the sender's turn moves it
+            if (walk_matches(w, a->peer, r)) { walk_wake(w, a->peer); }
+            return;
+        }
+        if (action_sends(a->kind)) {
+            if (!walk_send(w, r, a)) { return; }
+            continue;
+        }
+        if (a->kind == ACT_NORM && !walk_meet(w, r)) { return; }
+        w->visit(w->context, r, a, -1);
+    }
 }
 
 // Returns -1, or the first rank that is stuck for ever; at[] (per rank) then says where each rank stands.
 static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
-    for (int r = 0; r < p->ranks; r++) { at[r] = 0; }
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int r = 0; r < p->ranks; r++) { moved |= walk_rank(p, at, r, visit, context); }
+    const size_t n = (size_t)p->ranks;
+    Walk w = {p, visit, context, at, NULL, NULL, 0, NULL, NULL, 0};
+    int stuck = -1;
+    w.norm = (int *)checked_malloc(2 * n * sizeof(int), "walk"), w.awake = w.norm + n;
+    w.listed = (bool *)checked_calloc(2 * n, sizeof(bool), "walk"), w.met = w.listed + n;
+    for (int r = p->ranks - 1; r >= 0; r--) { at[r] = 0, w.norm[r] = schedule_norm_index(&p->rank[r]), walk_wake(&w, r); }
+    while (w.count) {
+        int r = w.awake[--w.count];
+        w.listed[r] = false;
+        walk_rank(&w, r);
     }
-    for (int r = 0; r < p->ranks; r++) {
-        if (at[r] < p->rank[r].count) { return r; }
-    }
-    return -1;
+    for (int r = p->ranks - 1; r >= 0; r--) { stuck = at[r] < p->rank[r].count ? r : stuck; }
+    free(w.norm), free(w.listed);
+    return stuck;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -626,19 +665,27 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
 // ---------------------------------------------------------------------------------------------------------------------
 // Simulator: each rank has a clock for compute and one for its collectives, which run beside it, one after another. NORM waits
 // for both and for all ranks; ACQUIRE for the gather of its storage; who writes a gradient into a room for the last REDUCE from it.
-// A step is looked at that follows another. Costs come from the caller.
+// Messages run beside compute too, in both directions at once: one begins when the sender comes to its SEND, the receiver to its RECV (it has a
+// room by then), and neither the sender's way out nor the receiver's way in carries another; the compute actions of its micro-batch wait for it.
+// A step is looked at that follows another (all ranks begin together where there is no NORM). Costs come from the caller.
 typedef struct {
     double compute_s, message_s;
 } ActionCost;
 typedef ActionCost (*ActionCosts)(const void *context, int rank, const Action *action);
 typedef struct {
+    double begin_s, end_s; // of a RECV: from when it waits until the message is there
+} ActionTime;
+typedef struct {
     const Program *program;
     ActionCosts cost;
     const void *context;
+    ActionTime **times;   // [rank][action] gets them; NULL: not wanted
     double *clock, *comm; // [rank]
+    double *out, *in;     // [rank] when its links are free
     double *busy;         // [rank] time spent computing
     double *ready;        // [rank][storage] when its parameters are there
     double *left;         // [rank][storages, then rooms] when the gradient there has left
+    double *arrived;      // [rank][micro][2] when its input, the gradient of its output is there
     double meeting;       // when all ranks have come to NORM; negative before
 } Simulation;
 
@@ -648,32 +695,59 @@ static inline double *simulator_left(const Simulation *s, int rank, int storage)
     bool shares = map->grad_room && map->grad_room[storage] >= 0;
     return &s->left[(int64_t)rank * 2 * map->storages + (shares ? map->storages + map->grad_room[storage] : storage)];
 }
-static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
-    Simulation *s = (Simulation *)context;
-    const UnitMap *map = &s->program->map;
-    ActionCost cost = s->cost(s->context, rank, a);
-    double slowest = 0, *ready = s->ready + (int64_t)rank * s->program->map.storages;
-    if (action_receives(a->kind)) { return; } // timed with its sender
-    if (action_sends(a->kind)) {
-        s->clock[rank] = s->clock[peer] = fmax(s->clock[rank], s->clock[peer]) + cost.message_s;
+static inline double *simulator_arrived(const Simulation *s, int rank, const Action *a) {
+    bool backward = a->kind == ACT_RECV_BACKWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
+    return &s->arrived[((int64_t)rank * s->program->micro_batches + a->micro) * 2 + backward];
+}
+static inline void simulator_time(const Simulation *s, int rank, const Action *a, double begin, double end) {
+    if (!s->times) { return; }
+    s->times[rank][a - s->program->rank[rank].actions].begin_s = begin, s->times[rank][a - s->program->rank[rank].actions].end_s = end;
+}
+// A message, with its sender's turn. What its ends compute for it (ActionCost) is done before.
+static inline void simulator_message(Simulation *s, int rank, const Action *a, ActionCost cost, int peer) {
+    s->clock[rank] += cost.compute_s, s->busy[rank] += cost.compute_s;
+    if (action_receives(a->kind)) {
+        double *arrived = simulator_arrived(s, rank, a);
+        *arrived = fmax(*arrived, s->in[rank]);
+        simulator_time(s, rank, a, s->clock[rank], s->in[rank]);
         return;
     }
-    if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
-    for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
+    double begin = fmax(fmax(s->clock[rank], s->clock[peer]), fmax(s->out[rank], s->in[peer]));
+    s->out[rank] = s->in[peer] = begin + cost.message_s;
+    simulator_time(s, rank, a, begin, s->out[rank]);
+}
+// A compute action waits for its messages and for the places it writes gradients into.
+static inline void simulator_await(Simulation *s, int rank, const Action *a) {
+    const UnitMap *map = &s->program->map;
+    s->clock[rank] = fmax(s->clock[rank], *simulator_arrived(s, rank, a));
+    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
         int storage = map->of_unit[a->unit][k];
         if (action_contributes(map, a, storage)) { s->clock[rank] = fmax(s->clock[rank], *simulator_left(s, rank, storage)); }
     }
+}
+static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
+    Simulation *s = (Simulation *)context;
+    ActionCost cost = s->cost(s->context, rank, a);
+    double slowest = 0, *ready = s->ready + (int64_t)rank * s->program->map.storages;
+    if (action_sends(a->kind) || action_receives(a->kind)) {
+        simulator_message(s, rank, a, cost, peer);
+        return;
+    }
+    if (action_computes(a->kind)) { simulator_await(s, rank, a); }
+    if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
         for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(s->clock[r], s->comm[r])); }
         if (s->meeting < 0) { s->meeting = slowest; }
         s->clock[rank] = s->meeting;
     }
+    double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
     if (cost.message_s > 0) { s->comm[rank] = fmax(s->comm[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? s->comm[rank] : s->clock[rank];
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
     if (a->kind == ACT_REDUCE) { *simulator_left(s, rank, a->storage) = done; }
+    simulator_time(s, rank, a, begin, done);
 }
 static inline double simulator_step(Simulation *s, int *at) { // returns when the last rank ends
     double end = 0;
@@ -681,23 +755,28 @@ static inline double simulator_step(Simulation *s, int *at) { // returns when th
     memset(s->busy, 0, (size_t)s->program->ranks * sizeof(double));
     schedule_walk(s->program, at, simulator_visit, s);
     for (int r = 0; r < s->program->ranks; r++) { end = fmax(end, s->clock[r]); }
+    for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { s->clock[r] = end; }
     return end;
 }
 
-// Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time.
-static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context, double *busy) {
-    size_t n = (size_t)p->ranks;
-    Simulation s = {p, cost, context, NULL, NULL, NULL, NULL, NULL, -1};
-    s.clock = (double *)checked_calloc(n, sizeof(double), "simulator");
-    s.comm = (double *)checked_calloc(n, sizeof(double), "simulator");
-    s.busy = (double *)checked_calloc(n, sizeof(double), "simulator");
-    s.ready = (double *)checked_calloc(n * (size_t)p->map.storages, sizeof(double), "simulator");
-    s.left = (double *)checked_calloc(n * 2 * (size_t)p->map.storages, sizeof(double), "simulator");
+// Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time, so the bubble of a rank is 1 - busy / step.
+// times (may be NULL): [rank][action] gets when each action begins and ends, from the end of the step before on.
+static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
+    size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
+    double *all = (double *)checked_calloc(n * (5 + 3 * storages + 2 * (size_t)p->micro_batches), sizeof(double), "simulator");
+    Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, all + 5 * n, NULL, NULL, -1};
+    s.left = s.ready + n * storages, s.arrived = s.left + 2 * n * storages;
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }
-    free(s.clock), free(s.comm), free(s.busy), free(s.ready), free(s.left), free(at);
+    for (int r = 0; r < p->ranks && times; r++) {
+        for (int i = 0; i < p->rank[r].count; i++) { times[r][i].begin_s -= first, times[r][i].end_s -= first; }
+    }
+    free(all), free(at);
     return second - first;
+}
+static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context, double *busy) {
+    return schedule_simulate_times(p, cost, context, busy, NULL);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -495,7 +495,8 @@ static const Timing timings[] = {
     {"a rank without samples", 1, 2, 1, 1, {0, 0, 0, 1, 1, 0}, 13, {5, 13}},
     // F costs 2; B costs 3 on the first stage (no input gradient of the embedding), 4 on others. See the steps above.
     {"bubble of two stages", 2, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 17, {10, 12}},
-    {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0}, 21, {10, 12}},
+    // messages take 1: R0 is there at 3, R1 received while rank 1 goes backward (5 to 9) and there at 10, r0 at 10, r1 at 17
+    {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0}, 20, {10, 12}},
     {"bubble of three stages", 3, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 23, {10, 12, 12}},
 };
 static void test_simulated_times(void **state) {
