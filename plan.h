@@ -4,8 +4,9 @@
 // A model is what a profile tells: a list of units, each with the time that a sample takes forward and backward, the bytes it leaves, its
 // parameters, and what crosses the border before it. All of it scales with the samples; so prefix sums give the cost of any stage.
 // A plan is a list of stages: how many units, how many replicas, and the policy by which its ranks are taken from the nodes:
-//   FRESH    nodes that nobody uses yet first: sums stay inside of nodes      APPEND   nodes in use first: nothing is fragmented
+//   FRESH    nodes that nobody uses yet first: sums stay inside of nodes      APPEND   nodes in use first, that of the stage before if it has room
 //   SCATTER  evenly over the nodes in use (all, where none is): for small parameters and large activations
+//   SPREAD   from where most are left (not in the paper)
 // Invariants: the stages of a plan have all units in order, and all ranks; micro-batches divide the samples of a step.
 #ifndef PLAN_H
 #define PLAN_H
@@ -235,7 +236,7 @@ static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, co
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Plans
-typedef enum { PLACE_APPEND, PLACE_FRESH, PLACE_SCATTER, PLACE_POLICIES } PlacePolicy;
+typedef enum { PLACE_APPEND, PLACE_FRESH, PLACE_SCATTER, PLACE_SPREAD, PLACE_POLICIES } PlacePolicy;
 typedef struct {
     int stages;
     int64_t micro_batch; // samples
@@ -257,9 +258,10 @@ typedef struct {
 } PlanTask;
 static inline int task_ranks(const PlanTask *t) { return t->cluster.nodes * t->cluster.ranks; }
 
-// Takes n ranks from the nodes that a condition allows, as many as they have; returns how many are missing.
-static inline int place_take(const Cluster *c, int *used, bool touched, int n, int *take) {
-    for (int k = 0; k < c->nodes && n; k++) {
+// Takes n ranks from the nodes that are in use, or that are not, as many as they have, from node `first` on; returns how many are missing.
+static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n, int *take) {
+    for (int i = 0; i < c->nodes && n; i++) {
+        int k = (first + i) % c->nodes;
         if ((used[k] > 0) != touched || take[k]) { continue; }
         take[k] = (int)min_i64(n, c->ranks - used[k]), n -= take[k];
     }
@@ -274,21 +276,31 @@ static inline int place_scatter(const Cluster *c, const int *used, bool touched,
     }
     return n;
 }
+static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
+    for (; n; n--) {
+        int most = 0;
+        for (int k = 1; k < c->nodes; k++) { most = used[k] + take[k] < used[most] + take[most] ? k : most; }
+        take[most]++;
+    }
+    return 0;
+}
 // The ranks of a plan, stage by stage (section 4.2 of the paper). ranks[task_ranks]; scratch[2 * nodes].
 static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int *scratch) {
     const Cluster *c = &t->cluster;
-    int *used = scratch, *take = scratch + c->nodes, at = 0;
+    int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0; // the last node of the stage before
     memset(used, 0, (size_t)c->nodes * sizeof(int));
     for (int s = 0; s < p->stages; s++) {
         int n = p->replicas[s];
         bool touched = p->policy[s] != PLACE_FRESH;
         memset(take, 0, (size_t)c->nodes * sizeof(int));
-        for (int round = 0; round < 2; round++, touched = !touched) {
-            n = p->policy[s] == PLACE_SCATTER ? place_scatter(c, used, touched, n, take) : place_take(c, used, touched, n, take);
+        if (p->policy[s] == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
+        for (int round = 0; round < 2 && n; round++, touched = !touched) {
+            n = p->policy[s] == PLACE_SCATTER ? place_scatter(c, used, touched, n, take)
+                                              : place_take(c, used, touched, p->policy[s] == PLACE_APPEND ? last : 0, n, take);
         }
         for (int k = 0; k < c->nodes; k++) {
             for (int i = 0; i < take[k]; i++) { ranks[at++] = k * c->ranks + used[k] + i; }
-            used[k] += take[k];
+            used[k] += take[k], last = take[k] ? k : last;
         }
     }
 }

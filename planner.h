@@ -100,7 +100,7 @@ static inline int planner_worst(const Planner *p, const Plan *plan) {
 }
 // What it must beat: that one, and it must come near the best.
 static inline double planner_limit(const Planner *p, const Plan *plan) {
-    const double near_best = 1.1;
+    const double near_best = 1.3;
     int worst = planner_worst(p, plan);
     double limit = p->found ? near_best * p->beam[0].step_s : INFINITY;
     return worst < p->found ? fmin(limit, p->beam[worst].step_s) : limit;
@@ -149,31 +149,33 @@ static inline void planner_run(Planner *p) {
     p->pooled = 0;
 }
 
-// Moves the cuts so that the busiest stage has as little to do as can be, with these replicas and this micro-batch.
-static inline bool plan_fill(const PlanTask *t, Plan *p, double most) { // stage after stage, each as many units as `most` seconds allow
+// Moves the cuts so that the busiest stage has as little to do as can be, with these replicas and this micro-batch, where one micro-batch in
+// flight fits the memory.
+static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first, int end, double most) {
     const PlanModel *m = t->model;
-    int first = 0;
-    for (int s = 0; s < p->stages; s++) {
-        int low = first + 1, high = m->units - (p->stages - 1 - s); // ends that leave a unit for each stage after it
-        double rows = plan_rows(t, p, s), base = m->forward[first] + m->backward[first];
-        if (s + 1 == p->stages) { low = high; }
-        for (int end = high; low < end;) {
-            int middle = (low + end + 1) / 2;
-            if (rows * (m->forward[middle] + m->backward[middle] - base) <= most) {
+    double rows = plan_rows(t, p, s), bytes;
+    return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <= most &&
+           plan_stage_memory(t, first, end, rows, p->recompute, 0, t->memory, &bytes) >= 1;
+}
+static inline bool plan_fill(const PlanTask *t, Plan *p, double most) { // stage after stage, each as many units as `most` seconds allow
+    bool good = true;
+    for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
+        int high = t->model->units - (p->stages - 1 - s), low = s + 1 < p->stages ? first + 1 : high; // each stage after it has a unit
+        while (low < high) {
+            int middle = (low + high + 1) / 2;
+            if (stage_fits(t, p, s, first, middle, most)) {
                 low = middle;
             } else {
-                end = middle - 1;
+                high = middle - 1;
             }
         }
-        p->units[s] = low - first;
-        if (rows * (m->forward[low] + m->backward[low] - base) > most) { return false; }
-        first = low;
+        p->units[s] = low - first, good = good && stage_fits(t, p, s, first, low, most);
     }
-    return true;
+    return good;
 }
 static inline void plan_balance(const PlanTask *t, Plan *p) {
     double low = 0, high = (double)p->micro_batch * (t->model->forward[t->model->units] + t->model->backward[t->model->units]);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 24; i++) {
         double middle = (low + high) / 2;
         if (plan_fill(t, p, middle)) {
             high = middle;
@@ -184,13 +186,16 @@ static inline void plan_balance(const PlanTask *t, Plan *p) {
     plan_fill(t, p, high);
 }
 
-// Does it matter on which nodes a stage is?
-static inline bool planner_has_nodes(const Planner *p) { return p->task->cluster.nodes > 1 && p->task->cluster.ranks > 1; }
-
-// Both as it is and with its cuts balanced anew.
-static inline void planner_add_both(Planner *p, Plan plan) {
-    planner_add(p, &plan);
-    plan_balance(p->task, &plan), planner_add(p, &plan);
+// How many policies there are to choose from: one, where it does not matter on which nodes a stage is.
+static inline int planner_policies(const Planner *p) { return p->task->cluster.nodes > 1 && p->task->cluster.ranks > 1 ? PLACE_POLICIES : 1; }
+// With each policy for a stage, from which its ranks, and what is left for those after it, follow.
+static inline void planner_add_placed(Planner *p, Plan plan, int s) {
+    for (int policy = 0; policy < planner_policies(p); policy++) { plan.policy[s] = (unsigned char)policy, planner_add(p, &plan); }
+}
+// The same, with these cuts and balanced anew.
+static inline void planner_add_both(Planner *p, Plan plan, int s) {
+    planner_add_placed(p, plan, s);
+    plan_balance(p->task, &plan), planner_add_placed(p, plan, s);
 }
 // Stage s becomes two: the first takes so many of its units and of its replicas.
 static inline Plan plan_split(const Plan *p, int s, int units, int replicas) {
@@ -222,7 +227,7 @@ static inline int split_choice(int n, int node, int i) {
 static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
     enum { MANY = 64, NEAR = 4 };
     const PlanModel *m = p->task->model;
-    int first = 0, policies = planner_has_nodes(p) ? PLACE_POLICIES : 1;
+    int first = 0, policies = planner_policies(p);
     for (int i = 0; i < s; i++) { first += plan->units[i]; }
     const int stride = p->by_equations ? 1 : (int)ceil_div(plan->units[s], MANY), end = first + plan->units[s];
     const double begin_s = m->forward[first] + m->backward[first], time_s = m->forward[end] + m->backward[end] - begin_s;
@@ -256,7 +261,7 @@ static inline void planner_add_moves(Planner *p, const Plan *plan, int s) {
         for (int by = 1; to != s && close && by < plan->replicas[s]; by = 2 * by + (by == 1 ? p->task->cluster.ranks - 2 : 0)) {
             Plan q = *plan;
             q.replicas[s] -= by, q.replicas[to] += by;
-            planner_add_both(p, q);
+            planner_add_both(p, q, s), planner_add_both(p, q, to);
             if (p->task->cluster.ranks < 2) { break; }
         }
     }
@@ -275,12 +280,13 @@ static inline void planner_add_settings(Planner *p, const Plan *plan, bool balan
 static inline void planner_add_neighbours(Planner *p, const Plan *plan) {
     for (int s = 0; s < plan->stages; s++) {
         planner_add_splits(p, plan, s), planner_add_moves(p, plan, s);
-        if (s + 1 < plan->stages) { planner_add_both(p, plan_merge(plan, s)); }
-        for (int policy = 0; policy < PLACE_POLICIES && planner_has_nodes(p); policy++) {
-            Plan q = *plan;
-            q.policy[s] = (unsigned char)policy;
-            planner_add(p, &q);
-        }
+        if (s + 1 < plan->stages) { planner_add_both(p, plan_merge(plan, s), s); }
+        planner_add_placed(p, *plan, s);
+    }
+    for (int policy = 0; policy < planner_policies(p); policy++) {
+        Plan q = *plan;
+        memset(q.policy, policy, sizeof q.policy);
+        planner_add(p, &q);
     }
     planner_add_settings(p, plan, true);
 }
@@ -317,6 +323,20 @@ static inline Candidate plan_best_setting(const PlanTask *t, const Plan *plan) {
     return best;
 }
 
+// All partitions, replicas and policies from this unit and rank on.
+static inline void planner_add_all(Planner *p, Plan *plan, int unit, int rank) {
+    const int s = plan->stages, units = p->task->model->units - unit, ranks = task_ranks(p->task) - rank;
+    if (!units && !ranks) { planner_add_settings(p, plan, false); }
+    for (int u = 1; u <= units; u++) {
+        for (int r = 1; r <= ranks; r++) {
+            for (int policy = 0; policy < planner_policies(p); policy++) {
+                plan->stages = s + 1, plan->units[s] = u, plan->replicas[s] = r, plan->policy[s] = (unsigned char)policy;
+                planner_add_all(p, plan, unit + u, rank + r);
+            }
+        }
+    }
+    plan->stages = s;
+}
 // Finds the best plans; p->beam[0 .. found - 1] has them, where any fits the memory. The search begins with these too.
 static inline void planner_search(Planner *p, const Candidate *known, int count) {
     for (int i = 0; i < count; i++) {
@@ -324,12 +344,15 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
     }
     for (int stages = 1; stages <= task_most_stages(p->task); stages++) {
         Plan q = plan_even(p->task, stages, 1);
-        planner_add_settings(p, &q, false);
+        planner_add_settings(p, &q, true);
     }
     for (int i = 0; i < p->divisor_count; i++) {
         Plan q = plan_even(p->task, 1, p->divisors[i]);
         if (planner_asks(p, q.micro_batch)) { planner_add_splits(p, &q, 0); }
     }
+    Plan any = plan_even(p->task, 1, 1);
+    any.stages = 0;
+    if (p->task->model->units * task_ranks(p->task) <= 24) { planner_add_all(p, &any, 0, 0); } // some thousands
     planner_run(p);
     for (int i = 0; i < p->found;) {
         if (p->beam[i].tried) {
