@@ -216,18 +216,19 @@ typedef struct {
     const int *ranks;
     int n, first_node, last_node;
 } PlanRanks;
-static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) {
-    PlanRanks p = {ranks, n, ranks[0] / c->ranks, ranks[0] / c->ranks};
-    for (int i = 1; i < n; i++) {
-        p.first_node = (int)min_i64(p.first_node, ranks[i] / c->ranks), p.last_node = (int)max_i64(p.last_node, ranks[i] / c->ranks);
-    }
+static inline PlanRanks plan_ranks(const Cluster *c, const int *ranks, int n) { // ascending
+    PlanRanks p = {ranks, n, ranks[0] / c->ranks, ranks[n - 1] / c->ranks};
     return p;
 }
 // `bytes` from all ranks of a stage to all of another, split and put together on the way. Many senders to one node share its gather rate.
 static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, const PlanRanks *to, double bytes) {
     bool one_node = to->first_node == to->last_node;
     int outside = 0;
-    for (int i = 0; i < from->n; i++) { outside += !one_node || from->ranks[i] / c->ranks != to->first_node; }
+    if (!one_node) {
+        outside = from->n;
+    } else if (from->first_node != from->last_node || from->first_node != to->first_node) {
+        for (int i = 0; i < from->n; i++) { outside += from->ranks[i] / c->ranks != to->first_node; }
+    }
     if (bytes == 0) { return 0; }
     if (!outside) { return bytes / (c->intra * 1e9) + 1e-6 * c->latency; }
     double share = one_node ? (double)outside / from->n : 1;
@@ -277,10 +278,10 @@ static inline int place_scatter(const Cluster *c, const int *used, bool touched,
     return n;
 }
 static inline int place_spread(const Cluster *c, const int *used, int n, int *take) {
-    for (; n; n--) {
-        int most = 0;
-        for (int k = 1; k < c->nodes; k++) { most = used[k] + take[k] < used[most] + take[most] ? k : most; }
-        take[most]++;
+    for (int level = 0; n; level++) {
+        for (int k = 0; k < c->nodes && n; k++) {
+            if (used[k] + take[k] == level) { take[k]++, n--; }
+        }
     }
     return 0;
 }
@@ -333,9 +334,12 @@ static inline int plan_live(const Plan *p, int stage, int depth, int micro_batch
 static inline double plan_reduce_late(const PlanTask *t, int first, int end, int n, bool crosses, double rows, bool recompute) {
     const PlanModel *m = t->model;
     double computed = 0, sent = 0;
-    for (int u = end - 1; u >= first && n > 1; u--) {
+    if (n == 1) { return 0; }
+    double latency = 2e-6 * t->cluster.latency, per_byte = plan_all_reduce_s(&t->cluster, n, crosses, 1) - latency;
+    for (int u = end - 1; u >= first; u--) {
+        double bytes = m->parameters[u + 1] - m->parameters[u];
         computed += rows * (m->backward[u + 1] - m->backward[u] + (recompute ? m->forward[u + 1] - m->forward[u] : 0));
-        sent = fmax(sent, computed) + plan_all_reduce_s(&t->cluster, n, crosses, m->parameters[u + 1] - m->parameters[u]);
+        if (bytes > 0) { sent = (sent > computed ? sent : computed) + per_byte * bytes + latency; }
     }
     return fmax(0, sent - computed);
 }

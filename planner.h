@@ -30,8 +30,8 @@ typedef struct {
     int64_t *divisors;    // [divisor_count] of the samples, ascending: the micro-batches
     int divisor_count;
     Candidate beam[PLAN_BEAM]; // the best so far, ascending
-    int found;
-    Candidate *pool; // to be simulated
+    int found, keep;           // there are; at most: fewer of large tasks, whose plans take longer to look at
+    Candidate *pool;           // to be simulated
     int pooled, pool_capacity;
     uint64_t *seen; // [seen_capacity] plans by what they cost, open addressing
     size_t seen_count, seen_capacity;
@@ -41,7 +41,7 @@ typedef struct {
 static inline Planner planner_make(const PlanTask *t) {
     Planner p;
     memset(&p, 0, sizeof p);
-    p.task = t, p.seen_capacity = 1 << 12;
+    p.task = t, p.seen_capacity = 1 << 12, p.keep = t->model->units * task_ranks(t) <= 4096 ? PLAN_BEAM : PLAN_BEAM / 4;
     p.ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "planner");
     p.scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "planner");
     p.seen = (uint64_t *)checked_calloc(p.seen_capacity, sizeof(uint64_t), "planner");
@@ -96,11 +96,11 @@ static inline int planner_worst(const Planner *p, const Plan *plan) {
         const Plan *q = &p->beam[i].plan;
         if (q->stages == plan->stages && q->micro_batch == plan->micro_batch) { alike++, worst = i; }
     }
-    return alike >= PLAN_ALIKE ? worst : (int)min_i64(p->found, PLAN_BEAM - 1);
+    return alike >= PLAN_ALIKE ? worst : (int)min_i64(p->found, p->keep - 1);
 }
 // What it must beat: that one, and it must come near the best.
 static inline double planner_limit(const Planner *p, const Plan *plan) {
-    const double near_best = 1.3;
+    const double near_best = 1.1;
     int worst = planner_worst(p, plan);
     double limit = p->found ? near_best * p->beam[0].step_s : INFINITY;
     return worst < p->found ? fmin(limit, p->beam[worst].step_s) : limit;
@@ -215,8 +215,8 @@ static inline Plan plan_merge(const Plan *p, int s) { // with the stage after it
 }
 // The i-th number of replicas that is worth a try for a part of n: all of few; of many the smallest, whole nodes, and the same of the rest. 0: no more.
 static inline int split_choice(int n, int node, int i) {
-    enum { FEW = 16 };
-    if (n <= 2 * FEW) { return i + 1 < n ? i + 1 : 0; }
+    enum { FEW = 8 };
+    if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
     if (i < FEW) { return i + 1; }
     if (i < 2 * FEW) { return n - (i - FEW + 1); }
     int step = (int)max_i64(node, ceil_div(n, 2 * FEW) / node * node), at = (i - 2 * FEW + 1) * step;
@@ -225,9 +225,9 @@ static inline int split_choice(int n, int node, int i) {
 }
 // Splits of a stage: all cuts of few units; of many those near the one that balances the two parts by their replicas, and some of the others.
 static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
-    enum { MANY = 64, NEAR = 4 };
+    enum { MANY = 48, NEAR = 3 };
     const PlanModel *m = p->task->model;
-    int first = 0, policies = planner_policies(p);
+    int first = 0;
     for (int i = 0; i < s; i++) { first += plan->units[i]; }
     const int stride = p->by_equations ? 1 : (int)ceil_div(plan->units[s], MANY), end = first + plan->units[s];
     const double begin_s = m->forward[first] + m->backward[first], time_s = m->forward[end] + m->backward[end] - begin_s;
@@ -239,8 +239,8 @@ static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
         for (int units = 1; units < plan->units[s]; units++) {
             if (units % stride && abs(units - balanced) > NEAR) { continue; }
             Plan q = plan_split(plan, s, units, r);
-            for (int k = 0; k < policies * policies; k++) {
-                q.policy[s] = (unsigned char)(k / policies), q.policy[s + 1] = (unsigned char)(k % policies);
+            for (int policy = 0; policy < planner_policies(p); policy++) {
+                q.policy[s] = q.policy[s + 1] = (unsigned char)policy;
                 planner_add(p, &q);
             }
         }
@@ -261,7 +261,7 @@ static inline void planner_add_moves(Planner *p, const Plan *plan, int s) {
         for (int by = 1; to != s && close && by < plan->replicas[s]; by = 2 * by + (by == 1 ? p->task->cluster.ranks - 2 : 0)) {
             Plan q = *plan;
             q.replicas[s] -= by, q.replicas[to] += by;
-            planner_add_both(p, q, s), planner_add_both(p, q, to);
+            planner_add_both(p, q, s);
             if (p->task->cluster.ranks < 2) { break; }
         }
     }
