@@ -533,4 +533,116 @@ static inline PlanAnswer planner_answer(const PlanTask *t) {
     return a;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// --plan
+
+static inline void print_number_list(FILE *to, const int *numbers, int n) {
+    for (int i = 0; i < n; i++) { fprintf(to, "%s%d", i ? "," : "", numbers[i]); }
+}
+// Ranks as ranges: 0-3,8.
+static inline void print_ranges(FILE *to, const int *ranks, int n) {
+    for (int i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && ranks[end] == ranks[end - 1] + 1;) { end++; }
+        fprintf(to, end > i + 1 ? "%s%d-%d" : "%s%d", i ? "," : "", ranks[i], ranks[end - 1]);
+    }
+}
+static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) { // without the braces
+    const Plan *plan = &c->plan;
+    planner_look(p, plan);
+    fprintf(to, "\"stages\":[");
+    for (int s = 0, rank = 0; s < plan->stages; rank += plan->replicas[s++]) {
+        fprintf(to, "%s{\"units\":%d,\"replicas\":%d,\"ranks\":[", s ? "," : "", plan->units[s], plan->replicas[s]);
+        print_number_list(to, p->ranks + rank, plan->replicas[s]), fprintf(to, "]}");
+    }
+    fprintf(to,
+            "],\"micro_batch\":%" PRId64
+            ",\"micro_batches\":%d,\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\",\"predicted\":{\"step_ms\":%.17g,\"memory\":[",
+            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false", "ab"[plan->warmup],
+            plan -> kind == PIPELINE_GPIPE ? "gpipe" : "dapple", 1e3 * c->step_s);
+    for (int s = 0; s < plan->stages; s++) { fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]); }
+    fprintf(to, "],\"bubble\":%.17g}", plan_bubble(plan, &p->costs, c->step_s));
+}
+static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
+    fprintf(to, "{"), print_plan_json(to, p, &a->best), fprintf(to, ",\"alternatives\":[");
+    for (int i = 0; i < a->others; i++) {
+        fprintf(to, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]), print_plan_json(to, p, &a->other[i]), fprintf(to, "}");
+    }
+    fprintf(to, "],\"one_rank_ms\":%.17g", 1e3 * one_rank_s);
+    if (a->equations_micro_batch) {
+        fprintf(to, ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g}", a->equations_micro_batch, 1e3 * a->equations_s);
+    }
+    fprintf(to, "}\n");
+}
+static inline void print_plan_line(FILE *to, Planner *p, const char *name, const Candidate *c, double one_rank_s) {
+    const Plan *plan = &c->plan;
+    planner_look(p, plan);
+    fprintf(to, "%-18s %10.2f ms %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name, 1e3 * c->step_s, one_rank_s / c->step_s,
+            100 * plan_bubble(plan, &p->costs, c->step_s), p->costs.micro_batches, plan->micro_batch, plan->recompute ? ", recomputed" : "",
+            plan->kind == PIPELINE_GPIPE ? "gpipe"
+            : plan->warmup == WARMUP_B   ? "warm-up b"
+                                         : "warm-up a");
+    for (int s = 0; s < plan->stages; s++) { fprintf(to, "%s%d:%d", s ? "," : "  ", plan->units[s], plan->replicas[s]); }
+    fprintf(to, "\n");
+}
+static inline void print_answer(FILE *to, Planner *p, const PlanAnswer *a, double one_rank_s) {
+    const Plan *plan = &a->best.plan;
+    fprintf(to, "                        step against 1 rank             micro-batches          units:replicas of the stages\n");
+    print_plan_line(to, p, "plan", &a->best, one_rank_s);
+    for (int i = 0; i < a->others; i++) { print_plan_line(to, p, a->name[i], &a->other[i], one_rank_s); }
+    planner_look(p, plan);
+    fprintf(to, "\nstage   units   forward ms  backward ms   to next ms  all-reduce ms   memory MiB  ranks\n");
+    for (int s = 0, first = 0, rank = 0; s < plan->stages; first += plan->units[s], rank += plan->replicas[s++]) {
+        fprintf(to, "%5d %4d-%-4d %9.3f %12.3f %12.3f %14.3f %12.1f  ", s, first, first + plan->units[s] - 1, 1e3 * p->costs.forward[s],
+                1e3 * p->costs.backward[s], 1e3 * p->costs.send[s], 1e3 * p->costs.reduce[s], p->costs.memory[s] / 1048576);
+        print_ranges(to, p->ranks + rank, plan->replicas[s]), fprintf(to, "\n");
+    }
+}
+
+// The stages that --pipeline gives, with the best micro-batch, or --micro-batch where it is given.
+static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
+    Placement placement = pipeline_placement(o->pipeline, t->model->units, task_ranks(t));
+    PlanAnswer a;
+    Planner p = planner_make(t);
+    Plan q = plan_even(t, (int)min_i64(placement.stages, PLAN_STAGES), 1);
+    memset(&a, 0, sizeof a);
+    if (placement.stages > PLAN_STAGES) { die(EXIT_INPUT, NULL, "--plan takes at most %d stages", PLAN_STAGES); }
+    if (o->pipeline_schedule == PIPELINE_ZERO_BUBBLE) { die(EXIT_INPUT, "give gpipe or dapple", "--plan does not predict zero-bubble schedules"); }
+    for (int s = 0; s < placement.stages; s++) { q.units[s] = placement.stage[s].units, q.replicas[s] = placement.stage[s].replicas; }
+    q.kind = (PipelineKind)o->pipeline_schedule, q.warmup = (Warmup)o->pipeline_warmup, q.recompute = o->recompute == RECOMPUTE_BLOCK;
+    for (int i = 0; i < p.divisor_count; i++) {
+        q.micro_batch = p.divisors[i];
+        if (planner_asks(&p, q.micro_batch)) { planner_add(&p, &q); }
+    }
+    planner_run(&p), planner_settle(&p);
+    if (p.found) { a.best = p.beam[0]; }
+    planner_free(&p), placement_free(&placement);
+    return a;
+}
+// --plan: prints the best plan for --profile on --cluster, or what is predicted for the stages that --pipeline gives, as a table or as JSON.
+static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *given) {
+    PlanModel model = profile_load(o->profile);
+    PlanTask t = {
+        &model, cluster_parse(o->cluster), 0, option_size("device-memory", o->device_memory), given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0, false};
+    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * task_ranks(&t);
+    t.samples = tokens / o->seq_len;
+    if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
+        die(EXIT_INPUT, "a step is whole samples, not too many", "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,
+            o->seq_len);
+    }
+    if (t.micro_batch && t.samples % t.micro_batch) {
+        die(EXIT_INPUT, "a step is whole micro-batches", "%" PRId64 " samples are no multiple of --micro-batch %" PRId64, t.samples, t.micro_batch);
+    }
+    PlanAnswer *a = (PlanAnswer *)checked_malloc(sizeof *a, "plans");
+    *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
+    if (!a->best.plan.stages) { die(EXIT_RESOURCES, "give more ranks, or a larger --device-memory", "no plan fits into %.0f bytes of memory", t.memory); }
+    Planner p = planner_make(&t);
+    double one_rank_s = (double)t.samples * (model.forward[model.units] + model.backward[model.units]);
+    if (o->json) {
+        print_answer_json(to, &p, a, one_rank_s);
+    } else {
+        print_answer(to, &p, a, one_rank_s);
+    }
+    planner_free(&p), free(a), plan_model_free(&model);
+}
+
 #endif
