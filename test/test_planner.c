@@ -334,6 +334,139 @@ static void test_brute_force(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Profiles
+
+static char profile_path[] = "/tmp/test_planner_XXXXXX";
+static void write_profile(const char *text, size_t bytes) {
+    FILE *f = fopen(profile_path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, bytes, f), bytes);
+    fclose(f);
+}
+static void load_profile(const void *name) {
+    PlanModel m = profile_load((const char *)name);
+    for (int u = 0; u <= m.units; u++) { // every number is one
+        if (!(m.forward[u] >= 0 && m.backward[u] >= 0 && m.activations[u] >= 0 && m.parameters[u] >= 0 && m.cut[u] >= 0)) { abort(); }
+    }
+    plan_model_free(&m);
+}
+#define NODE(id, name, fwd, bwd, act, param)                                                                                                                   \
+    "{\"id\":" id ",\"name\":\"" name "\",\"fwd_ms\":" fwd ",\"bwd_ms\":" bwd ",\"act_bytes\":" act ",\"param_bytes\":" param "}"
+#define MODEL(nodes, edges) "{\"models\":{\"m\":{\"profile_batch_size\":2,\"nodes\":[" nodes "],\"edges\":[" edges "]}}}"
+#define GOOD NODE("1", "a", "1", "2", "100", "10")
+static void test_profile(void **state) {
+    (void)state;
+    // Not in the order of ids: the file's counts where edges go forward in it. Input* costs nothing. What two need crosses once.
+    const char *text = MODEL(NODE("9", "Input9", "5", "5", "500", "5") "," NODE("3", "a", "2", "4", "[100,60]", "10") "," NODE(
+                                 "1", "b", "4", "6", "40", "20") "," NODE("2", "c", "6", "8", "20", "0"),
+                             "[9,3],[3,1],[3,2],[1,2]");
+    write_profile(text, strlen(text));
+    PlanModel m = profile_load(profile_path);
+    assert_int_equal(m.units, 4);
+    assert_true(m.forward[1] == 0 && m.cut[1] == 0 && m.parameters[1] == 0 && close_to(m.forward[2], 1e-3) && close_to(m.backward[4], 9e-3));
+    assert_true(close_to(m.cut[2], 80) && close_to(m.cut[3], 100) && m.cut[4] == 0 && close_to(m.activations[4], 110) && m.parameters[4] == 30);
+    plan_model_free(&m);
+    // An edge goes back: by id, as far as inputs allow.
+    text = MODEL(NODE("5", "a", "1", "0", "0", "0") "," NODE("7", "b", "2", "0", "0", "0") "," NODE("6", "c", "4", "0", "0", "0"), "[5,7],[6,5]");
+    write_profile(text, strlen(text));
+    m = profile_load(profile_path);
+    assert_true(close_to(m.forward[1], 2e-3) && close_to(m.forward[2], 2.5e-3) && close_to(m.forward[3], 3.5e-3));
+    plan_model_free(&m);
+    m = profile_load(PROFILES ":gnmt-16"); // Input1 is in front of it in neither order
+    assert_int_equal(m.units, 96);
+    plan_model_free(&m);
+}
+static void test_bad_profiles(void **state) {
+    (void)state;
+    static const char *const texts[][2] = {
+        {"", "no JSON"},
+        {"{", "no JSON"},
+        {"[1,2", "no JSON"},
+        {"{\"a\":01}", "no JSON"},
+        {"{\"a\":NaN}", "no JSON"},
+        {"{\"a\":1e999}", "too large"},
+        {"\"abc", "does not end"},
+        {"{} x", "the end was expected"},
+        {"{}", "no \"models\""},
+        {"{\"models\":{}}", "no \"models\""},
+        {"{\"models\":{\"a\":1}}", "no object"},
+        {"{\"models\":{\"a\":{},\"b\":{}}}", "which model"},
+        {"{\"models\":{\"a\":{}}}", "profile_batch_size"},
+        {"{\"models\":{\"a\":{\"profile_batch_size\":0}}}", "from 1 to"},
+        {"{\"models\":{\"a\":{\"profile_batch_size\":1}}}", "\"nodes\" are expected, found 0"},
+        {MODEL("7", ""), "is no object"},
+        {MODEL("{\"id\":1}", ""), "\"name\""},
+        {MODEL(GOOD "," GOOD, ""), "the id 1"},
+        {MODEL(NODE("-1", "a", "1", "1", "1", "1"), ""), "\"id\" must be"},
+        {MODEL(NODE("1", "a", "-1", "1", "1", "1"), ""), "\"fwd_ms\" must be"},
+        {MODEL(NODE("1", "a", "1e300", "1", "1", "1"), ""), "\"fwd_ms\" must be"},
+        {MODEL(NODE("1", "a", "1", "null", "1", "1"), ""), "\"bwd_ms\" is missing"},
+        {MODEL(NODE("1", "a", "1", "1", "[1,-2]", "1"), ""), "\"act_bytes\" must be"},
+        {MODEL(NODE("1", "a", "1", "1", "\"x\"", "1"), ""), "\"act_bytes\" is missing"},
+        {MODEL(NODE("1", "a", "1", "1", "1", "1e16"), ""), "\"param_bytes\" must be"},
+        {MODEL(NODE("1", "a", "0", "0", "1", "1"), ""), "no node takes any time"},
+        {MODEL(GOOD, "[1,1]"), "cycle"},
+        {MODEL(GOOD "," NODE("2", "b", "1", "1", "1", "1"), "[1,2],[2,1]"), "cycle"},
+        {MODEL(GOOD, "[1,3]"), "no pair of ids"},
+        {MODEL(GOOD, "[1]"), "no pair of ids"},
+        {MODEL(GOOD, "7"), "no pair of ids"},
+        {"{\"models\":{\"m\":{\"profile_batch_size\":2,\"nodes\":[" GOOD "]}}}", "\"edges\" is expected"},
+    };
+    char message[3000], deep[400];
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        write_profile(texts[i][0], strlen(texts[i][0]));
+        int code = run_child(load_profile, profile_path, message, sizeof message);
+        if (code != EXIT_INPUT || !strstr(message, texts[i][1])) { fail_msg("%s: exit code %d: %s", texts[i][0], code, message); }
+    }
+    memset(deep, '[', sizeof deep);
+    write_profile(deep, sizeof deep);
+    assert_int_equal(run_child(load_profile, profile_path, message, sizeof message), EXIT_INPUT);
+    assert_non_null(strstr(message, "too deeply"));
+    assert_int_equal(run_child(load_profile, "/nowhere:m", message, sizeof message), EXIT_INPUT);
+    assert_int_equal(run_child(load_profile, PROFILES ":m", message, sizeof message), EXIT_INPUT);
+    assert_non_null(strstr(message, "gnmt-16"));
+}
+// Damaged files: they load, or end the program with the exit code of bad input.
+static void test_fuzz(void **state) {
+    (void)state;
+    static char text[1 << 16];
+    FILE *f = fopen(PROFILES, "rb");
+    const size_t bytes = fread(text, 1, sizeof text, f);
+    fclose(f);
+    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 2;
+    static const char *const pieces[] = {"-", "1e999", "null", "[", "]", "{", "}", ",", "\"", "\\", ":", "0", "NaN", "1e15", "\"id\":1", ""};
+    int loaded = 0, refused = 0;
+    for (int i = 0; i < (getenv("TEST_ALL") ? 5000 : 300); i++) {
+        static char damaged[1 << 17];
+        char message[3000];
+        size_t length = bytes;
+        memcpy(damaged, text, bytes);
+        for (int k = below(4); k >= 0; k--) {
+            const char *piece = pieces[below(16)];
+            size_t at = (size_t)below((int)length), gone = (size_t)below(8), n = strlen(piece);
+            if (below(20) == 0) { gone = length; }
+            gone = gone < length - at ? gone : length - at;
+            memmove(damaged + at + n, damaged + at + gone, length - at - gone), memcpy(damaged + at, piece, n);
+            length += n - gone;
+        }
+        write_profile(damaged, length);
+        char name[100];
+        snprintf(name, sizeof name, "%s:gnmt-16", profile_path);
+        int code = run_child(load_profile, name, message, sizeof message);
+        if (code != EXIT_INPUT && code != EXIT_DONE) { fail_msg("seed %llu: exit code %d: %s", (unsigned long long)random_state, code, message); }
+        loaded += code == EXIT_DONE, refused += code == EXIT_INPUT;
+    }
+    print_message("%d damaged profiles refused, %d harmless\n", refused, loaded);
+    assert_true(refused > 20);
+}
+static int make_profile_file(void **state) {
+    (void)state;
+    int file = mkstemp(profile_path);
+    return file < 0 || close(file);
+}
+static int remove_profile_file(void **state) { return (void)state, unlink(profile_path); }
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Time
 
 static void expect_time(int layers, const char *cluster, int64_t samples, double memory, double limit_s) {
@@ -371,7 +504,8 @@ int main(void) {
         cmocka_unit_test(test_placement),   cmocka_unit_test(test_costs),
         cmocka_unit_test(test_replay),      cmocka_unit_test(test_paper_choices),
         cmocka_unit_test(test_brute_force), cmocka_unit_test(test_paper_plans_are_beaten),
-        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_profile),     cmocka_unit_test(test_bad_profiles),
+        cmocka_unit_test(test_fuzz),        cmocka_unit_test(test_time),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_profile_file, remove_profile_file);
 }
