@@ -12,13 +12,14 @@
 //            peer              the other rank of SEND and RECV
 //            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
 // Invariants (proved by schedule_validate): every SEND meets its RECV with the same unit, micro-batch and rows, without
-//            deadlock when messages are rendezvous; a unit's forward follows its input, its backward input follows its
+//            deadlock when messages are rendezvous; it sends rows that were computed, and each row comes once, before its use; a unit's
+//            forward follows its input, all rows of it (several messages may bring them), its backward input follows its
 //            forward and the next unit's backward, its backward weight follows its backward input, and its micro-batch's CLIP
 //            where there is one, which follows all its backward inputs; parameters are acquired
 //            while they are used, and where they come for each use (UnitMap: gathers), a PREFETCH is under way by then, into a
 //            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
-//            update that makes it; live activations fit the slots; each unit computes each sample of the step once; all ranks
+//            update that makes it; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
 //            start the collectives in which they both take part in one order.
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
@@ -187,26 +188,36 @@ static inline void schedule_lower_recompute(Program *p) {
 }
 
 // Lowering: the weight parts of a micro-batch wait until its last input part has run, since a sample's factor depends on the norm of its
-// gradient over all units (dp.h: flat clipping).
+// gradient over all units of the rank (dp.h: flat clipping, and clipping by stages where a rank has one stage's). What other micro-batches
+// do meanwhile stays where it is.
+static inline void lower_clip(Schedule *in, int micro_batches) {
+    int *last = (int *)checked_malloc(2 * (size_t)micro_batches * sizeof(int), "lowering"), *first = last + micro_batches; // [micro] of its backward actions
+    Schedule out = {NULL, 0, 0};
+    for (int m = 0; m < micro_batches; m++) { first[m] = last[m] = -1; }
+    for (int i = 0; i < in->count; i++) {
+        const Action *a = &in->actions[i];
+        if (a->kind != ACT_BACKWARD_INPUT && a->kind != ACT_BACKWARD_WEIGHT) { continue; }
+        last[a->micro] = i, first[a->micro] = first[a->micro] < 0 ? i : first[a->micro];
+    }
+    for (int i = 0; i < in->count; i++) {
+        Action a = in->actions[i];
+        if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
+        if (a.micro < 0 || last[a.micro] != i) { continue; }
+        a.kind = ACT_CLIP, a.unit = 0;
+        schedule_add(&out, a);
+        for (int k = first[a.micro]; k <= i; k++) {
+            if (in->actions[k].kind == ACT_BACKWARD_WEIGHT && in->actions[k].micro == a.micro) { schedule_add(&out, in->actions[k]); }
+        }
+    }
+    free(last);
+    schedule_free(in);
+    *in = out;
+}
 static inline void schedule_lower_clip(Program *p) {
     p->clips = true;
     for (int r = 0; r < p->ranks; r++) {
-        p->limits[r].works = p->map.units;
-        Schedule out = {NULL, 0, 0}, *in = &p->rank[r];
-        for (int i = 0, waiting = 0; i < in->count; i++) { // waiting: the first action of the backward pass whose weight parts wait
-            Action a = in->actions[i];
-            bool last = i + 1 == in->count || in->actions[i + 1].micro != a.micro;
-            if (a.kind == ACT_FORWARD) { waiting = i + 1; }
-            if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
-            if (!last) { continue; }
-            a.kind = ACT_CLIP, a.unit = 0;
-            schedule_add(&out, a);
-            for (int k = waiting; k <= i; k++) {
-                if (in->actions[k].kind == ACT_BACKWARD_WEIGHT) { schedule_add(&out, in->actions[k]); }
-            }
-        }
-        schedule_free(in);
-        *in = out;
+        p->limits[r].works = max_i64(p->limits[r].works, p->map.units);
+        lower_clip(&p->rank[r], p->micro_batches);
     }
 }
 
@@ -316,7 +327,12 @@ static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Validator
-enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, RECOMPUTED = 32, CLIPPED = 64 }; // CLIPPED: at unit 0
+enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, CLIPPED = 32 }; // HAVE: rows received. CLIPPED: at unit 0
+enum { SAMPLE_COMPUTED = 1, SAMPLE_CAME = 2, SAMPLE_CAME_BACK = 4 }; // some forward computes it; some rank received it, its gradient
+
+typedef struct {
+    int64_t rows, first, end; // how many, from the first on, up to the end
+} Received;
 
 typedef struct {
     const Program *program;
@@ -328,9 +344,10 @@ typedef struct {
     signed char *flying, *gathered;  // [rank][storage] a gather is under way or its parameters are there; there was one
     int *param_user, *grad_user;     // [rank][room] storage that is in it now, or -1
     int64_t *rows;                   // [rank][unit][micro][2] first row and rows, as the forward had them
-    unsigned char *covered;          // [unit][sample] some forward computes it
-    int *live;                       // [rank] micro-batches with activations
-    int *pending;                    // [rank] backward inputs whose weight part has not run
+    Received *received;              // [rank][unit][micro][2] rows of the unit's input, of the gradient of its output
+    unsigned char *covered;          // [unit][sample] flags above
+    Limits *held;                    // [rank] as it stands
+    int64_t *recomputed;             // [rank] unit and micro-batch (their validator_index) whose block activations are there, or -1
     bool *member;                    // [rank][storage] the rank contributes to its gradient
     bool *normed;                    // [rank]
     char *error;                     // first violation, empty while valid
@@ -364,15 +381,17 @@ static inline void validate_parameters(Validator *v, int rank, const Action *a) 
     }
 }
 
-// No unit computes a sample twice.
-static inline void validate_coverage(Validator *v, int rank, const Action *a) {
-    int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
-    rows[0] = a->first_row, rows[1] = a->rows;
+// Once in a step: each sample of a unit's. False: not the first time.
+static inline bool validator_mark(Validator *v, int rank, const Action *a, int unit, unsigned char flag, const char *what) {
     for (int64_t i = a->first_row; i < a->first_row + a->rows; i++) {
-        unsigned char *covered = &v->covered[(int64_t)a->unit * v->program->samples + i];
-        if (*covered) { validator_fail(v, rank, a, "sample %" PRId64 " is computed already", i); }
-        *covered = 1;
+        unsigned char *sample = &v->covered[(int64_t)unit * v->program->samples + i];
+        if (*sample & flag) {
+            validator_fail(v, rank, a, "sample %" PRId64 " %s already", i, what);
+            return false;
+        }
+        *sample |= flag;
     }
+    return true;
 }
 // What follows a forward works on its rows.
 static inline void validate_rows(Validator *v, int rank, const Action *a) {
@@ -380,54 +399,69 @@ static inline void validate_rows(Validator *v, int rank, const Action *a) {
     bool forward = *validator_done(v, rank, a->unit, a->micro) & DONE_FORWARD;
     if (forward && (rows[0] != a->first_row || rows[1] != a->rows)) { validator_fail(v, rank, a, "rows differ from its forward's"); }
 }
+// Are all rows of an action there: from another unit of this rank, which has done its part, or received?
+static inline bool validator_there(Validator *v, int rank, const Action *a, int from, unsigned char done, bool backward) {
+    const int64_t *rows = &v->rows[2 * validator_index(v, rank, from, a->micro)];
+    const Received *r = &v->received[2 * validator_index(v, rank, a->unit, a->micro) + backward];
+    bool local = (*validator_done(v, rank, from, a->micro) & done) && rows[0] == a->first_row && rows[1] == a->rows;
+    return !a->rows || local || (r->rows == a->rows && r->first == a->first_row && r->end == a->first_row + a->rows);
+}
 static inline void validate_forward(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
     if (*me & DONE_FORWARD) { validator_fail(v, rank, a, "runs twice"); }
-    bool local_input = a->unit == 0 || (*validator_done(v, rank, a->unit - 1, a->micro) & DONE_FORWARD);
-    if (a->rows && !local_input && !(*me & HAVE_INPUT)) { validator_fail(v, rank, a, "its input is not there"); }
+    if (a->unit && !validator_there(v, rank, a, a->unit - 1, DONE_FORWARD, false)) { validator_fail(v, rank, a, "its input is not there"); }
     bool first = true; // the first forward of a micro-batch on this rank takes a slot
     for (int u = 0; u < v->program->map.units; u++) { first = first && !(*validator_done(v, rank, u, a->micro) & DONE_FORWARD); }
-    if (first && ++v->live[rank] > v->program->limits[rank].slots) {
+    if (first && ++v->held[rank].slots > v->program->limits[rank].slots) {
         validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->limits[rank].slots);
     }
     *me |= DONE_FORWARD;
-    validate_coverage(v, rank, a);
+    rows[0] = a->first_row, rows[1] = a->rows, v->recomputed[rank] = -1;
+    validator_mark(v, rank, a, a->unit, SAMPLE_COMPUTED, "is computed");
+}
+static inline bool validator_recomputed(const Validator *v, int rank, const Action *a) {
+    bool block = a->unit > 0 && a->unit < v->program->map.units - 1;
+    return !v->program->recompute || !block || v->recomputed[rank] == (int64_t)validator_index(v, rank, a->unit, a->micro);
 }
 static inline void validate_backward_input(Validator *v, int rank, const Action *a) {
-    int units = v->program->map.units;
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
-    bool block = a->unit > 0 && a->unit < units - 1;
     if (!(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "its forward has not run"); }
     if (*me & DONE_INPUT) { validator_fail(v, rank, a, "runs twice"); }
-    bool local = a->unit == units - 1 || (*validator_done(v, rank, a->unit + 1, a->micro) & DONE_INPUT);
-    if (a->rows && !local && !(*me & HAVE_GRADIENT)) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
-    if (v->program->recompute && block && !(*me & RECOMPUTED)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
+    bool there = a->unit == v->program->map.units - 1 || validator_there(v, rank, a, a->unit + 1, DONE_INPUT, true);
+    if (!there) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
+    if (!validator_recomputed(v, rank, a)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_INPUT;
-    if (++v->pending[rank] > v->program->limits[rank].works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
+    if (++v->held[rank].works > v->program->limits[rank].works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
+}
+// The last weight part of a micro-batch on this rank gives back its places.
+static inline void validator_free(Validator *v, int rank, int micro) {
+    bool last = true;
+    for (int u = 0; u < v->program->map.units; u++) {
+        unsigned char d = *validator_done(v, rank, u, micro);
+        last = last && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
+    }
+    for (int u = 0; last && u < v->program->map.units; u++) {
+        unsigned char d = *validator_done(v, rank, u, micro);
+        v->held[rank].inputs -= (d & HAVE_INPUT) != 0, v->held[rank].gradients -= (d & HAVE_GRADIENT) != 0;
+    }
+    v->held[rank].slots -= last;
 }
 static inline void validate_backward_weight(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
-    bool ready =
-        a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && (!a->rows || (*me & HAVE_GRADIENT) || (*validator_done(v, rank, 1, a->micro) & DONE_INPUT));
+    bool ready = a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && validator_there(v, rank, a, 1, DONE_INPUT, true);
     if (!ready) { validator_fail(v, rank, a, "its backward input has not run"); }
     if (*me & DONE_WEIGHT) { validator_fail(v, rank, a, "runs twice"); }
     if (v->program->clips && !(*validator_done(v, rank, 0, a->micro) & CLIPPED)) { validator_fail(v, rank, a, "norms are not known: CLIP has not run"); }
+    if (!validator_recomputed(v, rank, a)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_WEIGHT;
-    if (a->unit) { v->pending[rank]--; }
-    bool last = true; // the last backward of a micro-batch on this rank frees its slot
-    for (int u = 0; u < v->program->map.units; u++) {
-        unsigned char d = *validator_done(v, rank, u, a->micro);
-        last = last && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
-    }
-    if (last) { v->live[rank]--; }
+    if (a->unit) { v->held[rank].works--; }
+    validator_free(v, rank, a->micro);
 }
 static inline void validate_recompute(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     if (!(*me & DONE_FORWARD) || (*me & DONE_INPUT)) { validator_fail(v, rank, a, "belongs between its forward and its backward"); }
-    for (int u = 0; u < v->program->map.units; u++) { // one set of block activations: what was recomputed before is gone
-        for (int m = 0; m < v->program->micro_batches; m++) { *validator_done(v, rank, u, m) &= (unsigned char)~RECOMPUTED; }
-    }
-    *me |= RECOMPUTED;
+    v->recomputed[rank] = (int64_t)validator_index(v, rank, a->unit, a->micro); // one set of block activations: what was recomputed before is gone
 }
 static inline void validate_clip(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, 0, a->micro);
@@ -441,13 +475,38 @@ static inline void validate_clip(Validator *v, int rank, const Action *a) {
     if (!any) { validator_fail(v, rank, a, "no forward has run"); }
     *me |= CLIPPED;
 }
-static inline void validate_message(Validator *v, int rank, const Action *a) {
+// Does the rank compute the rows of a message in this unit?
+static inline bool validator_holds(Validator *v, int rank, const Action *a, int unit) {
+    const int64_t *rows = &v->rows[2 * validator_index(v, rank, unit, a->micro)];
+    return (*validator_done(v, rank, unit, a->micro) & DONE_FORWARD) && a->first_row >= rows[0] && a->first_row + a->rows <= rows[0] + rows[1];
+}
+static inline void validate_send(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
-    if (a->kind == ACT_SEND_FORWARD && !(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "sends an output that is not computed"); }
-    if (a->kind == ACT_SEND_BACKWARD && !(*me & DONE_INPUT)) { validator_fail(v, rank, a, "sends a gradient that is not computed"); }
-    // RECV_FORWARD(unit) brings the input of unit + 1, RECV_BACKWARD(unit) the gradient of the output of unit - 1
-    if (a->kind == ACT_RECV_FORWARD && a->unit + 1 < v->program->map.units) { *validator_done(v, rank, a->unit + 1, a->micro) |= HAVE_INPUT; }
-    if (a->kind == ACT_RECV_BACKWARD && a->unit > 0) { *validator_done(v, rank, a->unit - 1, a->micro) |= HAVE_GRADIENT; }
+    bool forward = a->kind == ACT_SEND_FORWARD;
+    if (forward && !(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "sends an output that is not computed"); }
+    if (forward && (*me & DONE_WEIGHT)) { validator_fail(v, rank, a, "sends an output that is gone"); }
+    if (!forward && !(*me & DONE_INPUT)) { validator_fail(v, rank, a, "sends a gradient that is not computed"); }
+    if (!a->rows || !validator_holds(v, rank, a, a->unit)) { validator_fail(v, rank, a, "sends rows that it does not hold"); }
+}
+// RECV_FORWARD(unit) brings rows of the input of unit + 1, RECV_BACKWARD(unit) of the gradient of the output of unit - 1.
+static inline void validate_receive(Validator *v, int rank, const Action *a) {
+    const bool backward = a->kind == ACT_RECV_BACKWARD;
+    const int to = backward ? a->unit - 1 : a->unit + 1;
+    if (to < 0 || to == v->program->map.units) {
+        validator_fail(v, rank, a, "no unit wants it");
+        return;
+    }
+    unsigned char *me = validator_done(v, rank, to, a->micro), flag = backward ? HAVE_GRADIENT : HAVE_INPUT;
+    Received *r = &v->received[2 * validator_index(v, rank, to, a->micro) + backward];
+    int64_t *held = backward ? &v->held[rank].gradients : &v->held[rank].inputs;
+    int64_t limit = backward ? v->program->limits[rank].gradients : v->program->limits[rank].inputs;
+    if (*me & (backward ? DONE_INPUT | DONE_WEIGHT : DONE_FORWARD)) { validator_fail(v, rank, a, "comes after its use"); }
+    if (backward && !validator_holds(v, rank, a, to)) { validator_fail(v, rank, a, "the rank does not compute these rows"); }
+    if (!validator_mark(v, rank, a, to, backward ? SAMPLE_CAME_BACK : SAMPLE_CAME, "has come")) { return; }
+    if (!(*me & flag) && ++*held > limit) { validator_fail(v, rank, a, "the places of %" PRId64 " micro-batches are taken", limit); }
+    *me |= flag;
+    r->first = r->rows ? min_i64(r->first, a->first_row) : a->first_row;
+    r->end = max_i64(r->end, a->first_row + a->rows), r->rows += a->rows;
 }
 
 // Who uses the room of a storage, if it shares one.
@@ -538,9 +597,9 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_RECOMPUTE: validate_recompute(v, rank, a); break;
     case ACT_CLIP: validate_clip(v, rank, a); break;
     case ACT_SEND_FORWARD:
+    case ACT_SEND_BACKWARD: validate_send(v, rank, a); break;
     case ACT_RECV_FORWARD:
-    case ACT_SEND_BACKWARD:
-    case ACT_RECV_BACKWARD: validate_message(v, rank, a); break;
+    case ACT_RECV_BACKWARD: validate_receive(v, rank, a); break;
     case ACT_PREFETCH: validate_gather(v, rank, a); break;
     case ACT_ACQUIRE: validate_acquire(v, rank, a); break;
     case ACT_RELEASE: validate_release(v, rank, a); break;
@@ -593,6 +652,9 @@ static inline void validate_end(Validator *v) {
                 if ((d & DONE_FORWARD) && !(d & DONE_WEIGHT) && !*v->error) {
                     snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has a forward but no backward weight", r, u, m);
                 }
+                if ((d & HAVE_INPUT) && !(d & DONE_FORWARD) && !*v->error) {
+                    snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has an input but no forward", r, u, m);
+                }
             }
         }
         for (int s = 0; s < p->map.storages; s++) {
@@ -603,7 +665,7 @@ static inline void validate_end(Validator *v) {
     }
     if (!*v->error) { validate_orders(v); }
     for (int64_t i = 0; i < p->map.units * p->samples; i++) {
-        if (!v->covered[i] && !*v->error) {
+        if (!(v->covered[i] & SAMPLE_COMPUTED) && !*v->error) {
             snprintf(v->error, v->error_bytes, "unit %" PRId64 " computes sample %" PRId64 " nowhere", i / p->samples, i % p->samples);
         }
     }
@@ -625,10 +687,12 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->grad_user = (int *)checked_malloc(per_storage * sizeof(int), "validator");
     for (size_t i = 0; i < per_storage; i++) { v->param_user[i] = v->grad_user[i] = -1; }
     v->rows = (int64_t *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(int64_t) * (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->received = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->recomputed = (int64_t *)checked_malloc((size_t)p->ranks * sizeof(int64_t), "validator");
+    for (int r = 0; r < p->ranks; r++) { v->recomputed[r] = -1; }
     v->covered = (unsigned char *)checked_calloc((size_t)p->map.units, (size_t)p->samples, "validator");
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
-    v->pending = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
-    v->live = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
+    v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
@@ -657,8 +721,9 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
         validator_fail(&v, stuck, a, "deadlock: action %d waits for ever (peer %d)", at[stuck], a->peer);
     }
     if (!*error) { validate_end(&v); }
-    free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.live), free(v.normed);
-    free(v.rows), free(v.covered), free(v.pending), free(v.member), free(v.flying), free(v.gathered), free(v.param_user), free(v.grad_user);
+    free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.normed);
+    free(v.rows), free(v.received), free(v.recomputed), free(v.covered), free(v.held), free(v.member), free(v.flying), free(v.gathered), free(v.param_user),
+        free(v.grad_user);
     return !*error;
 }
 
@@ -757,6 +822,17 @@ static inline double simulator_step(Simulation *s, int *at) { // returns when th
     for (int r = 0; r < s->program->ranks; r++) { end = fmax(end, s->clock[r]); }
     for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { s->clock[r] = end; }
     return end;
+}
+
+// Room for the times of all actions of a program: [rank][action].
+static inline ActionTime **schedule_times(const Program *p) {
+    ActionTime **times = (ActionTime **)checked_malloc((size_t)p->ranks * sizeof(ActionTime *), "times");
+    for (int r = 0; r < p->ranks; r++) { times[r] = (ActionTime *)checked_calloc((size_t)p->rank[r].count, sizeof(ActionTime), "times"); }
+    return times;
+}
+static inline void schedule_times_free(const Program *p, ActionTime **times) {
+    for (int r = 0; r < p->ranks; r++) { free(times[r]); }
+    free(times);
 }
 
 // Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time, so the bubble of a rank is 1 - busy / step.
