@@ -138,7 +138,7 @@ static inline void planner_keep(Planner *p, const Candidate *c) {
 }
 // Simulates the pool, the most promising first, and keeps the best.
 static inline void planner_run(Planner *p) {
-    qsort(p->pool, (size_t)p->pooled, sizeof(Candidate), candidate_order);
+    if (p->pooled) { qsort(p->pool, (size_t)p->pooled, sizeof(Candidate), candidate_order); }
     for (int i = 0; i < p->pooled; i++) {
         Candidate *c = &p->pool[i];
         if (c->bound >= planner_limit(p, &c->plan)) { continue; }
