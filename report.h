@@ -560,6 +560,13 @@ static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, "}");
 }
 
+static inline void print_start_json(const RunFacts *run) { // --dry-run --json
+    TextBuffer line = {NULL, 0, 0};
+    json_add_start(run, &line);
+    printf("%s\n", line.text);
+    free(line.text);
+}
+
 // Seconds of this run's steps, of these waiting for messages, and between steps telling about them.
 typedef struct {
     double steps_s, waiting_s, telling_s;

@@ -10,6 +10,7 @@
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
 //   dp.h          clips each sample's gradient              privacy.h     what a private run promises
 //   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
+//   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -22,6 +23,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "planner.h"
 #include "privacy.h"
 #include "profile.h"
 #include "report.h"
@@ -511,10 +513,12 @@ static void plan(Trainer *t) {
 // The modes that only print; true when there was one.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
-    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule) { return false; }
-    if (o->compat || *o->dp_account) {
-        if (t->comm.rank == 0 && o->compat) { options_print_compat(stdout); }
-        if (t->comm.rank == 0 && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
+    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule && !o->plan) { return false; }
+    if (o->compat || *o->dp_account || o->plan) {
+        if (t->comm.rank) { return true; }
+        if (o->compat) { options_print_compat(stdout); }
+        if (o->plan && !o->compat) { planner_main(stdout, o, &t->given); }
+        if (!o->plan && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
         return true;
     }
     plan(t);
@@ -522,16 +526,11 @@ static bool print_and_stop(Trainer *t) {
     if (t->comm.rank) { return true; }
     if (o->show_schedule) {
         show_schedule(&facts);
-        return true;
-    }
-    if (!o->json) {
+    } else if (o->json) {
+        print_start_json(&facts);
+    } else {
         print_start(&facts);
-        return true;
     }
-    TextBuffer line = {NULL, 0, 0};
-    json_add_start(&facts, &line);
-    printf("%s\n", line.text);
-    free(line.text);
     return true;
 }
 
