@@ -7,6 +7,7 @@
 #define COSTS_H
 
 #include "executor.h" // what costs
+#include "planner.h"  // plans of stages
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Rates that predicted times refer to: of this machine, measured at start with all ranks at work, or of --cluster (what it does not tell
@@ -196,6 +197,90 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
     for (int c = 0; c < 2 * STORAGE_CLASSES; c++) { ops_free(states[c]); }
     ops_free(mine.workspace);
     executor_free(&e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Plans of this run: --pipeline auto
+
+// The units as the planner knows them. shape: of a micro-batch; its rows do not matter.
+static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape, const UnitTimes *times) {
+    PlanModel model = plan_model_make(m->units);
+    const double cut = (double)(shape->T * m->config.channels) * (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2; // of activations and gradients
+    for (int u = 0; u < m->units; u++) {
+        const int place = u == 0 ? 0 : u < m->units - 1 ? 1 : 2;
+        int storages[2], n = gpt_unit_storages(m, u, storages);
+        double elements = 0;
+        for (int i = 0; i < n; i++) { elements += (double)gpt_storage_elements(m, storages[i]); }
+        ExecutorShape alone = *shape;
+        size_t activations, buffers;
+        alone.rows = 1, alone.first = u, alone.end = u + 1, alone.recompute = false;
+        Executor counted = executor_plan(m, alone, &activations, &buffers);
+        executor_free(&counted);
+        plan_model_add(&model, u, times->row_s[place][0], times->row_s[place][1] + times->row_s[place][2], (double)activations, 4 * elements);
+        model.cut[u] = u ? cut : 0;
+    }
+    return model;
+}
+// Seconds of a message of so many bytes from this rank to `to` and one from `from`, the best of a few, while all ranks do so.
+static inline double measure_exchange(Comm *comm, int to, int from, char *data, size_t bytes) {
+    double best = INFINITY;
+    for (int i = 0; i < 4; i++) {
+        comm_barrier(comm);
+        double start = seconds_now();
+        comm_label(comm, "measuring links", -1, 0);
+        Ticket in = comm_receive(comm, from, data + bytes, bytes), out = comm_send(comm, to, data, bytes);
+        comm_wait_message(comm, in), comm_wait_message(comm, out);
+        best = fmin(best, seconds_now() - start);
+    }
+    return best;
+}
+// The ranks that there are, and their links, as the planner knows them. All ranks call it, and get what rank 0 finds. Nodes have equally many ranks.
+static inline Cluster cluster_of_run(Comm *comm) {
+    const size_t little = 1 << 10, much = 1 << 20;
+    Cluster c = cluster_parse("1x1");
+    c.nodes = comm->nodes, c.ranks = comm->ranks / comm->nodes;
+    if (c.nodes * c.ranks != comm->ranks) {
+        die(EXIT_INPUT, "give the stages, or start as many ranks on each", "--pipeline auto: %d ranks are not equally many on %d nodes", comm->ranks, c.nodes);
+    }
+    char *data = (char *)checked_calloc(2, much, "measuring links");
+    for (int between = 0; between < 2; between++) {
+        const int step = between ? c.ranks : 1; // to the same place of the next node; to the next rank, which is on this node but for the last one's
+        if ((between && c.nodes == 1) || comm->ranks == 1) { continue; }
+        const int to = (comm->rank + step) % comm->ranks, from = (comm->rank + comm->ranks - step) % comm->ranks;
+        double shorter = measure_exchange(comm, to, from, data, little), longer = measure_exchange(comm, to, from, data, much);
+        const double rate = (double)(much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
+        if (between) {
+            c.inter = c.gather = rate;
+        } else {
+            c.intra = rate;
+        }
+        c.latency = fmax(c.latency, 1e6 * shorter);
+    }
+    if (c.nodes == 1) { c.inter = c.gather = c.intra; }
+    free(data);
+    comm_reset_counters(comm);
+    comm_broadcast(comm, &c, sizeof c, 0);
+    return c;
+}
+
+// What the planner chooses for this model, timed here, on these ranks or on --cluster, becomes what the flags say. Rank 0 tells. All ranks call it.
+static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m, DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s) {
+    const Limits alone = {1, 0, 0, 1};
+    ExecutorShape shape;
+    UnitTimes times;
+    memset(&shape, 0, sizeof shape);
+    shape.dtype = dtype, shape.rows = o->micro_batch, shape.T = o->seq_len, shape.logits = LOGITS_PLENTY, shape.end = m->units, shape.limits = alone;
+    gpt_work_check(&m->config, shape.rows, shape.T);
+    time_units(&times, m, &shape, measure_flops(s), s);
+    comm_broadcast(comm, &times, sizeof times, 0);
+    PlanModel model = plan_model_of_run(m, &shape, &times);
+    Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
+    PlanTask task = planner_task(&model, &cluster, o, given);
+    Plan best = planner_tell(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
+    o->batch_tokens = task.samples * o->seq_len, o->micro_batch = best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));
+    o->recompute = best.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE, o->pipeline_schedule = best.kind, o->pipeline_warmup = best.warmup;
+    plan_model_free(&model);
+    return plan_placement(&task, &best);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(PICK, "pipeline", pipeline_schedule, "pipeline-schedule", "", "dapple", 0, 0, "gpipe|dapple|zero-bubble", "order of forwards and backwards on a stage") \
     X(PICK, "pipeline", pipeline_warmup, "pipeline-warmup", "", "a", 0, 0, "a|b", "forwards before the first backward of dapple: of stage i from 0 of S, S - i, or, for slow messages, 2 (S - i) - 1") \
     X(INT, "pipeline", micro_batches, "micro-batches", "", "0", 0, 1e6, "micro-batches", "of --micro-batch samples in a step, over all ranks of a stage; 0: as --batch-tokens says") \
-    X(FLAG, "pipeline", plan, "plan", "", "0", 0, 1, "", "print the best pipeline for --profile on --cluster, and what others would choose, and stop") \
+    X(FLAG, "pipeline", plan, "plan", "", "0", 0, 1, "", "print the best pipeline for this model (or --profile) on these ranks (or --cluster), beside what others would choose, and stop") \
     X(TEXT, "pipeline", profile, "profile", "", "", 0, 0, "file[:model]", "what --plan plans for: times and bytes of each unit (docs/formats.md)") \
     X(TEXT, "pipeline", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes of a rank that a plan may take, with K, M, G or T; empty: any") \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
@@ -393,10 +393,11 @@ static inline bool clash_hellaswag_val(const Options *o, const OptionsGiven *g) 
 static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run && !o->plan && !*o->dp_account; }
 static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { return (void)g, *o->cluster && !o->dry_run && !o->plan; }
 static inline bool clash_plan_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && o->dry_run; }
-static inline bool clash_plan_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && !*o->profile; }
 static inline bool clash_profile_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !o->plan; }
-static inline bool clash_plan_cluster(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && !*o->cluster; }
-static inline bool clash_memory_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->device_memory && !o->plan; }
+static inline bool clash_profile_cluster(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !*o->cluster; }
+static inline bool clash_memory_plan(const Options *o, const OptionsGiven *g) {
+    return (void)g, *o->device_memory && !o->plan && strcmp(o->pipeline, "auto") != 0;
+}
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -488,9 +489,8 @@ static const OptionPair option_pairs[] = {
     {"json", "dry-run", "only this, --plan and --dp-account print an object; training writes JSON lines to --log FILE", clash_json_dry},
     {"cluster", "dry-run", "a real run is on the ranks that there are", clash_cluster_dry},
     {"plan", "dry-run", "both print and stop: give one", clash_plan_dry},
-    {"plan", "profile", "not yet without it: it says what the units cost", clash_plan_profile},
-    {"plan", "cluster", "needs it: which ranks there are, and how fast their links", clash_plan_cluster},
     {"profile", "plan", "only plans are made from it", clash_profile_plan},
+    {"profile", "cluster", "needs it: which ranks there are, and how fast their links", clash_profile_cluster},
     {"device-memory", "plan", "not yet without it", clash_memory_plan},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},

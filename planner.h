@@ -618,11 +618,9 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     planner_free(&p), placement_free(&placement);
     return a;
 }
-// --plan: prints the best plan for --profile on --cluster, or what is predicted for the stages that --pipeline gives, as a table or as JSON.
-static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *given) {
-    PlanModel model = profile_load(o->profile);
-    PlanTask t = {
-        &model, cluster_parse(o->cluster), 0, option_size("device-memory", o->device_memory), given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0, false};
+// What the flags ask a plan for, of this model on this cluster.
+static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster, const Options *o, const OptionsGiven *given) {
+    PlanTask t = {model, *cluster, 0, option_size("device-memory", o->device_memory), given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0, false};
     int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * task_ranks(&t);
     t.samples = tokens / o->seq_len;
     if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
@@ -632,17 +630,49 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     if (t.micro_batch && t.samples % t.micro_batch) {
         die(EXIT_INPUT, "a step is whole micro-batches", "%" PRId64 " samples are no multiple of --micro-batch %" PRId64, t.samples, t.micro_batch);
     }
+    return t;
+}
+// The best plan, or what is predicted for the stages that --pipeline gives; told (NULL: not) as a table or as JSON. Ends the program where none fits.
+static inline Plan planner_tell(FILE *to, const PlanTask *task, const Options *o) {
+    PlanTask t = *task;
+    const PlanModel *model = t.model;
     PlanAnswer *a = (PlanAnswer *)checked_malloc(sizeof *a, "plans");
     *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
     if (!a->best.plan.stages) { die(EXIT_RESOURCES, "give more ranks, or a larger --device-memory", "no plan fits into %.0f bytes of memory", t.memory); }
     Planner p = planner_make(&t);
-    double one_rank_s = (double)t.samples * (model.forward[model.units] + model.backward[model.units]);
-    if (o->json) {
+    double one_rank_s = (double)t.samples * (model->forward[model->units] + model->backward[model->units]);
+    if (to && o->json) {
         print_answer_json(to, &p, a, one_rank_s);
-    } else {
+    } else if (to) {
         print_answer(to, &p, a, one_rank_s);
     }
-    planner_free(&p), free(a), plan_model_free(&model);
+    Plan best = a->best.plan;
+    planner_free(&p), free(a);
+    return best;
+}
+// --plan for --profile on --cluster.
+static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *given) {
+    PlanModel model = profile_load(o->profile);
+    Cluster cluster = cluster_parse(o->cluster);
+    PlanTask t = planner_task(&model, &cluster, o, given);
+    planner_tell(to, &t, o);
+    plan_model_free(&model);
+}
+// Units and ranks of its stages.
+static inline Placement plan_placement(const PlanTask *t, const Plan *p) {
+    Placement placement = placement_make(p->stages);
+    int *ranks = (int *)checked_malloc((size_t)task_ranks(t) * sizeof(int), "placement"), at = 0, unit = 0;
+    int *scratch = (int *)checked_malloc(2 * (size_t)t->cluster.nodes * sizeof(int), "placement");
+    plan_place(t, p, ranks, scratch);
+    for (int s = 0; s < p->stages; s++) {
+        Stage *stage = &placement.stage[s];
+        stage->first_unit = unit, stage->units = p->units[s], stage->replicas = p->replicas[s];
+        stage->ranks = (int *)checked_malloc((size_t)stage->replicas * sizeof(int), "placement");
+        memcpy(stage->ranks, ranks + at, (size_t)stage->replicas * sizeof(int));
+        unit += stage->units, at += stage->replicas;
+    }
+    free(ranks), free(scratch);
+    return placement;
 }
 
 #endif

@@ -23,7 +23,6 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
-#include "planner.h"
 #include "privacy.h"
 #include "profile.h"
 #include "report.h"
@@ -135,7 +134,8 @@ static void setup_ranks(Trainer *t) {
 static void setup_stages(Trainer *t) {
     const Options *o = &t->options;
     PipelinePlan *p = &t->plan;
-    p->placement = pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
+    p->placement = options_plans(o) ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream)
+                                    : pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
     p->kind = (PipelineKind)o->pipeline_schedule, p->warmup = (Warmup)o->pipeline_warmup, p->recompute = o->recompute == RECOMPUTE_BLOCK;
     p->depth = INT64_MAX, t->shape.recompute = p->recompute;
     t->stage = &p->placement.stage[placement_stage_of_rank(&p->placement, t->ranks->me)];
@@ -514,6 +514,10 @@ static void plan(Trainer *t) {
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
     if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule && !o->plan) { return false; }
+    if (o->plan && !*o->profile) {
+        setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream);
+        return true;
+    }
     if (o->compat || *o->dp_account || o->plan) {
         if (t->comm.rank) { return true; }
         if (o->compat) { options_print_compat(stdout); }
