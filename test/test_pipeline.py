@@ -43,8 +43,9 @@ SCHEDULES = [dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="dapple", p
              dict(pipeline_schedule="zero-bubble")]
 
 # Equal mathematics in fp32, summed in another order: losses as in test_train.py. Weights: AdamW makes steps of nearly lr of gradients that
-# are nothing but rounding, so single weights may differ by lr; they are few, and key_biases() are all of those whose gradient is 0.
-SAME_NORM, WEIGHTS = 10 * SAME, 100 * SAME
+# are little but rounding, so single weights may differ by lr; of each tensor few do (5e-5 of its norm was the most seen). Key biases, whose
+# gradient is 0 but for rounding, are left out (Tensors).
+SAME_NORM, WEIGHTS = 10 * SAME, 30 * SAME
 # In bf16 boundaries are rounded alike in every plan (between stages as between units), but sums before the rounding differ in their last bits and
 # now and then round to the next of 8 bits: 2^-9, of few of many tokens.
 SAME_BF16, SAME_NORM_BF16 = 1e-3, 1e-2
@@ -276,7 +277,7 @@ class Equality(Check):
         draw = random.Random(SEED)
         cases = [of(plan, **schedule, **draw.choice(batches(M))) for plan in PLANS for M in range(1, 9) for schedule in SCHEDULES]
         if not ALL:
-            chosen = [draw.choice([p for p in PLANS if len(p) == 2 + i % 3]) for i in range(10)]
+            chosen = [draw.choice([p for p in PLANS if len(p) == 2 + i % 3]) for i in range(8)]
             cases = [of(plan, **SCHEDULES[i % 4], **draw.choice(batches(1 + i % 8))) for i, plan in enumerate(chosen)]
         for begin in range(0, len(cases), 64):  # what is kept on the disk stays little
             for case, job, one in self.with_references(cases[begin:begin + 64]):
@@ -310,7 +311,7 @@ class Equality(Check):
         """Whatever combines with a pipeline. The first has a stage of one block whose replicas have rows in turns, and gather them alike."""
         draw = random.Random(SEED + 2)
         cases = [of([(2, 1), (1, 2), (3, 1)], zero=3, **batch(3, 1, 0), **draw.choice(SCHEDULES[:3]))]
-        variants = [variant for variant in self.VARIANTS for _ in range(10)] if ALL else draw.sample(self.VARIANTS, 6)
+        variants = [variant for variant in self.VARIANTS for _ in range(10)] if ALL else draw.sample(self.VARIANTS, 5)
         for variant in variants:
             schedule = draw.choice(SCHEDULES[:3] if "recompute" in variant else SCHEDULES)
             cases.append(of(draw.choice(draw.choice((PLANS, UNEVEN))), **variant, **schedule, **draw.choice(batches(draw.randrange(1, 9)))))
@@ -373,7 +374,7 @@ class Numbers(Check):
         """Nodes of 1, 2 and 3 ranks, precisions, stages of ZeRO, replicas that do not divide."""
         draw = random.Random(SEED + 4)
         cases = [of(draw.choice(PLANS), ranks_per_node=draw.randrange(1, 4), zero=draw.randrange(4), dtype=draw.choice(("fp32", "bf16")), reduce_dtype=draw.choice(("fp32", "bf16")),
-                    **draw.choice(SCHEDULES), **draw.choice(batches(draw.randrange(1, 9)))) for _ in range(300 if ALL else 5)]
+                    **draw.choice(SCHEDULES), **draw.choice(batches(draw.randrange(1, 9)))) for _ in range(300 if ALL else 4)]
         self.trained([dict(case, steps=2, val_every=draw.randrange(2), val_batches=1) for case in cases])
 
 
