@@ -75,7 +75,8 @@ typedef struct {
     Real *in, *out;                    // a unit's input and output in compute precision, where that differs from storage precision
     Real *logits;                      // (Vp) one row, for generation
     char *activations, *buffers;       // the allocations all of these lie in
-    OpsMark **marks;                   // [actions of a step + 1] when each began, for a profile: then nothing is repeated as a whole; NULL: not wanted
+    OpsMark **marks;                   // [actions of a step][2] when each began and ended, for a profile: then nothing is repeated as a whole; NULL: not wanted
+    int running;                       // the action that runs, in its schedule
     // host
     int64_t first_row;                   // of a pass's samples, the first that this rank computes
     int32_t *host_tokens, *host_targets; // (samples, T) from it on
@@ -255,6 +256,13 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
         }
     }
 }
+// Puts the activations and buffers where executor_plan() has counted them; they are the executor's from now on.
+static inline void executor_place(Executor *e, void *activations, void *buffers) {
+    Arena of_activations = {(char *)activations, 0}, of_buffers = {(char *)buffers, 0};
+    e->activations = (char *)activations, e->buffers = (char *)buffers;
+    executor_carve_activations(e, &of_activations);
+    executor_carve_buffers(e, &of_buffers);
+}
 // A pass has so many samples and micro-batches, at most; this rank's lie among `mine` that follow each other. Every rank calls it.
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm, Stream *stream, int64_t samples, int64_t mine,
                                      int micro_batches) {
@@ -262,11 +270,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->map = map, e->store = store, e->stream = stream, e->comm = comm;
     executor_carve_activations(e, &activations);
     executor_carve_buffers(e, &buffers);
-    e->activations = activations.base = (char *)memory_take(MEMORY_ACTIVATIONS, activations.used, "activations");
-    e->buffers = buffers.base = (char *)memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations");
-    activations.used = buffers.used = 0;
-    executor_carve_activations(e, &activations);
-    executor_carve_buffers(e, &buffers);
+    executor_place(e, memory_take(MEMORY_ACTIVATIONS, activations.used, "activations"), memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations"));
     size_t N = (size_t)(mine * e->shape.T);
     e->host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
     e->host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");
@@ -555,6 +559,7 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
+    if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time
     Work w = executor_work(e, a->unit, a->micro, rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
@@ -636,7 +641,8 @@ static inline void executor_begin(Executor *e, const Action *a, int index, int64
     e->action = a, e->step = step;
     bool of_unit = a->unit >= 0;
     ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage", of_unit ? a->unit : a->storage);
-    if (e->marks) { ops_mark(e->stream, e->marks[index]); }
+    e->running = index;
+    if (e->marks) { ops_mark(e->stream, e->marks[2 * index]); }
 }
 // What this rank is doing. For signal handlers.
 static inline void executor_describe(const Executor *e, SignalText *t) {
@@ -692,6 +698,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_RECV_BACKWARD: run_message(e, a, pass); break;
         default: run_compute(e, a, pass);
         }
+        if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();
         if (a->kind == ACT_NORM) { return; }
     }
@@ -794,7 +801,7 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     if (leads && mine) { comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes)); }
     executor_stage_forward(e, n, logits);
     if (leads && mine < last) { comm_wait_message(e->comm, comm_send(e->comm, stage[1].ranks[0], e->output[0].p, bytes)); }
-    comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float), placement->stage[last].ranks[0]);
+    if (last) { comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float), placement->stage[last].ranks[0]); }
 }
 
 // How tokens are drawn: by temperature (0: the likeliest), as a function of seed, step and the token's place.

@@ -196,12 +196,12 @@ static inline StageAction stage_next_of_two(const PipelineBuilder *b, int s) {
     if (r->forwards < b->plan->micro_batches && r->forwards - r->weights < r->limits.slots) { return stage_has_input(b, s) ? STAGE_FORWARD : STAGE_WAITS; }
     return b->training && stage_has_gradient(b, s) ? STAGE_BACKWARD : STAGE_WAITS;
 }
-// The same of three: in turns as in DAPPLE, but weight parts run only where a place is wanted, or nothing else can.
+// The same of three: in turns as in DAPPLE, but weight parts run when nothing else can: no gradient is there, and no input, or no slot for it.
 static inline StageAction stage_next_of_three(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
-    bool turn = r->forwards < b->plan->micro_batches && r->forwards - r->backwards < b->plan->placement.stages - s && stage_has_input(b, s);
-    if (turn && r->forwards - r->weights < r->limits.slots) { return STAGE_FORWARD; }
-    if (stage_has_gradient(b, s) && !(turn && r->weights < r->backwards)) { return STAGE_INPUT; }
+    bool turn = r->forwards < b->plan->micro_batches && r->forwards - r->backwards < b->plan->placement.stages - s;
+    if (turn && stage_has_input(b, s) && r->forwards - r->weights < r->limits.slots) { return STAGE_FORWARD; }
+    if (stage_has_gradient(b, s)) { return STAGE_INPUT; }
     return r->weights < r->backwards ? STAGE_WEIGHT : STAGE_WAITS;
 }
 

@@ -2,9 +2,9 @@
 // chrome://tracing or Perfetto.
 //
 // Times      [rank][action], seconds on one clock; where an action was not timed, begin = end.
-// Cells      neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B backward (with its weight parts where these
-//            run in between), W weight parts that run later, U an update. A cell is its letter, the micro-batch's number where it fits,
-//            and '-' up to its end; '.' is idle. So F3--B0------..  reads: forward of micro-batch 3, backward of 0, a bubble.
+// Cells      neighbouring compute actions of a rank for one micro-batch are one cell: F forward, B backward (with weight parts that follow at
+//            once), W weight parts apart from it, U an update. A cell is its letter, the micro-batch's number where it fits, and '-' up
+//            to its end; '.' is idle. So F3--B0------..  reads: forward of micro-batch 3, backward of 0, a bubble.
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
@@ -100,6 +100,18 @@ static inline void schedule_trace(FILE *to, const Program *p, ActionTime *const 
         }
     }
     fprintf(to, "\n]}\n");
+}
+
+// Both, for people and for files: draws a program of several stages on the terminal; trace: the file for the second, "" for none.
+static inline void schedule_show_times(const Program *p, ActionTime *const *times, const char *what, const char *trace) {
+    bool stages = false;
+    for (int i = 0; i < p->rank[0].count; i++) { stages = stages || action_is_message(p->rank[0].actions[i].kind); }
+    if (stages) { printf("timeline   %s: ", what), schedule_timeline(stdout, p, times, 100); }
+    if (!*trace) { return; }
+    FILE *f = fopen(trace, "w");
+    bool written = f != NULL;
+    if (f) { schedule_trace(f, p, times), written = !fclose(f); }
+    if (!written) { fprintf(stderr, "warning: cannot write --trace %s: %s\n", trace, strerror(errno)); }
 }
 
 #endif

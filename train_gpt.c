@@ -3,13 +3,14 @@
 // Reading order: this file from the bottom (main is the recipe) to the top; then
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
-//   quantize.h    numbers in 8 or 4 bits for messages
+//   quantize.h    numbers in 8 or 4 bits for messages       layout.h      which ranks hold what (zero.h's)
 //   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
 //   dp.h          clips each sample's gradient              privacy.h     what a private run promises
 //   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
+//   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -22,6 +23,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "planner.h"
 #include "privacy.h"
 #include "profile.h"
 #include "report.h"
@@ -405,7 +407,7 @@ static void train_step(Trainer *t) {
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     tell_step(t, &pass, loss, norm, lr, seconds);
-    if (t->progress.step == t->profile.last) { profile_report(&t->profile, t->comm.rank, &t->bar, &t->log); }
+    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
 
@@ -503,6 +505,7 @@ static void plan(Trainer *t) {
     setup_schedule(t);
     if (!t->cluster.nodes) { setup_messages(t); }
     find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.world, t->dtype);
+    if (!t->privacy.on && !t->cluster.nodes) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     RunFacts facts = run_facts(t);
     predict(&facts);
 }
@@ -510,27 +513,24 @@ static void plan(Trainer *t) {
 // The modes that only print; true when there was one.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
-    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule) { return false; }
-    if (o->compat || *o->dp_account) {
-        if (t->comm.rank == 0 && o->compat) { options_print_compat(stdout); }
-        if (t->comm.rank == 0 && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
+    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule && !o->plan) { return false; }
+    if (o->compat || *o->dp_account || o->plan) {
+        if (t->comm.rank) { return true; }
+        if (o->compat) { options_print_compat(stdout); }
+        if (o->plan && !o->compat) { planner_main(stdout, o, &t->given); }
+        if (!o->plan && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
         return true;
     }
     plan(t);
     RunFacts facts = run_facts(t);
     if (t->comm.rank) { return true; }
     if (o->show_schedule) {
-        schedule_print(stdout, &t->program);
-        return true;
-    }
-    if (!o->json) {
+        show_schedule(&facts);
+    } else if (o->json) {
+        print_start_json(&facts);
+    } else {
         print_start(&facts);
-        return true;
     }
-    TextBuffer line = {NULL, 0, 0};
-    json_add_start(&facts, &line);
-    printf("%s\n", line.text);
-    free(line.text);
     return true;
 }
 
@@ -565,7 +565,7 @@ static void train(Trainer *t) {
 
 static int finish(Trainer *t) {
     store_settle(&t->store);
-    profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
+    profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
     report_end(&facts, t->progress.step, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {

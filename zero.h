@@ -695,19 +695,19 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     return map;
 }
 
-// Does the next action, or the one before, but for messages, read the same parameters? Messages do not count: a replica without rows has none, and all of
-// a stage gather alike.
-static inline bool lower_goes_on(const Schedule *in, int i, int by) {
-    const int unit = in->actions[i].unit;
-    do { i += by; } while (i >= 0 && i < in->count && action_is_message(in->actions[i].kind));
-    return i >= 0 && i < in->count && action_reads_parameters(in->actions[i].kind) && in->actions[i].unit == unit;
+// Does the next action of this direction read the parameters of a unit? Messages between do not count: the ranks of a stage have different
+// ones, and must gather alike.
+static inline bool lower_neighbour_reads(const Schedule *s, int i, int direction, int unit) {
+    do { i += direction; } while (i >= 0 && i < s->count && action_is_message(s->actions[i].kind));
+    return i >= 0 && i < s->count && action_reads_parameters(s->actions[i].kind) && s->actions[i].unit == unit;
 }
 // ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours of the same unit.
 static inline void lower_uses(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < in->count; i++) {
         Action a = in->actions[i];
-        bool reads = action_reads_parameters(a.kind), held = reads && lower_goes_on(in, i, -1), kept = reads && lower_goes_on(in, i, 1);
+        bool reads = action_reads_parameters(a.kind);
+        bool held = reads && lower_neighbour_reads(in, i, -1, a.unit), kept = reads && lower_neighbour_reads(in, i, 1, a.unit);
         for (int k = 0; reads && !held && k < map->of_unit_count[a.unit]; k++) {
             schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1));
         }

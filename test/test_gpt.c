@@ -107,9 +107,10 @@ static Rig *rig_make(Setting setting) {
     r->placement = placement_whole(r->model.units, 1);
     r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
+    ExecutorShape works = {setting.dtype,  setting.rows,        T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}, 0,
+                           r->model.units, r->program.limits[0]};
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
-    executor_allocate(&r->executor, &r->program.map, &r->store, &r->stream, B);
+    executor_allocate(&r->executor, &r->program.map, &r->store, &comm, &r->stream, B, B, r->program.micro_batches);
     model_file_load(model_path, &r->store, file_dtype);
     r->batch = batch_dataset();
     return r;
@@ -184,7 +185,7 @@ static void test_logits(void **state) {
         Rig *r = rig_make(setting);
         float logits[VP];
         for (int i = 0; i < B * T; i++) {
-            executor_logits(&r->executor, golden.x[i / T], i % T + 1, logits);
+            executor_logits(&r->executor, &r->placement, golden.x[i / T], i % T + 1, logits);
             check_close("logits", logits, golden.logits[i / T][i % T], V, GRADIENT_FP32);
         }
         rig_free(r);
