@@ -323,7 +323,7 @@ static inline int64_t option_pick(const OptionSpec *spec, const char *text) {
 static inline void option_set(Options *options, const OptionSpec *spec, const char *text) {
     void *slot = option_slot(options, spec);
     if (strlen(text) > OPTION_TEXT_MAX) {
-        die(EXIT_INPUT, "use a shorter path", "--%s takes at most %d characters, found %zu", spec->name, OPTION_TEXT_MAX, strlen(text));
+        die(EXIT_INPUT, "shorten it", "--%s takes at most %d characters, found %zu", spec->name, OPTION_TEXT_MAX, strlen(text));
     }
     if (spec->kind == OPTION_TEXT || spec->kind == OPTION_SECRET) {
         *(const char **)slot = text;

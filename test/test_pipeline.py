@@ -21,7 +21,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import socket
 import struct
 import tempfile
@@ -32,7 +31,7 @@ import test_faults
 import test_train
 import test_zero
 from test_faults import EXIT_PEER, Faulty, at_once, sample
-from test_train import ALL, EXIT_DONE, EXIT_INPUT, SAME, SEED, T, VOCAB, Job, checkpoint, get, golden_tokens, put, scratch, shard, slices, train, train_all, weights
+from test_train import ALL, EXIT_DONE, EXIT_INPUT, SAME, SEED, T, VOCAB, Job, get, golden_tokens, put, scratch, shard, slices, train, train_all, weights
 from test_zero import Nodes, printable
 
 LAYERS, HEADS, CHANNELS, PADDED = 4, 2, 16, 128
@@ -44,8 +43,9 @@ SCHEDULES = [dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="dapple", p
              dict(pipeline_schedule="zero-bubble")]
 
 # Equal mathematics in fp32, summed in another order: losses as in test_train.py. Weights: AdamW makes steps of nearly lr of gradients that
-# are nothing but rounding, so single weights may differ by lr; they are few, and key_biases() are all of those whose gradient is 0.
-SAME_NORM, WEIGHTS = 10 * SAME, 100 * SAME
+# are little but rounding, so single weights may differ by lr; of each tensor few do (5e-5 of its norm was the most seen). Key biases, whose
+# gradient is 0 but for rounding, are left out (Tensors).
+SAME_NORM, WEIGHTS = 10 * SAME, 30 * SAME
 # In bf16 boundaries are rounded alike in every plan (between stages as between units), but sums before the rounding differ in their last bits and
 # now and then round to the next of 8 bits: 2^-9, of few of many tokens.
 SAME_BF16, SAME_NORM_BF16 = 1e-3, 1e-2
@@ -191,8 +191,9 @@ def expected_collectives(plan, case):
         parts, gathers, reductions = slices(elements, len(members)), 1, 1
         if unit is not None and stage >= 2:
             reductions = M
-        if unit is not None and stage == 3:  # a use of a unit right after another of it needs no new gather
-            uses = [u for how, _ in compute_order(plan, case) for u in (range(units) if how == "F" else range(units - 1, 0, -1))]
+        if unit is not None and stage == 3:  # a use of a unit right after another of it needs no new gather; weight parts (None) use nothing
+            backward = [u for later in range(units - 1, 0, -1) for u in (later, None)] + [None]
+            uses = [u for how, _ in compute_order(plan, case) for u in (range(units) if how == "F" else backward)]
             gathers = sum(u == unit and (i == 0 or uses[i - 1] != u) for i, u in enumerate(uses))
         add("reduce_scatter", reductions, members, [reduce_word * n for n in parts])
         add("all_gather", gathers, members, [words(case) * n for n in parts])
@@ -272,11 +273,11 @@ class Check(test_train.TestCase):
 # ---------------------------------------------------------------------------------------------------------------------
 class Equality(Check):
     def test_every_plan(self):
-        """Every plan x M x schedule with a batch by chance; a sample has each M twice, each schedule four times and each number of stages."""
+        """Every plan x M x schedule with a batch by chance; a sample has each M, each schedule and each number of stages."""
         draw = random.Random(SEED)
         cases = [of(plan, **schedule, **draw.choice(batches(M))) for plan in PLANS for M in range(1, 9) for schedule in SCHEDULES]
         if not ALL:
-            chosen = [draw.choice([p for p in PLANS if len(p) == 2 + i % 3]) for i in range(12)]
+            chosen = [draw.choice([p for p in PLANS if len(p) == 2 + i % 3]) for i in range(8)]
             cases = [of(plan, **SCHEDULES[i % 4], **draw.choice(batches(1 + i % 8))) for i, plan in enumerate(chosen)]
         for begin in range(0, len(cases), 64):  # what is kept on the disk stays little
             for case, job, one in self.with_references(cases[begin:begin + 64]):
@@ -310,7 +311,7 @@ class Equality(Check):
         """Whatever combines with a pipeline. The first has a stage of one block whose replicas have rows in turns, and gather them alike."""
         draw = random.Random(SEED + 2)
         cases = [of([(2, 1), (1, 2), (3, 1)], zero=3, **batch(3, 1, 0), **draw.choice(SCHEDULES[:3]))]
-        variants = [variant for variant in self.VARIANTS for _ in range(10)] if ALL else draw.sample(self.VARIANTS, 8)
+        variants = [variant for variant in self.VARIANTS for _ in range(10)] if ALL else draw.sample(self.VARIANTS, 5)
         for variant in variants:
             schedule = draw.choice(SCHEDULES[:3] if "recompute" in variant else SCHEDULES)
             cases.append(of(draw.choice(draw.choice((PLANS, UNEVEN))), **variant, **schedule, **draw.choice(batches(draw.randrange(1, 9)))))
@@ -333,7 +334,7 @@ class Equality(Check):
         test_evaluations.HellaSwag.setUpClass()
         choices = test_evaluations.HellaSwag.file(test_evaluations.HellaSwag, [0] * 25)
         draw = random.Random(SEED + 3)
-        for plan in draw.sample(PLANS, 10) + UNEVEN if ALL else draw.sample(UNEVEN, 1) + draw.sample(PLANS, 1):
+        for plan in draw.sample(PLANS, 10) + UNEVEN if ALL else [draw.choice(draw.choice((PLANS, UNEVEN)))]:
             case = of(plan, **draw.choice(SCHEDULES), **draw.choice(batches(draw.randrange(1, 5))), zero=draw.randrange(4))
             told = dict(steps=4, val_every=2, val_batches=-1, hellaswag=choices, sample_every=2, sample_tokens=30, tokenizer=printable())
             one, job, silent = self.trained([dict(alone(case), **told), dict(case, **told), dict(case, steps=4)])
@@ -357,14 +358,14 @@ class Numbers(Check):
         """Differences between runs: GPipe grows by one micro-batch's activations with each; DAPPLE and zero bubble stay from K_0 on."""
         draw = random.Random(SEED)
         plan, recompute = draw.choice([p for p in PLANS if len(p) in (2, 3) and p[0][0] > 1]), draw.choice(("none", "block"))
-        S, counts = len(plan), (1, 2, 3, 6, 8)
+        S, counts = len(plan), tuple(range(1, 9)) if ALL else (1, 2, 3, 8)
         gpipe = dict(zip(counts, self.activations(plan, counts, recompute=recompute, **SCHEDULES[0])))
         one = gpipe[2] - gpipe[1]
         self.assertGreater(one, 0)
         self.assertEqual([gpipe[M] - gpipe[1] for M in counts], [(M - 1) * one for M in counts], "exactly linear")
-        a, b = (dict(zip((2, 8), self.activations(plan, (2, 8), recompute=recompute, **schedule))) for schedule in SCHEDULES[1:3])
-        for policy, K in ((a, S), (b, 2 * S - 1)):
-            self.assertEqual([policy[M] - gpipe[1] for M in (2, 8)], [(min(K, M) - 1) * one for M in (2, 8)])
+        some = counts if ALL else (5, 8)
+        for schedule, K in ((SCHEDULES[1], S), (SCHEDULES[2], 2 * S - 1)):
+            self.assertEqual([bytes_ - gpipe[1] for bytes_ in self.activations(plan, some, recompute=recompute, **schedule)], [(min(K, M) - 1) * one for M in some])
         if recompute == "none":
             (zero_bubble,) = self.activations(plan, (8,), **SCHEDULES[3])
             self.assertEqual(zero_bubble, gpipe[1] + (S - 1) * one)
@@ -373,7 +374,7 @@ class Numbers(Check):
         """Nodes of 1, 2 and 3 ranks, precisions, stages of ZeRO, replicas that do not divide."""
         draw = random.Random(SEED + 4)
         cases = [of(draw.choice(PLANS), ranks_per_node=draw.randrange(1, 4), zero=draw.randrange(4), dtype=draw.choice(("fp32", "bf16")), reduce_dtype=draw.choice(("fp32", "bf16")),
-                    **draw.choice(SCHEDULES), **draw.choice(batches(draw.randrange(1, 9)))) for _ in range(300 if ALL else 6)]
+                    **draw.choice(SCHEDULES), **draw.choice(batches(draw.randrange(1, 9)))) for _ in range(300 if ALL else 4)]
         self.trained([dict(case, steps=2, val_every=draw.randrange(2), val_batches=1) for case in cases])
 
 
@@ -441,7 +442,7 @@ class Resume(Check):
 
 class Kills(test_train.Kills):
     """Its chain, in a pipeline of unequal replicas."""
-    RUN = dict(RUN, steps=None, ranks=3, pipeline="4:2,2:1", zero=2, shuffle=1, **batch(3, 2, 1))
+    RUN = dict(model=MODEL, ranks=3, pipeline="4:2,2:1", zero=2, shuffle=1, **batch(3, 2, 1))
     KILLS = 200 if ALL else 2
 
 
@@ -453,10 +454,10 @@ class Refusals(Check):
              ("3:1,3:", 2, "stage 1 is not"), ("3:1,:1", 2, "stage 1 is not"), ("0:1,6:1", 2, "stage 0 is not"), ("6:2,0:0", 2, "stage 1 is not"), ("3:0,3:2", 2, "stage 0 is not"),
              ("3:-1,3:3", 2, "stage 0 is not"), ("-3:1,9:1", 2, "stage 0 is not"), ("3:1,2:1", 2, "add up to 5"), ("3:1,4:1", 2, "add up to 7"), ("3:1,3:2", 2, "add up to 3"),
              ("3:1,3:1", 3, "add up to 2"), ("3:1,3:1", 1, "add up to 2"), ("6:1", 2, "add up to 1"), ("99999999999999999999:1,3:1", 2, "stage 0 is not"), ("4294967299:1,3:1", 2, "stage 0 is not"),
-             ("3:4294967297,3:1", 2, "stage 0 is not"), ("999999999:1,999999999:1", 2, "add up to 1999999998"), ("18446744073709551618", 2, "1 to 6 stages"), ("2 ", 2, "stage 0 is not"),
-             ("3:1, 3:1", 2, "stage 1 is not"), ("3.0:1,3:1", 2, "stage 0 is not"), ("3:1,3:1x", 2, "stage 1 is not"), (",", 2, "stage 0 is not"), ("1:1," * 400 + "1:1", 2, "add up to 401")]
+             ("3:4294967297,3:1", 2, "stage 0 is not"), ("999999999:1,999999999:1", 2, "add up to 1999999998"), ("18446744073709551618", 2, "stage 0 is not"), ("2 ", 2, "stage 0 is not"),
+             ("3:1, 3:1", 2, "stage 1 is not"), ("3.0:1,3:1", 2, "stage 0 is not"), ("3:1,3:1x", 2, "stage 1 is not"), (",", 2, "stage 0 is not"), ("1:1," * 100 + "1:1", 2, "add up to 101")]
     BATCHES = [(dict(micro_batch=2, micro_batches=3, batch_tokens=100), "--batch-tokens 100 is not --micro-batches x --micro-batch x --seq-len, 120"),
-               (dict(micro_batches=0), "--micro-batches"), (dict(micro_batches=-1), "--micro-batches"), (dict(micro_batches="3x"), "--micro-batches"),
+               (dict(micro_batches=-1), "--micro-batches"), (dict(micro_batches="3x"), "--micro-batches"),
                (dict(micro_batches=1 << 62, batch_tokens=None), "--micro-batches"), (dict(batch_tokens=50), "--batch-tokens 50 is not a multiple"), (dict(micro_batch=0), "--micro-batch"),
                (dict(micro_batch=1, batch_tokens=None, micro_batches=1 << 30), "--micro-batches")]
     OTHERS = [(dict(pipeline=2, pipeline_schedule="1f1b"), "--pipeline-schedule takes one of gpipe|dapple|zero-bubble"), (dict(pipeline=2, pipeline_warmup="c"), "--pipeline-warmup takes one of a|b"),
@@ -471,10 +472,10 @@ class Refusals(Check):
         self.assertNotIn("step     1", job.out)
 
     def test_plans(self):
-        at_once(lambda case: self.check_refused(case[1], dict(pipeline=case[0]), "--pipeline", case[2]), sample(self.TEXTS, 5))
+        at_once(lambda case: self.check_refused(case[1], dict(pipeline=case[0]), "--pipeline", case[2]), sample(self.TEXTS, 4))
 
     def test_batches(self):
-        at_once(lambda case: self.check_refused(2, dict(dict(pipeline=2), **case[0]), case[1]), sample(self.BATCHES, 3))
+        at_once(lambda case: self.check_refused(2, dict(dict(pipeline=2), **case[0]), case[1]), sample(self.BATCHES, 2))
 
     def test_pairs(self):
         """Those of --compat are test_train.py's; here what depends on the model and the ranks."""
@@ -482,13 +483,10 @@ class Refusals(Check):
 
     def test_what_is_accepted(self):
         """Even stages take what remains first, --micro-batches makes the batch, and one stage in words is none."""
-        spelt, even, counted = self.trained([dict(RUN, ranks=3, steps=2, micro_batch=2, batch_tokens=6 * T), of([(2, 1), (2, 1), (2, 1)], steps=2, **batch(3, 2, 0)),
-                                             of([(3, 1), (3, 1)], steps=2, **batch(3, 2, 0))])
-        short = lambda **changes: Job(**dict(RUN, steps=2, micro_batch=2, **changes)).done()
-        stages_of_three = short(ranks=3, pipeline=3, batch_tokens=None, micro_batches=3)
-        self.assertEqual(stages_of_three.steps("loss", "grad_norm"), even.steps("loss", "grad_norm"))
-        self.assertEqual(short(ranks=2, pipeline=2, batch_tokens=6 * T, micro_batches=3).steps("loss", "grad_norm"), counted.steps("loss", "grad_norm"))
-        self.assertEqual(short(ranks=3, pipeline="6:3", batch_tokens=6 * T).steps("loss", "grad_norm"), spelt.steps("loss", "grad_norm"))
+        even, spelt = self.trained([of([(2, 1), (2, 1), (2, 1)], steps=2, **batch(3, 2, 0)), dict(RUN, ranks=2, steps=2, micro_batch=2, batch_tokens=6 * T)])
+        short = lambda **changes: train(**dict(RUN, steps=2, micro_batch=2, **changes))
+        self.assertEqual(short(ranks=3, pipeline=3, batch_tokens=None, micro_batches=3).steps("loss", "grad_norm"), even.steps("loss", "grad_norm"))
+        self.assertEqual(short(ranks=2, pipeline="6:2", batch_tokens=6 * T).steps("loss", "grad_norm"), spelt.steps("loss", "grad_norm"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
