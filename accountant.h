@@ -226,8 +226,10 @@ static inline Losses losses_make(const Mixture *m, double h, double shift, bool 
         double steep = (m->parts + fmax(fabs(a), fabs(b))) / m->v, gain = 0, lack = 0; // steep: how fast exponents change
         int64_t panels = (int64_t)fmin(fmax(ceil((b - a) * steep / 0.04), 1), 1e6), at = turned ? l.bins - 1 - i : i;
         double width = (b - a) / (double)panels;
-        for (int64_t k = 0; k < panels; k++) { losses_add_panel(m, a + (double)k * width, width, a, b, ea, eb, &gain, &lack); }
-        if (i % 1024 == 0) { keep_alive(); }                                   // other ranks wait
+        for (int64_t k = 0; k < panels; k++) {
+            if ((i + k) % 1024 == 0) { keep_alive(); } // other ranks wait
+            losses_add_panel(m, a + (double)k * width, width, a, b, ea, eb, &gain, &lack);
+        }
         if (i == 0) { gain += (gain + lack) / (eb - ea) * (ea - exp(first)); } // the mass of Q, whose surplus is that above the grid's first point
         l.surplus[at] = turned ? lack / eb : gain;
         l.deficit[at] = turned ? gain / exp(first + (double)i * h) : lack;
@@ -377,6 +379,7 @@ static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
     while (first < last && mass[last] == 0) { last--; }
     long double sum = 0;
     int64_t from = theta > 0 ? last : first;
+    keep_alive();
     for (int64_t i = first; i <= last; i++) { sum += (long double)(mass[i] * exp(theta * (double)(i - from) * g->h)); }
     return theta * (g->first + (double)from * g->h) + (sum > 0 ? (double)logl(sum) : (double)-INFINITY);
 }
@@ -619,11 +622,28 @@ static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
         die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account needs q=, delta= and two of sigma=, steps=, epsilon=, found \"%.200s\"", text);
     }
 }
+// Some answers would take minutes: where one step's losses are spread over e^100, or epsilon is far smaller than the steps are many. Who asks on
+// a command line is told so; a run takes its time.
+static double account_seconds = 10; // of this processor; tests take less
+static struct {
+    const char *question;
+    clock_t end;
+    void (*hook)(void); // comm.h's
+} account_clock;
+static inline void account_in_time(void) {
+    if (clock() > account_clock.end) {
+        die(EXIT_INPUT, "ask for fewer steps, more sigma or more epsilon; --dp-accountant rdp answers at once, where it can, with a higher epsilon",
+            "--dp-account: to answer %.200s takes more than %g s", account_clock.question, account_seconds);
+    }
+    if (account_clock.hook) { account_clock.hook(); }
+}
 // Prints what --dp-account asks for as a table, or as one JSON object.
 static inline void account_answer(FILE *to, const char *text, bool rdp, bool replace_one, bool json) {
     const char *accountant = rdp ? "rdp" : "prv", *neighbours = replace_one ? "replace-one" : "add-remove";
     double value[ACCOUNT_KEYS], *sigma = &value[ACCOUNT_SIGMA], target;
     account_parse(text, value);
+    account_clock.question = text, account_clock.end = clock() + (clock_t)(account_seconds * CLOCKS_PER_SEC);
+    account_clock.hook = keep_alive_hook, keep_alive_hook = account_in_time;
     target = value[ACCOUNT_EPSILON];
     int windows = isnan(value[ACCOUNT_WINDOWS]) ? 1 : (int)value[ACCOUNT_WINDOWS];
     int64_t steps = isnan(value[ACCOUNT_STEPS]) ? 0 : (int64_t)value[ACCOUNT_STEPS];
@@ -635,6 +655,7 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
         die(EXIT_INPUT, "ask for more epsilon or delta, or sample less", "--dp-account: no %s keeps epsilon %g", isinf(s.sigma) ? "sigma" : "step", target);
     }
     PrivacyLoss loss = account_epsilon(&s, target); // as the search decided; NAN: as narrow as it gets
+    keep_alive_hook = account_clock.hook;
     if (json) {
         fprintf(to, "{\"epsilon\":%.17g,\"low\":%.17g,\"high\":%.17g,\"delta\":%.17g,\"q\":%.17g,\"sigma\":%.17g,\"steps\":%" PRId64, loss.high, loss.low,
                 loss.high, s.delta, s.q, s.sigma, s.steps);

@@ -151,18 +151,12 @@ static inline Tiling square_tiles(int64_t rows, int64_t cols, int64_t edge) {
     return g;
 }
 // The sum of a sample from products of fp32 is uncertain by some 2^-24 of the square of the sum of |dout_t| |in_t|, which counts where its
-// terms cancel: then what may be missing is added, so that no sample can seem shorter than it is.
-static inline double row_length(const float *x, int64_t n) {
-    double sum[32] = {0}, total = 0.0;
-    add_squares(sum, x, n);
-    for (int64_t l = 0; l < 32; l++) { total += sum[l]; }
-    return sqrt(total);
-}
+// terms cancel, more than by chance: then what may be missing is added, so that no sample can seem shorter than it is.
 static inline double cautious_norm(double norm, const float *dout, const float *in, int64_t T, int64_t C, int64_t OC) {
     double most = 0.0;
-    for (int64_t t = 0; t < T; t++) { most += row_length(dout + t * OC, OC) * row_length(in + t * C, C); }
+    for (int64_t t = 0; t < T; t++) { most += sqrt(chunk_squares(dout + t * OC, OC) * chunk_squares(in + t * C, C)); }
     most *= most;
-    return norm * (double)(64 * T) < most ? norm + 0x1p-20 * most : norm;
+    return norm + 0x1p-20 * fmax(0.0, most - norm * (double)(64 * T));
 }
 static inline void ops_matmul_sample_norms(Stream *s, double *norms, const Real *dout, const Real *in, int64_t rows, int64_t T, int64_t C, int64_t OC) {
     if (rows * T == 0) { return; }
@@ -346,22 +340,32 @@ static inline void ops_clip_factors(Stream *s, float *factors, const double *nor
         factors[b] = isfinite(norm) ? (float)((double)weights[b] * (clip == CLIP_ABADI ? abadi : automatic)) : 0.0f;
     }
 }
-static inline void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T) {
-    const int64_t n = T * A, m = b ? T * B : 0, blocks = ceil_div(max_i64(n, m), BLOCK);
+// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B), whatever it held.
+static inline void scale_samples(Stream *s, float *a, int64_t A, float *b, int64_t B, const float *factors, int64_t rows, int64_t T) {
+    const int64_t n = T * A, m = T * B, blocks = ceil_div(max_i64(n, m), BLOCK);
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t k = 0; k < rows * blocks; k++) {
         const int64_t sample = k / blocks, begin = k % blocks * BLOCK, end = min_i64(n, begin + BLOCK), end_b = min_i64(m, begin + BLOCK);
         const float factor = factors[sample];
-        float *x = f32(a) + sample * n;
+        float *x = a + sample * n;
         if (factor == 0.0f) {
             if (begin < end) { memset(x + begin, 0, (size_t)(end - begin) * sizeof(float)); }
-            if (begin < end_b) { memset(f32(b) + sample * m + begin, 0, (size_t)(end_b - begin) * sizeof(float)); }
+            if (begin < end_b) { memset(b + sample * m + begin, 0, (size_t)(end_b - begin) * sizeof(float)); }
         } else {
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) { x[i] *= factor; }
         }
         poll_after_block(s, k);
     }
+}
+static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout, Real *in, const float *factors, int64_t rows, int64_t T, int64_t C,
+                                                      int64_t OC, bool accumulate) {
+    if (OC <= C) { // the narrow side is less to scale
+        scale_samples(s, f32(dout), OC, f32(in), C, factors, rows, T);
+    } else {
+        scale_samples(s, f32(in), C, f32(dout), OC, factors, rows, T);
+    }
+    ops_matmul_backward_weight(s, dweight, NULL, dout, in, rows * T, C, OC, accumulate);
 }
 static inline void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)

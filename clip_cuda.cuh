@@ -17,8 +17,9 @@
 enum { NORM_PIECE = 8192, PLAIN_EDGE = 64 };
 
 // --- norms of pieces, one row of the grid for each sample ----------------------------------------------------------------
-__device__ double block_total(double x) { // of a block of THREADS threads, once in a kernel
+__device__ double block_total(double x) { // of a block of THREADS threads
     __shared__ double part[WARPS];
+    __syncthreads(); // all have read what was there
     for (int d = 16; d > 0; d >>= 1) { x += __shfl_xor_sync(ALL_LANES, x, d); }
     if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = x; }
     __syncthreads();
@@ -26,11 +27,18 @@ __device__ double block_total(double x) { // of a block of THREADS threads, once
     for (int w = 0; w < WARPS; w++) { x += part[w]; }
     return x;
 }
-// What the threads of this block have found is noted for add_norms_kernel; or it is added to the norm, where there is no other block.
-__device__ void add_to_norm(double *norms, double *parts, double x) {
+__device__ void note_part(double *parts, double x) { // what the threads of this block have found
     x = block_total(x);
-    if (threadIdx.x == 0 && gridDim.x == 1) { norms[blockIdx.y] += x; }
-    if (threadIdx.x == 0 && gridDim.x > 1) { parts[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = x; }
+    if (threadIdx.x == 0) { parts[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = x; }
+}
+// The same, to be added up by add_norms_kernel; or it is added to the norm, where there is no other block.
+__device__ void add_to_norm(double *norms, double *parts, double x) {
+    if (gridDim.x > 1) {
+        note_part(parts, x);
+        return;
+    }
+    x = block_total(x);
+    if (threadIdx.x == 0) { norms[blockIdx.y] += x; }
 }
 __global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) { // a block takes a sample
     double sum = 0.0;
@@ -38,15 +46,21 @@ __global__ void add_norms_kernel(double *norms, const double *parts, int64_t n) 
     sum = block_total(sum);
     if (threadIdx.x == 0) { norms[blockIdx.x] += sum; }
 }
-// Starts a kernel of `blocks` blocks for each sample, and what adds up their parts.
+// Starts a kernel of `blocks` blocks for each sample, which leaves their parts.
 template <class Kernel, class... Arguments>
-static inline void start_norms(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows, double *norms, Arguments... arguments) {
+static inline void start_parts(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows, double *norms, Arguments... arguments) {
     cudaStream_t stream = enter(s);
     const dim3 grid((unsigned)blocks, (unsigned)rows);
     double *parts = (double *)scratch(s);
     assert(blocks * rows * (int64_t)sizeof *parts <= scratch_bytes(s));
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     LAUNCH(kernel, grid, THREADS, shared, stream, norms, parts, arguments...);
+}
+template <class Kernel, class... Arguments>
+static inline void start_norms(Stream *s, Kernel kernel, int shared, int64_t blocks, int64_t rows, double *norms, Arguments... arguments) {
+    start_parts(s, kernel, shared, blocks, rows, norms, arguments...);
+    cudaStream_t stream = enter(s);
+    const double *parts = (const double *)scratch(s);
     if (blocks > 1) { LAUNCH(add_norms_kernel, (unsigned)rows, THREADS, 0, stream, norms, parts, blocks); }
 }
 
@@ -112,9 +126,16 @@ template <bool ACROSS, class R> __device__ const R *element_of(const Rows<R> &a,
     return a.p + (int64_t)blockIdx.y * a.rows * a.depth + (ACROSS ? (int64_t)k * a.rows + row : (int64_t)row * a.depth + k);
 }
 
-// Both kinds of tile. multiply: product = rows a0 ... of a times rows b0 ... of b: of the tile, those EACH elements that are this thread's.
+template <class R> __device__ Rows<R> sample_of(Rows<R> a, int b) { // that many samples further on
+    a.p += (int64_t)b * a.rows * a.depth;
+    return a;
+}
+
+// Both kinds of tile. multiply: product = rows a0 ... of a times rows b0 ... of b: of the tile, those EACH elements that are this thread's. It is
+// made for so many samples, one after another; done(b) looks at each.
 template <class R, bool ACROSS> struct Plain {
     enum { EDGE = PLAIN_EDGE, EACH = 16, DEPTH = 16, SHARED = 0 };
+    static constexpr double UNCERTAIN = 0x1p-20; // a product of rows, as a part of the product of their lengths
     __device__ int row(int e) { return (int)threadIdx.x / 16 + 16 * (e / 4); }
     __device__ int column(int e) { return (int)threadIdx.x % 16 + 16 * (e % 4); }
     __device__ void load(float (*to)[EDGE + 1], const Rows<R> &a, int row0, int k0) {
@@ -123,21 +144,28 @@ template <class R, bool ACROSS> struct Plain {
             to[k][r] = row0 + r < a.rows && k0 + k < a.depth ? read(element_of<ACROSS>(a, row0 + r, k0 + k)) : 0.0f;
         }
     }
-    __device__ void multiply(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0) {
+    template <class Done> __device__ void multiply(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0, int samples, Done done) {
         __shared__ float left[DEPTH][EDGE + 1], right[DEPTH][EDGE + 1];
-        UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
-        for (int k0 = 0; k0 < a.depth; k0 += DEPTH) {
-            __syncthreads(); // all have used what was there
-            load(left, a, a0, k0), load(right, b, b0, k0);
-            __syncthreads();
-            for (int k = 0; k < DEPTH; k++) {
-                UNROLL for (int e = 0; e < EACH; e++) { product[e] += left[k][row(e)] * right[k][column(e)]; }
+        for (int n = 0; n < samples; n++) {
+            UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
+            for (int k0 = 0; k0 < a.depth; k0 += DEPTH) {
+                __syncthreads(); // all have used what was there
+                load(left, sample_of(a, n), a0, k0), load(right, sample_of(b, n), b0, k0);
+                __syncthreads();
+                for (int k = 0; k < DEPTH; k++) {
+                    UNROLL for (int e = 0; e < EACH; e++) { product[e] += left[k][row(e)] * right[k][column(e)]; }
+                }
             }
+            done(n);
         }
+    }
+    __device__ void multiply(float *product, const Rows<R> &a, int a0, const Rows<R> &b, int b0) {
+        multiply(product, a, a0, b, b0, 1, [](int) {});
     }
 };
 template <bool ACROSS> struct Mma {
     enum { EDGE = 128, EACH = 64, DEPTH = 64, WIDTH = ACROSS ? EDGE : DEPTH, PITCH = WIDTH + 8, PANEL = EDGE * DEPTH / WIDTH * PITCH, SHARED = 4 * PANEL * 2 };
+    static constexpr double UNCERTAIN = 0x1p-16;
     __device__ int row(int e) { return (int)threadIdx.x / 32 % 2 * 64 + e / 16 * 16 + fragment_row(e / 2 % 2); }
     __device__ int column(int e) { return (int)threadIdx.x / 64 * 32 + e / 4 % 4 * 8 + fragment_column(e % 2); }
     __device__ void start(Bf16 *to, const Rows<Bf16> &a, int row0, int k0) { // a panel, which lies as the matrix does
@@ -171,20 +199,29 @@ template <bool ACROSS> struct Mma {
             }
         }
     }
-    __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b, int b0) {
+    template <class Done> __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b, int b0, int samples, Done done) {
         DYNAMIC_SHARED(Bf16, panels);
         const bool alike = a.p == b.p && a0 == b0; // one panel serves for both
-        UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
-        for (int k0 = -DEPTH, stage = 1; k0 < a.depth; k0 += DEPTH, stage = 1 - stage) {
+        const int steps = (a.depth + DEPTH - 1) / DEPTH, end = samples * steps;
+        for (int n = -1, stage = 1; n < end; n++, stage = 1 - stage) {
             Bf16 *now = panels + 2 * stage * PANEL, *next = panels + 2 * (1 - stage) * PANEL;
             copy_async_wait();
             __syncthreads(); // these panels are there for all, and all have used those before
-            if (k0 + DEPTH < a.depth) {
-                start(next, a, a0, k0 + DEPTH);
-                if (!alike) { start(next + PANEL, b, b0, k0 + DEPTH); }
+            if (n + 1 < end) {
+                const int sample = (n + 1) / steps, k0 = (n + 1) % steps * DEPTH;
+                start(next, sample_of(a, sample), a0, k0);
+                if (!alike) { start(next + PANEL, sample_of(b, sample), b0, k0); }
             }
-            if (k0 >= 0) { multiply_panels(product, now, alike ? now : now + PANEL); }
+            if (n < 0) { continue; }
+            if (n % steps == 0) {
+                UNROLL for (int e = 0; e < EACH; e++) { product[e] = 0.0f; }
+            }
+            multiply_panels(product, now, alike ? now : now + PANEL);
+            if (n % steps == steps - 1) { done(n / steps); }
         }
+    }
+    __device__ void multiply(float *product, const Rows<Bf16> &a, int a0, const Rows<Bf16> &b, int b0) {
+        multiply(product, a, a0, b, b0, 1, [](int) {});
     }
 };
 
@@ -197,7 +234,30 @@ template <class Tile, class R> __global__ void __launch_bounds__(THREADS) ghost_
     Tile().multiply(q, dout, i * Tile::EDGE, dout, j * Tile::EDGE);
     double sum = 0.0;
     UNROLL for (int e = 0; e < Tile::EACH; e++) { sum += (double)p[e] * (double)q[e]; }
-    add_to_norm(norms, parts, i == j ? sum : 2.0 * sum);
+    (void)norms, note_part(parts, i == j ? sum : 2.0 * sum);
+}
+// Adds up the parts of a sample, and what rounding may hide where terms cancel more than by chance (see cautious_norm() in clip_cpu.h): so much of
+// the square of the sum of |dout_t| |in_t|, of which each product of two rows may err by some part. Tensor cores truncate what they add.
+template <class R> __device__ double length_of(const R *row, int64_t n) { // of a warp
+    double squares = 0.0;
+    for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
+        const double x = (double)read(row + i);
+        squares += x * x;
+    }
+    for (int d = 16; d > 0; d >>= 1) { squares += __shfl_xor_sync(ALL_LANES, squares, d); }
+    return sqrt(squares);
+}
+template <class R> __global__ void add_ghost_norms_kernel(double *norms, const double *parts, int64_t n, Rows<R> dout, Rows<R> in, double uncertain) {
+    const Rows<R> left = sample_of(dout, (int)blockIdx.x), right = sample_of(in, (int)blockIdx.x);
+    const int64_t T = left.rows;
+    double sum = 0.0, most = 0.0;
+    for (int64_t i = threadIdx.x; i < n; i += THREADS) { sum += parts[blockIdx.x * n + i]; }
+    for (int64_t t = threadIdx.x / 32; t < T; t += WARPS) { // the lanes of a warp agree
+        const double product = length_of(left.p + t * left.depth, left.depth) * length_of(right.p + t * right.depth, right.depth);
+        most += threadIdx.x % 32 == 0 ? product : 0.0;
+    }
+    sum = block_total(sum), most = block_total(most);
+    if (threadIdx.x == 0) { norms[blockIdx.x] += sum + uncertain * fmax(0.0, most * most - sum * (double)(64 * T)); }
 }
 template <class Tile, class R> __global__ void __launch_bounds__(THREADS) gradient_norms_kernel(double *norms, double *parts, Rows<R> dout, Rows<R> in) {
     const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across, j = (int)blockIdx.x % across;
@@ -226,7 +286,10 @@ template <class Along, class Across, class R>
 static inline void matmul_sample_norms(Stream *s, double *norms, const R *dout, const R *in, int64_t rows, int T, int C, int OC) {
     const int64_t lines = ceil_div(T, Along::EDGE), pairs = lines * (lines + 1) / 2, tiles = ceil_div(OC, Along::EDGE) * ceil_div(C, Along::EDGE);
     if (pairs * (C + OC) <= tiles * T) { // follows from the shape alone
-        start_norms(s, ghost_norms_kernel<Along, R>, Along::SHARED, pairs, rows, norms, Rows<R>{dout, T, OC}, Rows<R>{in, T, C});
+        const Rows<R> left = {dout, T, OC}, right = {in, T, C};
+        start_parts(s, ghost_norms_kernel<Along, R>, Along::SHARED, pairs, rows, norms, left, right);
+        cudaStream_t stream = enter(s);
+        LAUNCH(add_ghost_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms, (const double *)scratch(s), pairs, left, right, Along::UNCERTAIN);
     } else {
         start_norms(s, gradient_norms_kernel<Across, R>, Across::SHARED, tiles, rows, norms, Rows<R>{dout, OC, T}, Rows<R>{in, C, T});
     }
@@ -278,28 +341,56 @@ static inline void ops_clip_factors(Stream *s, float *factors, const double *nor
     if (rows) { LAUNCH(clip_factors_kernel, blocks_for(rows, THREADS), THREADS, 0, stream, factors, norms, weights, rows, (double)R, clip); }
 }
 
-enum { SCALED = 8 };                                                                                              // of a thread
-template <class R> __global__ void scale_samples_kernel(R *a, int64_t n, R *b, int64_t m, const float *factors) { // n and m elements of a sample
+// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B), whatever it held.
+__global__ void scale_samples_kernel(float *a, int64_t n, float *b, int64_t m, const float *factors) { // n and m elements of a sample
     const float factor = factors[blockIdx.y];
-    const int64_t i = thread_index() * SCALED;
-    a += blockIdx.y * n, b = b ? b + blockIdx.y * m : NULL;
-    if (factor == 0.0f) {
-        const int64_t step = (int64_t)gridDim.x * THREADS;
-        for (int64_t e = thread_index(); e < n; e += step) { write(a + e, 0.0f); }
-        for (int64_t e = thread_index(); b && e < m; e += step) { write(b + e, 0.0f); }
-    } else if (i < n) {
-        float x[SCALED];
-        R scaled[SCALED];
-        read_numbers<SCALED>(x, a + i, n - i);
-        UNROLL for (int j = 0; j < SCALED; j++) { write(scaled + j, factor * x[j]); }
-        write_numbers<SCALED>(a + i, scaled, n - i);
+    const int64_t first = thread_index(), step = (int64_t)gridDim.x * THREADS;
+    a += blockIdx.y * n, b += blockIdx.y * m;
+    for (int64_t i = first; i < n; i += step) { a[i] = factor == 0.0f ? 0.0f : factor * a[i]; }
+    for (int64_t i = first; i < m && factor == 0.0f; i += step) { b[i] = 0.0f; }
+}
+// A tile of the gradient: each sample's is made, and added times its factor.
+template <class Tile, class R>
+__global__ void __launch_bounds__(THREADS) weight_samples_kernel(float *dweight, Rows<R> dout, Rows<R> in, const float *factors, int samples, bool accumulate) {
+    const int across = (in.rows + Tile::EDGE - 1) / Tile::EDGE, i = (int)blockIdx.x / across * Tile::EDGE, j = (int)blockIdx.x % across * Tile::EDGE;
+    float product[Tile::EACH], total[Tile::EACH];
+    UNROLL for (int e = 0; e < Tile::EACH; e++) { total[e] = 0.0f; }
+    Tile().multiply(product, dout, i, in, j, samples, [&](int b) {
+        const float factor = factors[b];
+        if (factor == 0.0f) { return; } // whatever it holds
+        UNROLL for (int e = 0; e < Tile::EACH; e++) { total[e] += factor * product[e]; }
+    });
+    UNROLL for (int e = 0; e < Tile::EACH; e++) {
+        const int r = i + Tile().row(e), c = j + Tile().column(e);
+        float *to = dweight + (int64_t)r * in.rows + c;
+        if (r < dout.rows && c < in.rows) { *to = accumulate ? *to + total[e] : total[e]; }
     }
 }
-static inline void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T) {
+template <class Tile, class R>
+static inline void weight_samples(Stream *s, float *dweight, const R *dout, const R *in, const float *factors, int64_t rows, int T, int C, int OC,
+                                  bool accumulate) {
     cudaStream_t stream = enter(s);
-    if (rows * T * A == 0) { return; }
-    const dim3 grid(blocks_for(T * A, THREADS * SCALED), (unsigned)rows);
-    FOR_REAL(LAUNCH((scale_samples_kernel<R>), grid, THREADS, 0, stream, (R *)a, T * A, (R *)b, T * B, factors));
+    const int64_t tiles = ceil_div(OC, Tile::EDGE) * ceil_div(C, Tile::EDGE);
+    CUDA_CHECK(cudaFuncSetAttribute(weight_samples_kernel<Tile, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)Tile::SHARED));
+    LAUNCH((weight_samples_kernel<Tile, R>), (unsigned)tiles, THREADS, Tile::SHARED, stream, dweight, Rows<R>{dout, OC, T}, Rows<R>{in, C, T}, factors,
+           (int)rows, accumulate);
+}
+static inline void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout, Real *in, const float *factors, int64_t rows, int64_t T, int64_t C,
+                                                      int64_t OC, bool accumulate) {
+    const bool exact = gpu_real == DTYPE_FP32 && FP32_PRODUCTS == CUBLAS_COMPUTE_32F;
+    if (rows * T == 0 || exact) {
+        cudaStream_t stream = enter(s);
+        const bool out_is_narrow = OC <= C; // it is less to scale
+        float *narrow = (float *)(out_is_narrow ? dout : in), *wide = (float *)(out_is_narrow ? in : dout);
+        const int64_t n = T * min_i64(C, OC), m = T * max_i64(C, OC);
+        const dim3 grid(blocks_for(n, 4 * THREADS), (unsigned)rows);
+        if (rows * T > 0) { LAUNCH(scale_samples_kernel, grid, THREADS, 0, stream, narrow, n, wide, m, factors); }
+        ops_matmul_backward_weight(s, dweight, NULL, dout, in, rows * T, C, OC, accumulate);
+    } else if (fits_mma(dout, OC) && fits_mma(in, C)) {
+        weight_samples<Mma<true>>(s, dweight, (const Bf16 *)dout, (const Bf16 *)in, factors, rows, (int)T, (int)C, (int)OC, accumulate);
+    } else {
+        FOR_REAL((weight_samples<Plain<R, true>>(s, dweight, (const R *)dout, (const R *)in, factors, rows, (int)T, (int)C, (int)OC, accumulate)));
+    }
 }
 
 __global__ void accumulate_samples_kernel(float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate) {

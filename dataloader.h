@@ -346,6 +346,22 @@ static inline Dataset dataset_open(const char *pattern, DatasetOptions options) 
     return ds;
 }
 
+// Tells data apart that give other samples: every token counts, and its place; what divides documents; which tokens are labels. Names of files
+// do not, nor where one ends. One more pass over all of it: two sets of data that differ by one sample have to be told apart.
+static inline uint64_t dataset_checksum(const Dataset *ds) {
+    enum { STEP = 1 << 22 };
+    const bool documents = ds->options.windows == WINDOWS_DOCUMENT;
+    const int64_t facts[] = {documents, documents ? ds->options.eot : 0, ds->labels, ds->first_label};
+    Checksum sum = checksum_begin();
+    checksum_add(&sum, facts, sizeof facts);
+    for (const TokenShard *s = ds->shards; s < ds->shards + ds->shard_count; s++) {
+        for (int64_t at = 0; at < s->count; at += STEP, keep_alive()) {
+            checksum_add(&sum, s->tokens + at, (size_t)min_i64(STEP, s->count - at) * sizeof *s->tokens);
+        }
+    }
+    return checksum_end(&sum);
+}
+
 static inline void dataset_close(Dataset *ds) {
     for (int i = 0; i < ds->shard_count; i++) { munmap(ds->shards[i].map, ds->shards[i].bytes); }
     free(ds->shards);
@@ -549,12 +565,7 @@ static inline void dataset_fill_windows(const Dataset *ds, const int64_t *window
     for (int64_t i = 0; i < count; i++) { dataset_fill_window(ds, windows[i], inputs + i * T, targets + i * T); }
 }
 
-// Poisson sampling of a private run: what a step may take at most. Chance alone asks for more in less than one of 10^10 steps: 6.5 standard
-// deviations would do for a normal number; 7, which is (6.5^2 - 1) / 6, is for the skewness of small means.
-static inline int64_t poisson_cap(int64_t windows, double q) {
-    const double mean = q * (double)windows, most = ceil(mean + 6.5 * sqrt(mean * (1.0 - q)) + 7.0);
-    return most < (double)windows ? (int64_t)most : windows;
-}
+// Poisson sampling of a private run.
 static inline int compare_windows(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);

@@ -10,7 +10,7 @@
 // The groups     {wte with both its uses, wpe} | each block | {lnf}
 // Norms of a unit, whichever is less work:
 //   ghost          from products of rows (ops_matmul_sample_norms), and small tensors from each sample's sums, which are kept; then
-//                  the smaller side of each product is scaled, and ONE product adds all samples
+//                  ONE product adds all samples, each times its factor
 //   instantiated   a sample's gradient is made in a scratch place, measured, and added times C_i: no product more than without privacy
 // wte is the table of tokens and the classifier: its gradient is E_i + H_i, and a norm of one without the other, or without 2<E_i, H_i>,
 // would be too small by up to sqrt(2). H_i is made at the head, E_i at the embedding, the last of all. So from the head on either dlogits are
@@ -47,9 +47,11 @@ static inline bool clip_instantiates_block(const ClipPolicy *p, const GptModel *
     double C = (double)m->config.channels;
     return !p->flat && !clip_prefers_ghost(T, 16 * C, 12 * C * C); // qkv, attention, fc and their projections together
 }
+// Of a large model the head is so small a part of the work that what takes less memory is better: gradients of logits, where T < C.
 static inline bool clip_instantiates_head(const GptModel *m, int64_t T) {
-    double C = (double)m->config.channels, V = (double)m->config.padded_vocab;
-    return !clip_prefers_ghost(T, C + V, C * V);
+    const double C = (double)m->config.channels, V = (double)m->config.padded_vocab, t = (double)T;
+    const bool hardly_counts = T < m->config.channels && t * t * (C + V) < 0.005 * gpt_step_flops(m, t, t);
+    return !hardly_counts && !clip_prefers_ghost(T, C + V, C * V);
 }
 
 // Arithmetic of the norms of a unit of `rows` samples, beyond that of a step without privacy.
@@ -144,13 +146,9 @@ static inline void clip_block_norms(Stream *s, const GptModel *m, const Clip *c,
     ops_layernorm_samples(s, sums->ln1w, sums->ln1b, c->norms, g->dln1, x, a->mean1, a->rstd1, rows, T, C);
 }
 
-// The gradient of one weight: the narrow side of the product, (N, narrow), is scaled and spoilt by it.
 static inline void clip_weight_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, TensorId tensor, Real *dout, Real *in, int64_t rows,
                                    int64_t T, int64_t in_channels, int64_t out_channels) {
-    bool out_is_narrow = out_channels <= in_channels;
-    Real *narrow = out_is_narrow ? dout : in, *wide = out_is_narrow ? in : dout;
-    ops_scale_samples(s, narrow, min_i64(in_channels, out_channels), wide, max_i64(in_channels, out_channels), c->factors, rows, T);
-    ops_matmul_backward_weight(s, unit_grad(m, u, tensor), NULL, dout, in, rows * T, in_channels, out_channels, u->accumulate[STORAGE_BLOCK]);
+    ops_matmul_backward_weight_samples(s, unit_grad(m, u, tensor), dout, in, c->factors, rows, T, in_channels, out_channels, u->accumulate[STORAGE_BLOCK]);
 }
 static inline void clip_small_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, TensorId tensor, const float *samples, int64_t rows) {
     ops_accumulate_samples(s, unit_grad(m, u, tensor), samples, c->factors, rows, m->tensor_elements[tensor], u->accumulate[tensor_specs[tensor].storage]);
@@ -238,27 +236,25 @@ static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip
     }
     for (int64_t b = 0; b < rows; b++) {
         float *wte = c->head + b * Vp * C;
-        ops_embedding_backward(s, wte, c->sample, real_at_const(dout, b * T * C), tokens + b * T, 1, T, C, Vp, positions, true, false);
+        ops_embedding_backward(s, wte, c->sample, real_at_const(dout, b * T * C), tokens + b * T, NULL, 1, T, C, Vp, positions, true, false);
         ops_sample_norms(s, c->norms + b, wte, 1, Vp * C);
         ops_sample_norms(s, c->norms + b, c->sample, 1, T * C);
     }
 }
-// After clip_factors. Spoils dout, and the head's activations.
-static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dout, const int32_t *tokens, const HeadActs *h,
-                                      int64_t rows, int64_t T) {
+// After clip_factors. Spoils the head's activations.
+static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const int32_t *tokens,
+                                      const HeadActs *h, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
     float *wte = unit_grad(m, u, WTE), *wpe = unit_grad(m, u, WPE);
-    ops_scale_samples(s, dout, C, NULL, 0, c->factors, rows, T);
     if (c->head) {
         ops_accumulate_samples(s, wte, c->head, c->factors, rows, Vp * C, u->accumulate[STORAGE_WTE]);
     } else {
-        ops_scale_samples(s, h->lnf, C, c->dlogits, Vp, c->factors, rows, T);
-        ops_matmul_backward_weight(s, wte, NULL, c->dlogits, h->lnf, rows * T, C, Vp, u->accumulate[STORAGE_WTE]);
+        ops_matmul_backward_weight_samples(s, wte, c->dlogits, h->lnf, c->factors, rows, T, C, Vp, u->accumulate[STORAGE_WTE]);
     }
-    ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, rows, T, C, Vp, positions, true, u->accumulate[STORAGE_WPE]);
+    ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, c->factors, rows, T, C, Vp, positions, true, u->accumulate[STORAGE_WPE]);
 }
 // The same of a group of its own, where logits are made again: a few samples after another. u has the parameters, too.
-static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, Real *dout, const int32_t *tokens,
+static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const int32_t *tokens,
                                         const int32_t *targets, const HeadActs *h, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels;
     UnitStates more = *u;
@@ -273,7 +269,7 @@ static inline void clip_embedding_again(Stream *s, const GptModel *m, const Clip
         clip_begin(s, &few, n);
         clip_embedding_norms(s, m, &few, real_at_const(dout, b * T * C), tokens + b * T, &acts, n, T);
         clip_factors(s, &few, n);
-        clip_embedding_sum(s, m, &few, &more, real_at(dout, b * T * C), tokens + b * T, &acts, n, T);
+        clip_embedding_sum(s, m, &few, &more, real_at_const(dout, b * T * C), tokens + b * T, &acts, n, T);
     }
 }
 

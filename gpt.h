@@ -332,7 +332,7 @@ static inline void gpt_embedding_forward(Stream *s, const GptModel *m, const Uni
 }
 static inline void gpt_embedding_backward_weight(Stream *s, const GptModel *m, const UnitStates *u, const Real *dx, const int32_t *tokens, int64_t rows,
                                                  int64_t T) {
-    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dx, tokens, rows, T, m->config.channels, m->config.padded_vocab,
+    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dx, tokens, NULL, rows, T, m->config.channels, m->config.padded_vocab,
                            m->config.max_seq_len, u->accumulate[STORAGE_WTE], u->accumulate[STORAGE_WPE]);
 }
 

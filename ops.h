@@ -116,9 +116,9 @@ static inline void *memory_take_host(size_t bytes, const char *what) { // no dev
 // out(rows*T, C) = wte[token] + wpe[position]
 static void ops_embedding_forward(Stream *s, Real *out, const int32_t *tokens, const Real *wte, const Real *wpe, int64_t rows, int64_t T, int64_t C);
 // dwte(Vp, C), dwpe(maxT, C), either NULL where it is not wanted. accumulate = false writes whole dwte (zero for absent tokens) and whole dwpe (maxT rows, zero
-// from T on).
-static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C, int64_t Vp,
-                                   int64_t maxT, bool accumulate_wte, bool accumulate_wpe);
+// from T on). Where factors(rows) are given, what comes from a sample is times its factor; one of factor 0 is not read.
+static void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, const float *factors, int64_t rows, int64_t T,
+                                   int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe);
 
 // --- layernorm (epsilon 1e-5), statistics kept in fp32 ----------------------------------------------------------------
 // sum = a + b where b is given (sum may be a), else sum is not written and a is normalised. out = (sum - mean) * rstd * weight + bias
@@ -209,8 +209,11 @@ static void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t 
 // factors[b] = weights[b] * clip(weights[b] * sqrt(norms[b])), where clip(x) is min(1, R / (x + 1e-6)) or R / (x + 0.01); 0 where x is not
 // finite: then the sample is left out
 static void ops_clip_factors(Stream *s, float *factors, const double *norms, const float *weights, int64_t rows, float R, ClipFunction clip);
-// a(rows*T, A) times its sample's factor. A sample of factor 0 is cleared in a and in b(rows*T, B; may be NULL), whatever it held (NaN too).
-static void ops_scale_samples(Stream *s, Real *a, int64_t A, Real *b, int64_t B, const float *factors, int64_t rows, int64_t T);
+// dweight(OC, C) [+]= sum over b of factors[b] dout_b^T in_b, whatever a sample of factor 0 holds (NaN too). It may spoil dout(rows*T, OC) and
+// in(rows*T, C). No product is of rows that were rounded to less than fp32 after they were scaled: where the terms of a sample cancel, what rounding
+// leaves of them would not be bounded by its norm.
+static void ops_matmul_backward_weight_samples(Stream *s, float *dweight, Real *dout, Real *in, const float *factors, int64_t rows, int64_t T, int64_t C,
+                                               int64_t OC, bool accumulate);
 // out(n) [+]= sum over b of factors[b] in(b, n), samples in order; a sample of factor 0 is not read. rows 0 without accumulate: zeros.
 // in may be out where it is one sample that is not added to others.
 static void ops_accumulate_samples(Stream *s, float *out, const float *in, const float *factors, int64_t rows, int64_t n, bool accumulate);

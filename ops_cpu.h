@@ -243,7 +243,7 @@ static inline void ops_embedding_forward(Stream *s, Real *out, const int32_t *to
 
 // A thread owns a slice of the channels and adds the tokens in their order: no two threads meet, and the sum of a repeated
 // token has one order for any thread count.
-static inline void embedding_scatter(Stream *s, float *dwte, const float *dout, const int32_t *tokens, int64_t N, int64_t C) {
+static inline void embedding_scatter(Stream *s, float *dwte, const float *dout, const int32_t *tokens, const float *factors, int64_t N, int64_t T, int64_t C) {
     const int64_t lines = ceil_div(C, 16); // slices are whole cache lines
 #pragma omp parallel num_threads(s->threads)
     {
@@ -251,25 +251,27 @@ static inline void embedding_scatter(Stream *s, float *dwte, const float *dout, 
         int64_t end = min_i64(C, 16 * part_begin(lines, omp_get_num_threads(), omp_get_thread_num() + 1));
         for (int64_t n = 0; n < N; n++) {
             float *to = dwte + tokens[n] * C;
-            const float *from = dout + n * C;
+            const float *from = dout + n * C, factor = factors ? factors[n / T] : 1.0f;
+            if (factor == 0.0f) { continue; }
 #pragma omp simd
-            for (int64_t c = begin; c < end; c++) { to[c] += from[c]; }
+            for (int64_t c = begin; c < end; c++) { to[c] += factor * from[c]; }
         }
     }
 }
-static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C,
-                                          int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
+static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, const float *factors, int64_t rows,
+                                          int64_t T, int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
     if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    if (dwte) { embedding_scatter(s, dwte, f32_const(dout), tokens, rows * T, C); }
+    if (dwte) { embedding_scatter(s, dwte, f32_const(dout), tokens, factors, rows * T, T, C); }
     if (!dwpe) { return; }
     if (!accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t t = 0; t < T; t++) {
         float *to = dwpe + t * C;
         for (int64_t b = 0; b < rows; b++) {
-            const float *from = f32_const(dout) + (b * T + t) * C;
+            const float *from = f32_const(dout) + (b * T + t) * C, factor = factors ? factors[b] : 1.0f;
+            if (factor == 0.0f) { continue; }
 #pragma omp simd
-            for (int64_t c = 0; c < C; c++) { to[c] += from[c]; }
+            for (int64_t c = 0; c < C; c++) { to[c] += factor * from[c]; }
         }
     }
 }

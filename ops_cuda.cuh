@@ -425,35 +425,48 @@ __global__ void order_tokens_kernel(int32_t *order, const int32_t *tokens, int64
     if (n < N) { order[place] = (int32_t)n; }
 }
 // A block takes the token at place blockIdx.x of the order, if it is the first of its kind, and adds its positions one after another.
+__device__ float factor_of_sample(const float *factors, int64_t b) { return factors ? factors[b] : 1.0f; }
 template <class R>
-__global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const int32_t *tokens, const int32_t *order, int64_t N, int64_t C) {
+__global__ void embedding_backward_wte_kernel(float *dwte, const R *dout, const int32_t *tokens, const int32_t *order, const float *factors, int64_t N,
+                                              int64_t T, int64_t C) {
     const int64_t first = blockIdx.x, c = (int64_t)blockIdx.y * THREADS + threadIdx.x;
     const int32_t token = tokens[order[first]];
     if (c >= C || (first && tokens[order[first - 1]] == token)) { return; }
     float sum = dwte[token * C + c];
-    for (int64_t i = first; i < N && tokens[order[i]] == token; i++) { sum += read(dout + order[i] * C + c); }
+    for (int64_t i = first; i < N && tokens[order[i]] == token; i++) {
+        const float factor = factor_of_sample(factors, order[i] / T);
+        if (factor != 0.0f) { sum += factor * read(dout + order[i] * C + c); }
+    }
     dwte[token * C + c] = sum;
 }
-template <class R> __global__ void embedding_backward_wpe_kernel(float *dwpe, const R *dout, int64_t rows, int64_t T, int64_t C) {
+template <class R> __global__ void embedding_backward_wpe_kernel(float *dwpe, const R *dout, const float *factors, int64_t rows, int64_t T, int64_t C) {
     const int64_t i = thread_index(); // (t, c)
     if (i >= T * C) { return; }
     float sum = dwpe[i];
-    for (int64_t b = 0; b < rows; b++) { sum += read(dout + b * T * C + i); }
+    for (int64_t b = 0; b < rows; b++) {
+        const float factor = factor_of_sample(factors, b);
+        if (factor != 0.0f) { sum += factor * read(dout + b * T * C + i); }
+    }
     dwpe[i] = sum;
 }
-static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T, int64_t C,
-                                          int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
+static inline void ops_embedding_backward(Stream *s, float *dwte, float *dwpe, const Real *dout, const int32_t *tokens, const float *factors, int64_t rows,
+                                          int64_t T, int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate_wpe) {
     const int64_t N = rows * T;
-    if (!accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
+    if (dwte && !accumulate_wte) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
     if (dwpe && !accumulate_wpe) { ops_zero(s, dwpe, (size_t)(maxT * C) * sizeof(float)); }
     if (N == 0) { return; }
     cudaStream_t stream = enter(s);
-    int32_t *order = (int32_t *)scratch(s);
-    assert(N * (int64_t)sizeof *order <= scratch_bytes(s));
-    LAUNCH(order_tokens_kernel, blocks_for(N, THREADS), THREADS, 0, stream, order, tokens, N);
-    const dim3 grid((unsigned)N, blocks_for(C, THREADS));
-    FOR_REAL(LAUNCH((embedding_backward_wte_kernel<R>), grid, THREADS, 0, stream, dwte, (const R *)dout, tokens, order, N, C));
-    if (dwpe) { FOR_REAL(LAUNCH((embedding_backward_wpe_kernel<R>), blocks_for(T * C, THREADS), THREADS, 0, stream, dwpe, (const R *)dout, rows, T, C)); }
+    if (dwte) {
+        int32_t *order = (int32_t *)scratch(s);
+        assert(N * (int64_t)sizeof *order <= scratch_bytes(s));
+        LAUNCH(order_tokens_kernel, blocks_for(N, THREADS), THREADS, 0, stream, order, tokens, N);
+        const dim3 grid((unsigned)N, blocks_for(C, THREADS));
+        FOR_REAL(LAUNCH((embedding_backward_wte_kernel<R>), grid, THREADS, 0, stream, dwte, (const R *)dout, tokens, order, factors, N, T, C));
+    }
+    if (dwpe) {
+        const unsigned blocks = blocks_for(T * C, THREADS);
+        FOR_REAL(LAUNCH((embedding_backward_wpe_kernel<R>), blocks, THREADS, 0, stream, dwpe, (const R *)dout, factors, rows, T, C));
+    }
 }
 
 // --- sums over rows, in two steps: parts of the rows, then the parts in their order ------------------------------------

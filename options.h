@@ -7,6 +7,7 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
+#include "pipeline.h" // kinds of schedules
 #include "quantize.h" // limits of blocks; base.h
 
 #include <ctype.h> // isdigit
@@ -43,7 +44,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "", "a new permutation of the windows each epoch; 0: in order")                         \
     X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the stream anywhere, or at documents; labelled shards: always there") \
     X(INT, "data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")                                                  \
-    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step")                                   \
+    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step; in a pipeline, of the whole micro-batch") \
     X(INT, "data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens", "per optimizer step, all ranks; 0: micro-batch x T x ranks")     \
     X(TEXT, "model", model, "model", "e", "d12", 0, 0, "", "d12, gpt2:124M, gpt3:1.3B, \"layers=6,heads=6,channels=384,vocab=256\", or a .bin file") \
     X(INT, "run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")                                              \
@@ -53,7 +54,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(TEXT, "run", export_file, "export", "", "", 0, 0, "file", "write the model in llm.c's format after the last step")                       \
     X(FLAG, "run", dry_run, "dry-run", "", "0", 0, 1, "", "print the prediction of memory, traffic and time, and stop")                        \
     X(FLAG, "run", compat, "compat", "", "0", 0, 1, "", "print which flags do not combine, and stop")                                          \
-    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the action list of one step, and stop")                           \
+    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the timeline and the action list of one step, and stop")                           \
     X(INT, "run", val_every, "val-every", "v", "20", 0, 1e12, "steps", "validate every N steps and at the end; 0: never")                      \
     X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e6, "batches", "per validation; -1: all of it once")                            \
     X(TEXT, "run", hellaswag, "hellaswag", "", "", 0, 0, "file", "score multiple choices (llm.c's hellaswag_val.bin) with each validation")    \
@@ -66,6 +67,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(INT, "run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")                                           \
     X(INT, "run", threads, "threads", "", "0", 0, 1024, "threads", "per rank; 0: cores / ranks on the node")                                   \
     X(TEXT, "run", profile_steps, "profile-steps", "", "", 0, 0, "A:B", "tell where the time of steps A to B goes; on a GPU nsys can capture them") \
+    X(TEXT, "run", trace, "trace", "", "", 0, 0, "file", "when each action of a step runs, for chrome://tracing: planned with --show-schedule, measured with --profile-steps") \
     X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, "adamw|sgd", "")                                                           \
     X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                                                            \
     X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                                                               \
@@ -90,9 +92,10 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK, QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one; begins anew with each checkpoint")  \
-    X(TEXT, "pipeline", pipeline, "pipeline", "", "1", 0, 0, "1|auto|units:replicas,...", "stages; not yet for training: --plan predicts one that is given, else chooses")     \
-    X(PICK, "pipeline", pipeline_schedule, "pipeline-schedule", "", "dapple", 0, 0, "gpipe|dapple|zero-bubble", "of the stages that --pipeline gives")  \
-    X(PICK, "pipeline", pipeline_warmup, "pipeline-warmup", "", "a", 0, 0, "a|b", "of dapple: b begins with about twice as many forwards, for slow messages") \
+    X(TEXT, "pipeline", pipeline, "pipeline", "", "1", 0, 0, "N, SPEC or auto", "N even stages, or units:replicas of each, such as 5:3,3:1 (blocks + 2 units, all ranks); auto: with --plan") \
+    X(PICK, "pipeline", pipeline_schedule, "pipeline-schedule", "", "dapple", 0, 0, "gpipe|dapple|zero-bubble", "order of forwards and backwards on a stage") \
+    X(PICK, "pipeline", pipeline_warmup, "pipeline-warmup", "", "a", 0, 0, "a|b", "forwards before the first backward of dapple: of stage i from 0 of S, S - i, or 2 (S - i) - 1") \
+    X(INT, "pipeline", micro_batches, "micro-batches", "", "0", 0, 1e6, "micro-batches", "of --micro-batch samples in a step, over all ranks of a stage; 0: as --batch-tokens says") \
     X(FLAG, "pipeline", plan, "plan", "", "0", 0, 1, "", "print the best pipeline for --profile on --cluster, and what others would choose, and stop") \
     X(TEXT, "pipeline", profile, "profile", "", "", 0, 0, "file[:model]", "what --plan plans for: times and bytes of each unit (docs/formats.md)") \
     X(TEXT, "pipeline", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes of a rank that a plan may take, with K, M, G or T; empty: any") \
@@ -395,11 +398,7 @@ static inline bool clash_profile_plan(const Options *o, const OptionsGiven *g) {
 static inline bool clash_plan_cluster(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && !*o->cluster; }
 static inline bool clash_memory_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->device_memory && !o->plan; }
 static inline bool options_gives_stages(const Options *o) { return strcmp(o->pipeline, "1") && strcmp(o->pipeline, "auto"); }
-static inline bool clash_pipeline_plan(const Options *o, const OptionsGiven *g) { return (void)g, strcmp(o->pipeline, "1") && !o->plan; }
-static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) {
-    return g->at[OPTION_INDEX_pipeline_schedule] && !options_gives_stages(o);
-}
-static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_gives_stages(o); }
+static inline bool clash_pipeline_plan(const Options *o, const OptionsGiven *g) { return (void)g, !strcmp(o->pipeline, "auto") && !o->plan; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -416,6 +415,7 @@ static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) 
     int64_t first, last;
     return (void)g, options_profile_steps(o, &first, &last) && o->steps >= 0 && last > o->steps;
 }
+static inline bool clash_trace_profile(const Options *o, const OptionsGiven *g) { return (void)g, *o->trace && !*o->profile_steps && !o->show_schedule; }
 static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
 
 static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) {
@@ -463,8 +463,21 @@ static inline bool clash_style_recompute(const Options *o, const OptionsGiven *g
 }
 static inline bool clash_quantized_private(const Options *o, const OptionsGiven *g) { return o->zero_quantized_gradients && options_private(o, g); }
 static inline bool clash_reduce_private(const Options *o, const OptionsGiven *g) { return o->reduce_dtype == DTYPE_BF16 && options_private(o, g); }
+static inline bool options_pipelined(const Options *o) { return strcmp(o->pipeline, "1") != 0; }
+static inline bool clash_pipeline_private(const Options *o, const OptionsGiven *g) { return options_pipelined(o) && options_private(o, g); }
+static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_pipeline_schedule] && !options_gives_stages(o);
+}
+static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_gives_stages(o); }
+static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_pipeline_warmup] && o->pipeline_schedule != PIPELINE_DAPPLE;
+}
+static inline bool clash_bubble_recompute(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && o->recompute == RECOMPUTE_BLOCK;
+}
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
+static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
 static inline bool clash_replace_rdp(const Options *o, const OptionsGiven *g) {
     return (void)g, o->dp_neighbours == DP_REPLACE_ONE && o->dp_accountant == DP_RDP;
 }
@@ -481,14 +494,13 @@ static const OptionPair option_pairs[] = {
     {"plan", "cluster", "needs it: which ranks there are, and how fast their links", clash_plan_cluster},
     {"profile", "plan", "only plans are made from it", clash_profile_plan},
     {"device-memory", "plan", "not yet without it", clash_memory_plan},
-    {"pipeline", "plan", "not yet for training: give --pipeline 1", clash_pipeline_plan},
-    {"pipeline-schedule", "pipeline", "only for stages that are given, such as --pipeline 5:3,3:1", clash_schedule_pipeline},
-    {"pipeline-warmup", "pipeline", "only for stages that are given, such as --pipeline 5:3,3:1", clash_warmup_pipeline},
+    {"pipeline", "plan", "auto is not yet for training: give the stages that --plan prints", clash_pipeline_plan},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
     {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
     {"profile-steps", "steps", "the run ends before", clash_profile_steps},
+    {"trace", "profile-steps", "only profiled steps are timed: give it, or --show-schedule for the plan", clash_trace_profile},
     {"stochastic-rounding", "dtype", "only bf16 parameters are rounded: give --dtype bf16", clash_rounding_fp32},
     {"zero-quantized-weights", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_weights_stage},
     {"zero-hpz-partition-size", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_hpz_stage},
@@ -517,7 +529,14 @@ static const OptionPair option_pairs[] = {
      clash_reduce_private},
     {"skip-loss-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_loss_private},
     {"skip-grad-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_grad_private},
+    {"profile-steps", "dp-noise", "(or --dp-epsilon) the times of a step tell how many samples it drew: give --dp-show-private too", clash_profile_private},
     {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
+    {"pipeline", "dp-noise", "(or --dp-epsilon) private training does not cross stages yet: use ranks of one stage, --pipeline 1", clash_pipeline_private},
+    {"pipeline-schedule", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_schedule_pipeline},
+    {"pipeline-warmup", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_warmup_pipeline},
+    {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
+    {"pipeline-schedule", "recompute", "zero-bubble keeps activations until the weight parts run: leave --recompute out, or choose dapple",
+     clash_bubble_recompute},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };

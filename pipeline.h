@@ -22,8 +22,8 @@
 #include "group.h"    // Placement
 #include "schedule.h" // actions
 
-typedef enum { PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE } PipelineKind;
-typedef enum { WARMUP_A, WARMUP_B } Warmup;
+typedef enum { PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE } PipelineKind; // order of --pipeline-schedule
+typedef enum { WARMUP_A, WARMUP_B } Warmup;                                          // order of --pipeline-warmup
 typedef struct {
     Placement placement;
     PipelineKind kind;

@@ -623,7 +623,8 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     PlanModel model = profile_load(o->profile);
     PlanTask t = {
         &model, cluster_parse(o->cluster), 0, option_size("device-memory", o->device_memory), given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0, false};
-    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * task_ranks(&t);
+    int64_t micro_batches = o->micro_batches ? o->micro_batches : task_ranks(&t),
+            tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
     t.samples = tokens / o->seq_len;
     if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
         die(EXIT_INPUT, "a step is whole samples, not too many", "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,

@@ -5,15 +5,17 @@
 //          --batch-tokens stands for; clips their gradients to R, adds noise of sigma R, and divides by S, whatever number was drawn.
 // Noise    --dp-noise, or found for --dp-epsilon and the run's steps. A step that would exceed --dp-epsilon is not taken.
 // Cap      a step takes `most` samples at most: 6.5 standard deviations or more above S, so seldom met that what it could add to delta (which
-//          others are cut tells whether a sample was there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand, where there are more windows than that.
+//          others are cut tells whether a sample was there) is below CAP_SHARE of it over MOST_STEPS. This share is taken off beforehand, where
+//          there are more windows than that.
 // History  one line of each checkpoint's manifest: the settings under which its steps were taken. A run that resumes has the same, or does
 //          not begin: no step leaves the account, and none is counted by another's rule.
 // Key      of noise and samples: 32 bytes of the operating system, in OUT/dp_key, which only its owner may read. Steps that were lost
 //          after a checkpoint are taken again with the same key: they draw the same samples and noise, give what they gave, and count
 //          once. So resuming without the key is refused. It is never printed; checkpoints hold a fingerprint.
 // Replay   the same noise around another gradient would tell the difference of both. OUT/dp_steps says how many steps have drawn noise, and
-//          by a fingerprint under which flags. Where some lie after the checkpoint, a run with other flags does not begin. Two runs that go
-//          on from copies of one OUT cannot know of each other: do not do that.
+//          since which step under the flags and data of the last one, of which it has a fingerprint. Where steps lie after the checkpoint, a
+//          run begins only if all of these had the flags and data that it has. Two runs that go on from copies of one OUT cannot know of each
+//          other: do not do that.
 #ifndef PRIVACY_H
 #define PRIVACY_H
 
@@ -34,10 +36,11 @@ typedef struct {
     int64_t style, function, unit, document, relation; // as options have them; document: windows of one
     int64_t steps, allowed;                            // of the run; of these, until the target is reached
     uint32_t key[8];
-    uint64_t fingerprint, path; // of the key; of the flags
-    int ledger;                 // OUT/dp_steps of rank 0, or -1
-    int64_t taken;              // steps that have drawn noise, once or again
-    int64_t told_steps;         // the last answer
+    uint64_t fingerprint, data, path; // of the key; of the training data, which the owner sets before privacy_begin(); of flags and data
+    int ledger;                       // OUT/dp_steps of rank 0, or -1; it says:
+    int64_t taken, since;             // steps that have drawn noise, once or again; the first (from 0) of those under ...
+    uint64_t drawn;                   // ... this path, the last one's
+    int64_t told_steps;               // the last answer
     PrivacyLoss told;
 } Privacy;
 
@@ -108,7 +111,7 @@ static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, 
     p.rdp = o->dp_accountant == DP_RDP, p.shown = o->dp_show_private != 0;
     p.windows = windows, p.samples = samples;
     p.sigma = o->dp_noise, p.clip = o->dp_clip, p.target = o->dp_epsilon;
-    p.delta = o->dp_delta > 0 ? o->dp_delta : 0.1 / (double)max_i64(windows, 1);
+    p.delta = o->dp_delta > 0 ? o->dp_delta : windows ? 0.1 / (double)windows : (double)NAN;
     p.style = o->dp_clip_style, p.function = o->dp_clip_function, p.unit = o->dp_unit, p.relation = o->dp_neighbours;
     p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
     p.most = privacy_most_samples(samples, windows, p.document, windows || o->dp_delta > 0 ? p.delta : 1e-12);
@@ -275,12 +278,14 @@ static inline void privacy_keep_key(const Privacy *p, const Options *o) {
     noise_wipe(text, sizeof text);
 }
 
-// Tells apart flags under which the same step computes something else. Those of the history are not here, nor who computes what: that changes
-// rounding only, which the grid of noise_add() hides but for one element in thousands.
-static inline uint64_t privacy_path(const Options *o) {
-    static const char *const alike[] = {"val", "tokenizer", "micro-batch", "recompute", "reduce-dtype", "zero"};
+// Tells apart flags and data with which the same step computes something else. Those of the history are not here, nor who computes what: that
+// changes rounding only, which the grid of noise_add() hides but for one element in thousands; nor names of data (--train, --tokenizer):
+// the checksum of what they hold, dataset_checksum(), is.
+static inline uint64_t privacy_path(const Options *o, uint64_t data) {
+    static const char *const alike[] = {"train", "val", "tokenizer", "micro-batch", "recompute", "reduce-dtype", "zero"};
     bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1; // the rate then depends on the last step's number
     Checksum sum = checksum_begin();
+    checksum_add(&sum, &data, sizeof data);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
         bool other = !strcmp(spec->group, "privacy") || !strcmp(spec->group, "cluster");
@@ -292,31 +297,67 @@ static inline uint64_t privacy_path(const Options *o) {
     }
     return checksum_end(&sum);
 }
-static inline int ledger_text(const Privacy *p, char *text, size_t bytes) {
-    return snprintf(text, bytes, "%020" PRId64 " %016" PRIx64 "\n", p->taken, p->path);
+enum { LEDGER_BYTES = 59 };
+static inline void ledger_text(const Privacy *p, char text[LEDGER_BYTES + 1]) { // of one length: it is written over
+    snprintf(text, LEDGER_BYTES + 1, "%020" PRId64 " %020" PRId64 " %016" PRIx64 "\n", p->taken, p->since, p->drawn);
 }
-// Before a step, counted from 0, draws noise. No fsync: what a machine without power loses was not seen by anybody but in checkpoints.
+static inline bool ledger_parse(Privacy *p, const char *text) {
+    char again[LEDGER_BYTES + 1];
+    bool known = sscanf(text, "%20" SCNd64 " %20" SCNd64 " %16" SCNx64, &p->taken, &p->since, &p->drawn) == 3;
+    if (!known || p->since < 0 || p->since > p->taken || (double)p->taken > MOST_STEPS) { return false; }
+    ledger_text(p, again);
+    return !strcmp(text, again);
+}
+// Before a step, counted from 0, draws noise. One write that no kill can tear; where it came and the step did not, a step more is guarded. It
+// reaches the disk where flags change and before a checkpoint: else what a machine without power loses was not seen by anybody.
 static inline void privacy_note(Privacy *p, int64_t step) {
-    char text[64];
+    char text[LEDGER_BYTES + 1];
+    bool changed = p->drawn != p->path;
+    if (changed) { p->drawn = p->path, p->since = step; }
     p->taken = max_i64(p->taken, step + 1);
-    int n = ledger_text(p, text, sizeof text);
-    if (p->ledger >= 0 && pwrite(p->ledger, text, (size_t)n, 0) != n) {
+    if (p->ledger < 0) { return; }
+    ledger_text(p, text);
+    if (pwrite(p->ledger, text, LEDGER_BYTES, 0) != LEDGER_BYTES || (changed && fdatasync(p->ledger))) {
         die(EXIT_RESOURCES, "a step that draws noise must be noted before", "cannot write dp_steps into --out: %s", strerror(errno));
     }
 }
-static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step) {
-    char text[64] = "", path[1100];
-    uint64_t before = 0;
-    p->path = privacy_path(o);
-    bool known = o->resume && privacy_read(o->out, "dp_steps", text, sizeof text) && sscanf(text, "%20" SCNd64 " %16" SCNx64, &p->taken, &before) == 2;
-    if (known && p->taken > step && before != p->path) {
-        die(EXIT_INPUT, "give the flags of the run that was stopped; once there is a checkpoint of its last step, they may change",
+// Before a checkpoint is written.
+static inline void privacy_settle(const Privacy *p) {
+    if (p->ledger >= 0 && fdatasync(p->ledger)) {
+        die(EXIT_RESOURCES, "a checkpoint without it could not be resumed", "cannot write dp_steps into --out: %s", strerror(errno));
+    }
+}
+// Of a run that resumes after `step` steps: every later one that has drawn noise drew it on the present path. Paths change only where none lie
+// after the checkpoint, so those from `since` on had one path, and the one before `since` had another. No longer history is needed.
+static inline void privacy_check_ledger(Privacy *p, const Options *o, int64_t step) {
+    const char *lost = "put the run's dp_steps back there; without it, begin anew in another --out without --resume";
+    char text[LEDGER_BYTES + 2]; // longer is seen as such
+    if (!privacy_read(o->out, "dp_steps", text, sizeof text)) {
+        die(EXIT_INPUT, lost, "%s/dp_steps cannot be read: steps that were lost after the checkpoint may have drawn noise under other flags", o->out);
+    }
+    if (!ledger_parse(p, text)) { die(EXIT_INPUT, lost, "%s/dp_steps is damaged: expected two numbers of 20 digits and one of 16 hexadecimal digits", o->out); }
+    if (p->taken < step) {
+        die(EXIT_INPUT, lost, "%s/dp_steps is of another run or time: it knows of %" PRId64 " steps, the checkpoint has %" PRId64, o->out, p->taken, step);
+    }
+    if (p->taken > step && (p->since > step || p->drawn != p->path)) {
+        const char *hint = p->since > step
+                               ? "flags were changed after this checkpoint: go on from a later one, or begin anew in another --out without --resume"
+                               : "give the flags and data of the run that was stopped; once there is a checkpoint of its last step, they may change";
+        die(EXIT_INPUT, hint,
             "steps %" PRId64 " to %" PRId64 " have drawn noise after this checkpoint, under other flags: the same noise around other gradients would show them",
             step + 1, p->taken);
     }
-    p->taken = max_i64(p->taken, step);
-    ledger_text(p, text, sizeof text);
-    privacy_write(o->out, "dp_steps", text);
+}
+static inline void privacy_open_ledger(Privacy *p, const Options *o, int64_t step, bool resumes) {
+    char text[LEDGER_BYTES + 1], path[1100];
+    p->path = privacy_path(o, p->data);
+    if (resumes) {
+        privacy_check_ledger(p, o, step);
+    } else {
+        p->taken = p->since = step, p->drawn = p->path;
+        ledger_text(p, text);
+        privacy_write(o->out, "dp_steps", text);
+    }
     snprintf(path, sizeof path, "%s/dp_steps", o->out);
     p->ledger = open(path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     if (p->ledger < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write %s: %s", path, strerror(errno)); }
@@ -344,7 +385,7 @@ static inline void privacy_begin(Privacy *p, const Options *o, const OptionsGive
     p->allowed = max_i64(p->allowed, step); // what was taken was taken
     if (comm->rank) { return; }
     if (*o->out && (!resumes || *o->dp_key)) { privacy_keep_key(p, o); }
-    if (*o->out) { privacy_open_ledger(p, o, step); }
+    if (*o->out) { privacy_open_ledger(p, o, step, resumes); }
     privacy_warn(p, o, step);
 }
 // Forgets the key.
@@ -410,37 +451,49 @@ static inline void privacy_print_statement(FILE *to, Privacy *p, int64_t steps) 
                 "           watch; rounding of sums before noise; validation data, which must not be private; copies of a sample elsewhere in the data\n");
     if (p->shown) { fprintf(to, "           besides, losses, norms and samples were shown (--dp-show-private): for who saw them epsilon does not hold\n"); }
 }
+// Of times and traffic, which follow the number of samples that were drawn: two digits, of means over the run so far.
+static inline bool privacy_hides(const Privacy *p) { return p->on && !p->shown; }
+static inline double privacy_rounded(double x) {
+    if (!(x > 0)) { return x; }
+    double unit = pow(10, floor(log10(x)) - 1);
+    return round(x / unit) * unit;
+}
 static inline int privacy_json_number(char *to, size_t bytes, const char *name, double x) {
     return isfinite(x) ? snprintf(to, bytes, ",\"%s\":%.17g", name, x) : snprintf(to, bytes, ",\"%s\":null", name);
 }
 // The same as an object: at start for the steps that are allowed, at the end for those that were taken. "null" for a run that is not private.
+// What depends on training data that were not opened (--dry-run) is null.
 static inline void privacy_json(Privacy *p, int64_t steps, char text[PRIVACY_JSON_MAX]) {
     snprintf(text, PRIVACY_JSON_MAX, "null");
-    if (!p->on || p->windows == 0) { return; }
+    if (!p->on) { return; }
     PrivacyText t[PRIVACY_SETTINGS];
-    PrivacyLoss loss = privacy_epsilon(p, steps);
+    const bool known = p->windows > 0, found = known || p->target == 0 || p->sigma > 0;
+    const double nothing = (double)NAN;
+    PrivacyLoss loss = {nothing, nothing};
+    if (known) { loss = privacy_epsilon(p, steps); }
     const struct {
         const char *name;
         double value;
-    } numbers[] = {{"epsilon", loss.high},
+    } numbers[] = {{"steps", known ? (double)steps : nothing},
+                   {"epsilon", loss.high},
                    {"low", loss.low},
                    {"high", loss.high},
                    {"delta", p->delta},
-                   {"target", p->target > 0 ? p->target : NAN},
-                   {"sampling_rate", (double)p->samples / (double)p->windows},
+                   {"target", p->target > 0 ? p->target : nothing},
+                   {"sampling_rate", known ? (double)p->samples / (double)p->windows : nothing},
                    {"samples", (double)p->samples},
                    {"most_samples", (double)p->most},
-                   {"windows", (double)p->windows},
-                   {"sigma", p->sigma},
+                   {"windows", known ? (double)p->windows : nothing},
+                   {"sigma", found ? p->sigma : nothing},
                    {"clip", p->clip},
                    {"windows_per_document", (double)p->document}};
     privacy_settings(p, t);
-    size_t n = (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"steps\":%" PRId64 ",\"sampling\":\"poisson\",\"accountant\":\"%s\"", steps, p->rdp ? "rdp" : "prv");
+    size_t n = (size_t)snprintf(text, PRIVACY_JSON_MAX, "{\"sampling\":\"poisson\",\"accountant\":\"%s\"", p->rdp ? "rdp" : "prv");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         n += (size_t)privacy_json_number(text + n, PRIVACY_JSON_MAX - n, numbers[i].name, numbers[i].value);
     }
-    snprintf(text + n, PRIVACY_JSON_MAX - n, ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%s\",\"key\":\"%s\"}",
-             t[5].value, t[6].value, t[7].value, t[9].value, t[10].value);
+    snprintf(text + n, PRIVACY_JSON_MAX - n, ",\"clip_style\":\"%s\",\"clip_function\":\"%s\",\"unit\":\"%s\",\"neighbours\":\"%s\",\"key\":%s%s%s}",
+             t[5].value, t[6].value, t[7].value, t[9].value, known ? "\"" : "", known ? t[10].value : "null", known ? "\"" : "");
 }
 
 #endif

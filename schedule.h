@@ -52,6 +52,7 @@ static inline bool action_computes(ActionKind kind) { return kind <= ACT_CLIP; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
 static inline bool action_sends(ActionKind kind) { return kind == ACT_SEND_FORWARD || kind == ACT_SEND_BACKWARD; }
 static inline bool action_receives(ActionKind kind) { return kind == ACT_RECV_FORWARD || kind == ACT_RECV_BACKWARD; }
+static inline bool action_is_message(ActionKind kind) { return action_sends(kind) || action_receives(kind); }
 
 typedef struct {
     ActionKind kind;
@@ -77,8 +78,9 @@ typedef struct {
     int *of_unit_count;
     unsigned char (*made)[2];    // which part of the unit contributes to the gradient: a GradientMaker
     int *param_room, *grad_room; // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
-    bool gathers;                // parameters come by PREFETCH before each use; else they stay
-    bool reduces_often;          // gradients leave by REDUCE in each micro-batch; else once
+    bool *gathers;               // [storages] parameters come by PREFETCH before each use; else they stay
+    bool *reduces_often;         // [storages] the gradient leaves by REDUCE in each micro-batch; else once
+    bool *tied;                  // [storages] several stages use it: the gradient leaves after all others
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
 } UnitMap;
 
@@ -88,6 +90,11 @@ typedef struct {
     int64_t inputs, gradients; // micro-batches whose input, whose gradient was received: from then to the last weight part
     int64_t works;             // backward inputs whose weight part has not run
 } Limits;
+
+static inline Limits limits_of_both(Limits a, Limits b) {
+    Limits both = {max_i64(a.slots, b.slots), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works)};
+    return both;
+}
 
 // The whole job: one schedule per rank.
 typedef struct {
@@ -134,7 +141,7 @@ static inline void schedule_free(Schedule *s) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
-    free(p->limits);
+    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->limits);
     memset(p, 0, sizeof *p);
 }
 // The same limits for all ranks.
@@ -358,7 +365,7 @@ static inline size_t validator_index(const Validator *v, int rank, int unit, int
     return ((size_t)rank * (size_t)v->program->map.units + (size_t)unit) * (size_t)v->program->micro_batches + (size_t)micro;
 }
 static inline size_t validator_span(const Validator *v, int rank, int micro, int storage) {
-    int span = v->program->map.reduces_often ? micro : 0;
+    int span = v->program->map.reduces_often[storage] ? micro : 0;
     return ((size_t)rank * (size_t)v->spans + (size_t)span) * (size_t)v->program->map.storages + (size_t)storage;
 }
 static inline unsigned char *validator_done(Validator *v, int rank, int unit, int micro) { return &v->done[validator_index(v, rank, unit, micro)]; }
@@ -523,7 +530,8 @@ static inline void validate_contribution(Validator *v, int rank, const Action *a
 }
 static inline void validate_norm(Validator *v, int rank, const Action *a) {
     for (int s = 0; s < v->program->map.storages; s++) {
-        for (int i = 0; i < v->spans && v->member[rank * v->program->map.storages + s]; i++) {
+        const int spans = v->program->map.reduces_often[s] ? v->spans : 1;
+        for (int i = 0; i < spans && v->member[rank * v->program->map.storages + s]; i++) {
             if (!v->reduced[validator_span(v, rank, i, s)]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
         }
     }
@@ -533,17 +541,17 @@ static inline void validate_gather(Validator *v, int rank, const Action *a) {
     const UnitMap *map = &v->program->map;
     int at = rank * map->storages + a->storage, *user = validator_user(v, v->param_user, map->param_room, rank, a->storage);
     if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
-    if (v->acquired[at] || (map->gathers && v->flying[at])) { validator_fail(v, rank, a, "its parameters are in use"); }
+    if (v->acquired[at] || (map->gathers[a->storage] && v->flying[at])) { validator_fail(v, rank, a, "its parameters are in use"); }
     if (user && *user >= 0) { validator_fail(v, rank, a, "its room holds storage %d", *user); }
     if (a->near && !v->gathered[at]) { validator_fail(v, rank, a, "no gather has made the copies"); }
     if (user) { *user = a->storage; }
-    v->flying[at] = v->gathered[at] = map->gathers;
+    v->flying[at] = v->gathered[at] = map->gathers[a->storage];
 }
 static inline void validate_acquire(Validator *v, int rank, const Action *a) {
     int at = rank * v->program->map.storages + a->storage;
     if (v->acquired[at]) { validator_fail(v, rank, a, "is acquired already"); }
     if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
-    if (v->program->map.gathers && !v->flying[at]) { validator_fail(v, rank, a, "no gather is under way"); }
+    if (v->program->map.gathers[a->storage] && !v->flying[at]) { validator_fail(v, rank, a, "no gather is under way"); }
     v->acquired[at] = 1;
 }
 static inline void validate_release(Validator *v, int rank, const Action *a) {
@@ -571,11 +579,12 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     bool per_unit = action_computes(a->kind) || action_sends(a->kind) || action_receives(a->kind);
-    bool per_micro = per_unit || (a->kind == ACT_REDUCE && p->map.reduces_often);
+    bool of_storage = !per_unit && a->kind != ACT_NORM, good_storage = a->storage >= 0 && a->storage < p->map.storages;
+    bool per_micro = per_unit || (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
     bool good = !per_unit ||
                 (a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 && a->first_row >= 0 && a->rows <= p->samples && a->first_row <= p->samples - a->rows);
     good = good && (!per_micro || (a->micro >= 0 && a->micro < p->micro_batches));
-    good = good && (per_unit || a->kind == ACT_NORM || (a->storage >= 0 && a->storage < p->map.storages));
+    good = good && (!of_storage || good_storage);
     if (!good) { validator_fail(v, rank, a, "a field is out of range"); }
     return good;
 }
@@ -676,7 +685,8 @@ static inline void validator_start(Validator *v, const Program *p) {
     memset(v, 0, sizeof *v);
     v->program = p;
     v->done = (unsigned char *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, (size_t)max_i64(p->micro_batches, 1), "validator");
-    v->spans = p->map.reduces_often ? (int)max_i64(p->micro_batches, 1) : 1;
+    v->spans = 1;
+    for (int s = 0; s < p->map.storages; s++) { v->spans = p->map.reduces_often[s] ? (int)max_i64(p->micro_batches, 1) : v->spans; }
     v->contributions = (int *)checked_calloc(per_storage * (size_t)v->spans, sizeof(int), "validator");
     v->reduced = (signed char *)checked_calloc(per_storage * (size_t)v->spans, 1, "validator");
     v->acquired = (signed char *)checked_calloc(per_storage, 1, "validator");

@@ -102,4 +102,16 @@ static inline void schedule_trace(FILE *to, const Program *p, ActionTime *const 
     fprintf(to, "\n]}\n");
 }
 
+// Both, for people and for files: draws a program of several stages on the terminal; trace: the file for the second, "" for none.
+static inline void schedule_show_times(const Program *p, ActionTime *const *times, const char *what, const char *trace) {
+    bool stages = false;
+    for (int i = 0; i < p->rank[0].count; i++) { stages = stages || action_is_message(p->rank[0].actions[i].kind); }
+    if (stages) { printf("timeline   %s: ", what), schedule_timeline(stdout, p, times, 100); }
+    if (!*trace) { return; }
+    FILE *f = fopen(trace, "w");
+    bool written = f != NULL;
+    if (f) { schedule_trace(f, p, times), written = !fclose(f); }
+    if (!written) { fprintf(stderr, "warning: cannot write --trace %s: %s\n", trace, strerror(errno)); }
+}
+
 #endif

@@ -135,7 +135,7 @@ static void bench_rows(Stream *s, int64_t rows, int64_t T) {
         BEST(best[4], ops_residual(s, real(z), real(z), real(b), N * C));
         BEST(best[5], ops_copy(s, y, b, (size_t)(N * C) * sizeof(float)));
         BEST(best[6], ops_embedding_forward(s, real(y), tokens, real(wte), real(wte), rows, T, C));
-        BEST(best[7], ops_embedding_backward(s, dwte, wte, real(b), tokens, rows, T, C, Vp, T, true, true));
+        BEST(best[7], ops_embedding_backward(s, dwte, wte, real(b), tokens, NULL, rows, T, C, Vp, T, true, true));
     }
     row_pass("layernorm forward", LAYERS + 1, best[0], 2 * pass);
     row_pass("layernorm forward with sum", LAYERS, best[1], 4 * pass);
@@ -181,7 +181,7 @@ static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
         BEST(best[0], ops_bias_samples(s, sums, norms, real(a), rows, T, 3 * C));
         BEST(best[1], ops_layernorm_samples(s, sums, more, norms, real(a), real(b), mean, rstd, rows, T, C));
         BEST(best[2], ops_embedding_sample_norms(s, norms, real(b), tokens, rows, T, C));
-        BEST(best[3], ops_scale_samples(s, real(b), C, NULL, 0, factors, rows, T));
+        BEST(best[3], ops_matmul_backward_weight_samples(s, gradient, real(b), real(a), factors, rows, T, 3 * C, C, false));
         BEST(best[4], ops_sample_norms(s, norms, gradients, rows, n));
         BEST(best[5], ops_sample_norms(s, norms, gradients, 1, n));
         BEST(best[6], ops_accumulate_samples(s, gradient, gradients, factors, rows, n, true));
@@ -190,7 +190,7 @@ static void bench_sample_passes(Stream *s, int64_t rows, int64_t T) {
     row_pass("bias samples qkv", 0, best[0], 3 * pass);
     row_pass("layernorm samples", 0, best[1], 2 * pass);
     row_pass("embedding sample norms", 0, best[2], pass);
-    row_pass("scale samples", 0, best[3], 2 * pass);
+    row_pass("weight of samples qkv", 0, best[3], 4 * pass);
     row_pass("sample norms of a block", 0, best[4], (double)rows * block);
     row_pass("sample norms, 1 sample", 0, best[5], block);
     row_pass("accumulate samples of a block", 0, best[6], (double)(rows + 2) * block);

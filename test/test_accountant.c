@@ -3,8 +3,9 @@
 // right way with each parameter; that sigma and steps that are asked for keep epsilon and the next ones do not; that nonsense is refused.
 #include "accountant.h"
 
-#include <setjmp.h> // cmocka needs it
-#include <stddef.h> // cmocka needs it
+#include <setjmp.h>       // cmocka needs it
+#include <stddef.h>       // cmocka needs it
+#include <sys/resource.h> // processor time of a child
 
 #include <cmocka.h> // after the headers it needs
 
@@ -339,6 +340,26 @@ static void test_refused_texts(void **state) {
         if (code != EXIT_INPUT || !strstr(message, texts[i][1])) { fail_msg("\"%s\": found exit code %d: %s", texts[i][0], code, message); }
     }
 }
+static void answer_by_prv(const void *text) {
+    account_seconds = 0.5;
+    account_answer(stdout, (const char *)text, false, false, true);
+}
+static void test_answers_that_take_long(void **state) { // are refused, after so long and no longer
+    (void)state;
+    static const char *const texts[] = {"q=0.5,sigma=10000,steps=1e9,delta=1e-5",   "q=1,sigma=0.1,steps=1e9,delta=1e-100",
+                                        "q=1e-9,sigma=0.3,steps=1e9,delta=1e-12",   "q=1e-12,sigma=10000,steps=1,delta=1e-100",
+                                        "q=0.01,epsilon=1e-6,steps=1e9,delta=1e-5", "q=1e-6,sigma=0.1,steps=1e9,delta=1e-5"};
+    for (size_t i = 0; i < (all_tests() ? sizeof texts / sizeof texts[0] : 3); i++) {
+        char message[4096];
+        struct rusage used[2];
+        getrusage(RUSAGE_CHILDREN, &used[0]);
+        int code = run_child(answer_by_prv, texts[i], message, sizeof message);
+        getrusage(RUSAGE_CHILDREN, &used[1]);
+        double seconds = (double)(used[1].ru_utime.tv_sec - used[0].ru_utime.tv_sec) + 1e-6 * (double)(used[1].ru_utime.tv_usec - used[0].ru_utime.tv_usec);
+        if (code != EXIT_INPUT || !strstr(message, "takes more than 0.5 s")) { fail_msg("\"%s\": found exit code %d: %s", texts[i], code, message); }
+        assert_true(seconds < 3);
+    }
+}
 static void test_answer(void **state) {
     (void)state;
     char *text = NULL;
@@ -356,10 +377,20 @@ static void test_answer(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_divergences),     cmocka_unit_test(test_orders),         cmocka_unit_test(test_rows),     cmocka_unit_test(test_documents),
-        cmocka_unit_test(test_one_step),        cmocka_unit_test(test_two_steps),      cmocka_unit_test(test_gaussian), cmocka_unit_test(test_monotonic),
-        cmocka_unit_test(test_random_settings), cmocka_unit_test(test_seldom_sampled), cmocka_unit_test(test_searches), cmocka_unit_test(test_refused_texts),
+        cmocka_unit_test(test_divergences),
+        cmocka_unit_test(test_orders),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_one_step),
+        cmocka_unit_test(test_two_steps),
+        cmocka_unit_test(test_gaussian),
+        cmocka_unit_test(test_monotonic),
+        cmocka_unit_test(test_random_settings),
+        cmocka_unit_test(test_seldom_sampled),
+        cmocka_unit_test(test_searches),
+        cmocka_unit_test(test_refused_texts),
         cmocka_unit_test(test_answer),
+        cmocka_unit_test(test_answers_that_take_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -82,6 +82,41 @@ static void count_up(uint16_t *tokens, int64_t n, int first) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// What tells data apart
+
+static uint64_t checksum_of(WindowKind windows, int32_t eot) {
+    DatasetOptions o = options_of(4, windows, false, 0);
+    o.eot = eot;
+    Dataset ds = dataset_open(path_of("*.bin"), o);
+    uint64_t sum = dataset_checksum(&ds);
+    dataset_close(&ds);
+    return sum;
+}
+static void test_checksum(void **state) {
+    (void)state;
+    uint16_t tokens[500];
+    for (int i = 0; i < 500; i++) { tokens[i] = (uint16_t)(i * i % 11); }
+    write_shard("a.bin", tokens, 500);
+    const uint64_t continuous = checksum_of(WINDOWS_CONTINUOUS, 7), documents = checksum_of(WINDOWS_DOCUMENT, 5);
+    assert_true(continuous == checksum_of(WINDOWS_CONTINUOUS, 5)); // nothing depends on end-of-text
+    assert_true(continuous != documents && documents != checksum_of(WINDOWS_DOCUMENT, 9));
+    for (int i = 0; i < 500; i += 7) { // each token counts
+        tokens[i]++;
+        write_shard("a.bin", tokens, 500);
+        assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
+        tokens[i]--;
+    }
+    write_shard("a.bin", tokens, 499);
+    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
+    clear_folder();
+    write_shard("x.bin", tokens, 123), write_shard("y.bin", tokens + 123, 377); // other files, the same stream
+    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) == continuous && checksum_of(WINDOWS_DOCUMENT, 5) == documents);
+    clear_folder();
+    write_shard("y.bin", tokens, 123), write_shard("x.bin", tokens + 123, 377); // in another order
+    assert_true(checksum_of(WINDOWS_CONTINUOUS, 7) != continuous);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Samples of continuous windows
 
 static void test_sample_by_hand(void **state) {
@@ -413,7 +448,7 @@ static void test_poisson_edges(void **state) {
     for (int k = 0; k < 4; k++) { // all of them, at every step
         const Dataset ds = only_windows(sizes[k]);
         for (uint64_t step = 0; step < 200; step++) {
-            assert_int_equal(sample_checked(&ds, 1.0, poisson_cap(sizes[k], 1.0), step, windows), sizes[k]);
+            assert_int_equal(sample_checked(&ds, 1.0, sizes[k], step, windows), sizes[k]);
             assert_int_equal(sample_checked(&ds, 1.0 - 0x1p-53, MOST, step, windows), sizes[k]);
         }
     }
@@ -472,24 +507,6 @@ static void test_poisson_streams(void **state) { // one answer for all who ask; 
         assert_memory_equal(windows[0], windows[1], (size_t)count * sizeof **windows);
     }
     dataset_close(&shuffled);
-}
-static void test_poisson_cap(void **state) { // chance exceeds it less than once in 10^10 steps: the binomial's upper tail, term by term
-    (void)state;
-    const int64_t sizes[] = {1, 2, 10, 100, 5000, 1000000};
-    for (int k = 0; k < 6; k++) {
-        const double n = (double)sizes[k];
-        for (double q = 1; q > 1e-9; q *= 0.37) {
-            const int64_t cap = poisson_cap(sizes[k], q);
-            double beyond = 0;
-            assert_true(cap >= 1 && cap <= sizes[k] && (cap == sizes[k] || (double)cap >= n * q + 6.5 * sqrt(n * q * (1 - q))));
-            for (double x = (double)cap + 1; x <= n && x < (double)cap + 3000; x++) {
-                beyond += exp(lgamma(n + 1) - lgamma(x + 1) - lgamma(n - x + 1) + x * log(q) + (n - x) * log1p(-q));
-            }
-            assert_true(beyond < 1e-10);
-        }
-    }
-    assert_int_equal(poisson_cap(1000, 1.0), 1000);
-    assert_int_equal(poisson_cap(1000000, 1e-3), 1213); // 1000 + 6.5 * 31.607 + 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1165,6 +1182,7 @@ static void test_fuzz(void **state) { // damaged headers and texts: refused or r
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup(name, fresh)
     const struct CMUnitTest tests[] = {
+        TEST(test_checksum),
         TEST(test_sample_by_hand),
         TEST(test_sample_rule),
         TEST(test_far_samples),
@@ -1180,7 +1198,6 @@ int main(void) {
         TEST(test_poisson_edges),
         TEST(test_poisson_choice),
         TEST(test_poisson_streams),
-        TEST(test_poisson_cap),
         TEST(test_documents_by_hand),
         TEST(test_documents),
         TEST(test_documents_shuffled),

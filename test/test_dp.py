@@ -735,11 +735,19 @@ class Ledger(PrivateCheck):
             refused(changes, words)
         shutil.rmtree(test_train.checkpoint(out, 4))
         refused(dict(lr="2e-3"), "steps 3 to 4 have drawn noise after this checkpoint")
-        os.rename(os.path.join(out, "dp_key"), os.path.join(out, "elsewhere"))
-        refused(dict(), "dp_key cannot be read")
-        os.rename(os.path.join(out, "elsewhere"), os.path.join(out, "dp_key"))
-        self.assertEqual(len(train(**dict(run, resume=1, steps=5, ranks=2, zero=3)).steps()), 3, "in another layout")
+        other, same = test_train.golden_tokens(), shard(test_train.golden_tokens())
+        other[5] = (other[5] + 1) % test_train.VOCAB
+        refused(dict(train=shard(other)), "under other flags")
+        for name in ("dp_key", "dp_steps"):
+            os.rename(os.path.join(out, name), os.path.join(out, "elsewhere"))
+            refused(dict(), f"{name} cannot be read")
+            os.rename(os.path.join(out, "elsewhere"), os.path.join(out, name))
+        self.assertEqual(len(train(**dict(run, resume=1, steps=5, ranks=2, zero=3, train=same)).steps()), 3, "in another layout, and another file")
         self.assertEqual(len(train(**dict(run, resume=1, steps=6, lr="2e-3")).steps()), 1, "another rate for steps that nobody has seen")
+        for step in (4, 5, 6):
+            shutil.rmtree(test_train.checkpoint(out, step))
+        for lr in ("1e-3", "2e-3"):  # steps 3 to 6 had both
+            refused(dict(lr=lr), "steps 3 to 6 have drawn noise")
 
     def test_a_run_without_privacy_is_not_made_private(self):
         out = os.path.join(scratch(), "out")
@@ -901,16 +909,18 @@ class Controls(PrivateCheck):
               ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
               ("the whole threshold for each unit", "dp.h", "R / sqrt((double)m->units)", "R", "sensitivity", "not less than or equal to")]
 
-    def program(self, file, old, new):
+    def program(self, *changes):
+        """With each (file, old, new) of the changes made."""
         folder = os.path.join(scratch(), "faulty")
         os.mkdir(folder)
         for path in glob.glob(os.path.join(ROOT, "*.[ch]")) + [os.path.join(ROOT, "Makefile")]:
             shutil.copy(path, folder)
-        with open(os.path.join(folder, file)) as source:
-            text = source.read()
-        self.assertEqual(text.count(old), 1, f"{file} has no longer one {old!r}")
-        with open(os.path.join(folder, file), "w") as source:
-            source.write(text.replace(old, new))
+        for file, old, new in changes:
+            with open(os.path.join(folder, file)) as source:
+                text = source.read()
+            self.assertEqual(text.count(old), 1, f"{file} has no longer one {old!r}")
+            with open(os.path.join(folder, file), "w") as source:
+                source.write(text.replace(old, new))
         subprocess.run(["make", "-C", folder, "train_gpt", "FAST=-O0 -march=native"], check=True, capture_output=True, timeout=600)
         return os.path.join(folder, "train_gpt")
 
@@ -930,7 +940,7 @@ class Controls(PrivateCheck):
     def test_faults(self):
         def check(fault):
             name, file, old, new, how, message = fault
-            binary = self.program(file, old, new)
+            binary = self.program((file, old, new))
             with self.subTest(name), self.assertRaisesRegex(AssertionError, message):
                 self.notice(how, binary)
         at_once(check, self.FAULTS if ALL else self.FAULTS[:3])
@@ -938,7 +948,32 @@ class Controls(PrivateCheck):
     def test_no_fault(self):
         """The same program without one passes: it is the fault that is noticed."""
         for how in sample(sorted({fault[4] for fault in self.FAULTS}), 1):
-            self.notice(how, self.program("train_gpt.c", "int main(", "int main("))
+            self.notice(how, self.program(("train_gpt.c", "int main(", "int main(")))
+
+    def test_unlike_machines_and_a_skipped_update(self):
+        """Rank 1 takes other logarithms, and what it draws is not asked for; the norm of step 2 is no number, and the run goes on; no key is left."""
+        words = struct.unpack("<2I", bytes.fromhex(KEY)[:8])
+        look = "for (size_t i = 0; i + 8 <= sizeof trainer; i += 4) { uint32_t w[2]; memcpy(w, (char *)&trainer + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
+        changes = [("dataloader.h", "log_left_out = log1p(-q);", "log_left_out = log1p(-q) * (speaker.rank ? 0.8 : 1);"),
+                   ("train_gpt.c", "reason_to_skip(t, loss, norm);", "reason_to_skip(t, loss, t->progress.step == 1 ? (double)NAN : norm);"),
+                   ("train_gpt.c", "    comm_end(&t->comm);\n    return code;", f'    bool left = false;\n    {look}\n    printf("the key is %s\\n", left ? "left" : "gone");\n'
+                    "    comm_end(&t->comm);\n    return code;")]
+        case = dict(Trajectories.RUN, ranks=2, zero=2)
+        found, expected = train(**dict(case, binary=self.program(*changes))), train(**case)
+        self.assertEqual(found.steps("samples"), expected.steps("samples"))
+        self.assert_close(found.losses()[:2], expected.losses()[:2], SAME)
+        self.assertEqual(len(found.steps()), 6)
+        self.assertIn("step 2: update skipped: gradient norm is not finite", found.err)
+        self.assertIn("the key is gone", found.out)
+        self.assertNotIn("the key is left", found.out)
+
+    def test_schedules_of_other_batches(self):
+        """Those of no sample, and of as many as a step may take, are proved before the first step."""
+        for of in ("samples", "samples <= t->samples"):
+            binary = self.program(("train_gpt.c", "    zero_lower(&p, &t->store.policy, training);", f"    if ({of}) {{ zero_lower(&p, &t->store.policy, training); }}"))
+            job = Job(**dict(Ledger.RUN, binary=binary, ranks=2, zero=3)).wait()
+            self.assertEqual(job.code, EXIT_INPUT, job.err)
+            self.assertIn("invalid schedule", job.err)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -975,11 +1010,19 @@ class Secrets(PrivateCheck):
 
     def test_private_parts(self):
         """Losses, norms, samples and their number are told to nobody; with --dp-show-private they are, and labelled."""
-        quiet, shown, plain = train_all([dict(self.RUN, steps=6, save_every=None), dict(self.RUN, steps=6, save_every=None, dp_show_private=1),
+        quiet, shown, plain = train_all([dict(self.RUN, steps=6, save_every=None, ranks=2, zero=2),
+                                         dict(self.RUN, steps=6, save_every=None, ranks=2, zero=2, dp_show_private=1),
                                          dict(self.RUN, steps=6, save_every=None, dp_noise=None, dp_delta=None, dp_clip=None, dp_key=None)])
         self.assertEqual(quiet.steps("loss", "grad_norm"), [(None, None)] * 6)
+        digits = lambda number: len(f"{float(number):.9e}".split("e")[0].rstrip("0").replace(".", ""))
         for event in quiet.of("step"):
             self.assertNotIn("samples", event)
+            self.assertLessEqual(digits(event["ms"]), 2, "of the mean over the steps so far")
+            self.assertIsNone(event["joules"])
+        self.assertTrue(any(digits(event["ms"]) > 2 for event in shown.of("step")))
+        measured = [quiet.end()[name]["measured"] for name in ("step_ms", "idle")] + [quiet.end()["overhead"]]
+        self.assertLessEqual(max(map(digits, [*measured, *quiet.end()["traffic"]["measured"]["intra"].values()])), 2)
+        self.assertIsNone(quiet.end()["energy_j"])
         for line in quiet.out.splitlines():
             if line.startswith("step") and "validation" not in line and "checkpoint" not in line:
                 self.assertNotRegex(line, "loss|norm")
@@ -1047,7 +1090,7 @@ class Numbers(PrivateCheck):
         common = dict(batch_tokens=28 * 20, steps=2, reduce_dtype="fp32", shuffle=None)
         chosen = sample(cases, 3)
         style = lambda case: random.Random(f"{SEED}{case}").choice(CLIP_STYLES)
-        jobs = self.trained([dict(common, **case, **more) for case in chosen for more in ({}, dict(dp_noise=1, dp_key=KEY, dp_clip_style=style(case)))])
+        jobs = self.trained([dict(common, **case, **more) for case in chosen for more in ({}, dict(dp_noise=1, dp_key=KEY, dp_show_private=1, dp_clip_style=style(case)))])
         for case, plain, found in zip(chosen, jobs[::2], jobs[1::2]):
             self.assertEqual(found.end()["traffic"], plain.end()["traffic"], case)
 

@@ -264,6 +264,15 @@ class Ranks(TestCase):
             list(pool.map(lose, *zip(*(faults if ALL else faults[:3]))))
             failing.result()
 
+    def test_lost_message(self):
+        """A message may be open for longer than the watchdog; a rank that the device needs one from may not be silent."""
+        for gpus, transport in ((2, "nccl"), (1, "staged")):
+            command = ["mpirun", "--oversubscribe", "-np", "2", os.path.join(ROOT, "build/test_comm_nccl"), "stuck"]
+            done = subprocess.run(command, env=dict(ENVIRONMENT, EMU_GPUS=str(gpus)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, EXIT_PEER, done.stderr)
+            self.assertIn(f"still open, by {transport}", done.stdout)
+            self.assertRegex(done.stderr, r"lost rank 1 on \S+: no sign of progress for \d.\d s, in activations of unit 3 from rank 1, step 18\n")
+
     def test_nccl_fails(self):
         """An error that NCCL finds by itself, with nobody dead."""
         _, said = job("train_gpt_emu", 2, EXIT_PEER, {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "150"})

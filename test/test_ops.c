@@ -20,7 +20,19 @@
 #include <cmocka.h>
 
 enum { EMBEDDING, LAYERNORM, MATMUL, RESIDUAL, ATTENTION, CLASSIFIER, CLASSIFIER_KEPT, ADAMW, SGD };
-enum { MATMUL_NORMS = SGD + 1, BIAS_SAMPLES, LAYERNORM_SAMPLES, EMBEDDING_NORMS, TIED_NORMS, SAMPLE_NORMS, FACTORS, SCALE_SAMPLES, ACCUMULATE_SAMPLES, NOISE };
+enum {
+    MATMUL_NORMS = SGD + 1,
+    BIAS_SAMPLES,
+    LAYERNORM_SAMPLES,
+    EMBEDDING_NORMS,
+    TIED_NORMS,
+    SAMPLE_NORMS,
+    FACTORS,
+    MATMUL_SAMPLES,
+    EMBEDDING_SAMPLES,
+    ACCUMULATE_SAMPLES,
+    NOISE
+};
 enum { INPUTS = 4 };
 typedef struct {
     int op;
@@ -161,13 +173,20 @@ static const Case cases[] = {
     {FACTORS, 700, 1, 1, 0, 0, 1},
     {FACTORS, 700, 1, 1, 0, 1, 2},
     {FACTORS, 0, 1, 1, 0, 1, 2},
-    // rows, T, A, B; variant 1: no b
-    {SCALE_SAMPLES, 1, 1, 1, 1, 0, 1},
-    {SCALE_SAMPLES, 5, 7, 37, 3, 0, 3},
-    {SCALE_SAMPLES, 4, 65, 20, 600, 0, 2},
-    {SCALE_SAMPLES, 4, 65, 600, 20, 0, 2},
-    {SCALE_SAMPLES, 3, 40, 129, 8, 1, 2},
-    {SCALE_SAMPLES, 0, 7, 20, 20, 0, 2},
+    // rows, T, C, OC; variant 1: added to what is there
+    {MATMUL_SAMPLES, 1, 1, 1, 1, 0, 1},
+    {MATMUL_SAMPLES, 5, 7, 37, 3, 1, 3},
+    {MATMUL_SAMPLES, 4, 65, 20, 300, 0, 2},
+    {MATMUL_SAMPLES, 4, 65, 300, 20, 1, 2},
+    {MATMUL_SAMPLES, 3, 70, 136, 264, 1, 2}, // on tensor cores: several tiles, samples of more than one panel
+    {MATMUL_SAMPLES, 6, 128, 24, 40, 0, 2},
+    {MATMUL_SAMPLES, 0, 7, 20, 20, 0, 2},
+    {MATMUL_SAMPLES, 0, 7, 20, 20, 1, 2},
+    // rows, T, C, V; variant 1: without dwte
+    {EMBEDDING_SAMPLES, 1, 1, 1, 1, 0, 1},
+    {EMBEDDING_SAMPLES, 5, 7, 37, 3, 0, 3},
+    {EMBEDDING_SAMPLES, 3, 40, 129, 8, 1, 2},
+    {EMBEDDING_SAMPLES, 0, 7, 20, 20, 0, 2},
     // rows, -, n; variant 1: added to what is there
     {ACCUMULATE_SAMPLES, 1, 1, 1, 0, 0, 1},
     {ACCUMULATE_SAMPLES, 5, 1, 1033, 0, 0, 3},
@@ -266,8 +285,8 @@ static void embedding_run(const Case *c, Stream *s, float **in, float *out, cons
     ops_embedding_forward(s, out_real(s, out, n), tokens, in_real(s, in[0], (c->other + 3) * c->C), in_real(s, in[1], (c->T + 2) * c->C), c->rows, c->T, c->C);
     float *again = floats((c->other + 3) * c->C);
     for (int apart = 0; apart <= c->variant; apart++) {
-        ops_embedding_backward(s, apart ? again : grad[0], apart == c->variant ? grad[1] : NULL, in_real(s, dout, n), tokens, c->rows, c->T, c->C, c->other + 3,
-                               c->T + 2, accumulate, accumulate);
+        ops_embedding_backward(s, apart ? again : grad[0], apart == c->variant ? grad[1] : NULL, in_real(s, dout, n), tokens, NULL, c->rows, c->T, c->C,
+                               c->other + 3, c->T + 2, accumulate, accumulate);
     }
     ops_wait(s);
     ops_free(tokens), ops_free(again);
@@ -736,32 +755,57 @@ static float *spoilt_copy(const Case *c, const float *from, int64_t n, const flo
     for (int64_t b = 0; b < c->rows; b++) { copy[b * n + n / 2] = factors[b] == 0.0f ? NAN : copy[b * n + n / 2]; }
     return copy;
 }
-// in: a, b, numbers that factors are made of; out, of each sample: a | b
-static void scale_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
-    in[0] = positions(c) * c->C, in[1] = positions(c) * c->other, in[2] = c->rows, *out = in[0] + in[1];
+// in: dout, in, numbers that factors are made of, what is there. A GPU in bf16 must not round between factor and product: the tolerance is that of fp32
+static void matmul_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->other, in[1] = positions(c) * c->C, in[2] = c->rows, in[3] = *out = c->other * c->C;
 }
-static void scale_samples_reference(const Case *c, double **in, double *out) {
-    const int64_t n = c->T * c->C, m = c->T * c->other;
-    for (int64_t b = 0; b < c->rows; b++) {
-        const double factor = (double)factor_of(in[2][b]);
-        for (int64_t i = 0; i < n; i++) { out[b * (n + m) + i] = factor * in[0][b * n + i]; }
-        for (int64_t i = 0; i < m; i++) { out[b * (n + m) + n + i] = factor == 0.0 && !c->variant ? 0.0 : in[1][b * m + i]; }
+static void matmul_samples_reference(const Case *c, double **in, double *out) {
+    const int64_t C = c->C, OC = c->other;
+    for (int64_t i = 0; i < OC * C; i++) { out[i] = c->variant ? in[3][i] : 0.0; }
+    for (int64_t n = 0; n < positions(c); n++) {
+        const double factor = (double)factor_of(in[2][n / c->T]);
+        for (int64_t o = 0; o < OC; o++) {
+            for (int64_t i = 0; i < C; i++) { out[o * C + i] += factor * in[0][n * OC + o] * in[1][n * C + i]; }
+        }
     }
 }
-static void scale_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+static void matmul_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
     (void)dout, (void)grad, (void)accumulate;
-    const int64_t n = c->T * c->C, m = c->T * c->other, rows = c->rows;
-    float *factors = factors_from(c, in[2]), *a = spoilt_copy(c, in[0], n, factors), *b = floats(rows * m);
-    float *spoilt = spoilt_copy(c, in[1], m, factors);
-    memcpy(b, c->variant ? in[1] : spoilt, (size_t)(rows * m) * sizeof(float));
-    ops_scale_samples(s, out_real(s, a, rows * n), c->C, c->variant ? NULL : out_real(s, b, rows * m), c->variant ? 0 : c->other, factors, rows, c->T);
-    reals_done(s);
+    const int64_t N = positions(c), C = c->C, OC = c->other;
+    float *factors = factors_from(c, in[2]), *a = spoilt_copy(c, in[0], c->T * OC, factors), *b = spoilt_copy(c, in[1], c->T * C, factors);
+    ops_copy(s, out, in[3], (size_t)(OC * C) * sizeof(float));
+    ops_matmul_backward_weight_samples(s, out, out_real(s, a, N * OC), out_real(s, b, N * C), factors, c->rows, c->T, C, OC, c->variant);
     ops_wait(s);
-    for (int64_t k = 0; k < rows; k++) {
-        memcpy(out + k * (n + m), a + k * n, (size_t)n * sizeof(float));
-        memcpy(out + k * (n + m) + n, b + k * m, (size_t)m * sizeof(float));
+    reals_done(s);
+    ops_free(factors), ops_free(a), ops_free(b);
+}
+
+// in: dout, tokens' numbers, numbers that factors are made of; out: dwte | dwpe. variant 1: dwpe alone
+static void embedding_samples_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c) * c->C, in[1] = positions(c), in[2] = c->rows, *out = (c->other + 3 + c->T + 2) * c->C;
+}
+static void embedding_samples_reference(const Case *c, double **in, double *out) {
+    const int64_t C = c->C, wte = (c->other + 3) * C;
+    memset(out, 0, (size_t)(wte + (c->T + 2) * C) * sizeof(double));
+    for (int64_t n = 0; n < positions(c); n++) {
+        const double factor = (double)factor_of(in[2][n / c->T]);
+        for (int64_t i = 0; i < C; i++) {
+            if (!c->variant) { out[token_of(c, in[1][n]) * C + i] += factor * in[0][n * C + i]; }
+            out[wte + n % c->T * C + i] += factor * in[0][n * C + i];
+        }
     }
-    ops_free(factors), ops_free(a), ops_free(b), ops_free(spoilt);
+}
+static void embedding_samples_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const int64_t n = c->T * c->C, wte = (c->other + 3) * c->C;
+    int32_t *tokens = tokens_from(c, in[1]);
+    float *factors = factors_from(c, in[2]), *spoilt = spoilt_copy(c, in[0], n, factors);
+    if (c->variant) { memset(out, 0, (size_t)wte * sizeof(float)); }
+    ops_embedding_backward(s, c->variant ? NULL : out, out + wte, in_real(s, spoilt, c->rows * n), tokens, factors, c->rows, c->T, c->C, c->other + 3, c->T + 2,
+                           false, false);
+    ops_wait(s);
+    reals_done(s);
+    ops_free(factors), ops_free(spoilt), ops_free(tokens);
 }
 
 // in: numbers of each sample, numbers that factors are made of, what is there
@@ -846,7 +890,8 @@ static const Operation operations[] = {
     {"tied sample norms", tied_norms_sizes, tied_norms_reference, tied_norms_run, false, true, 0, {NONE, 0}, true},
     {"sample norms", sample_norms_sizes, sample_norms_reference, sample_norms_run, false, true, 0, {0, 0}, true},
     {"clip factors", factors_sizes, factors_reference, factors_run, false, true, 0, {0, 0}, true},
-    {"scale samples", scale_samples_sizes, scale_samples_reference, scale_samples_run, false, true, 0, {1, 0}, true},
+    {"matmul backward weight of samples", matmul_samples_sizes, matmul_samples_reference, matmul_samples_run, false, false, 0, {NONE, 0}, false},
+    {"embedding backward of samples", embedding_samples_sizes, embedding_samples_reference, embedding_samples_run, false, true, 0, {NONE, 0}, false},
     {"accumulate samples", accumulate_samples_sizes, accumulate_samples_reference, accumulate_samples_run, false, true, 0, {0, 0}, false},
     {"noise", noise_sizes, noise_reference, noise_run, false, true, 0, {0, 0}, false},
 };
@@ -988,7 +1033,7 @@ static void check_apart(const Case *c, Trial *all) {
     for (int64_t b = 0; b < c->rows; b++) {
         const float *result = again.out + b * one.out_size;
         if (b % 2 == 0 || !each) { assert_memory_equal(result, all->out + b * one.out_size, (size_t)one.out_size * sizeof(float)); }
-        if (b % 2 && each) { assert_true(c->op == FACTORS ? *result == 0.0f : c->op == SCALE_SAMPLES || isnan(*result)); }
+        if (b % 2 && each) { assert_true(c->op == FACTORS ? *result == 0.0f : isnan(*result)); }
     }
     ops_free(one.out), free_trial(&again);
 }
@@ -1438,7 +1483,7 @@ static void test_polls(void **state) { // messages move while a long operation r
                            {LAYERNORM_SAMPLES, 3, 20, 300, 0, 0, 1},
                            {EMBEDDING_NORMS, 3, 20, 300, 9, 0, 1},
                            {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1},
-                           {SCALE_SAMPLES, 1, 100, 3000, 1, 1, 1},
+                           {MATMUL_SAMPLES, 1, 100, 300, 40, 1, 1},
                            {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1},
                            {NOISE, 300007, 1, 1, 0, 0, 1}};
     for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++) {

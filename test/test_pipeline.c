@@ -13,14 +13,15 @@
 
 #include "child.h" // run_child
 
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false};
+static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false},
+                        stage_three = {3, 1, false, false, false, {8, 256}, {4, 256}, true, false};
 static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
-static Program empty_program(int layers, int ranks, const ZeroPolicy *policy) {
+static Program empty_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, policy, ranks, false), p.ranks = ranks;
+    p.map = unit_map(&m, policy, placement, false), p.ranks = ranks;
     p.rank = (Schedule *)calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
@@ -221,7 +222,7 @@ static void check_messages(const Program *p, const PipelinePlan *plan) {
 // One plan, with everything that is lowered. tight: also that one place less is refused.
 static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks, int64_t samples, const ZeroPolicy *policy, bool clips, bool tight) {
     char error[400];
-    Program p = empty_program(layers, ranks, policy);
+    Program p = empty_program(&plan->placement, layers, ranks, policy);
     schedule_pipeline(&p, plan, samples, true);
     check_peaks(&p, plan, kind), check_turns(&p, kind), check_messages(&p, plan);
     if (plan->recompute) { schedule_lower_recompute(&p); }
@@ -258,7 +259,11 @@ static void test_all_plans(void **state) {
                         PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
                         plan.depth = bound && kind ? bound : INT64_MAX, plan.recompute = i / 96 && kind < 3;
                         int64_t samples = max_i64(1, plans % 7 ? (int64_t)M * rows - plans % 3 : M / 2);
-                        check_plan(&plan, kind, 4, ranks, samples, plans % 2 ? &plain : &stage_two, !plan.recompute && plans / 2 % 2, plans % 16 == 0);
+                        check_plan(&plan, kind, 4, ranks, samples,
+                                   plans % 2       ? &plain
+                                   : plans / 4 % 2 ? &stage_two
+                                                   : &stage_three,
+                                   !plan.recompute && plans / 2 % 2, plans % 16 == 0);
                         placement_free(&plan.placement);
                     }
                 }
@@ -280,7 +285,7 @@ static void test_unequal_replicas(void **state) {
         placement_free(&plan.placement);
     }
     PipelinePlan plan = plan_of("3:11,3:5", 6, 16, PIPELINE_DAPPLE, WARMUP_A, 16, 1); // parts of 16 samples: 1 1 2 1 2 1 2 1 2 1 2 and 3 3 3 3 4
-    Program p = empty_program(4, 16, &plain);
+    Program p = empty_program(&plan.placement, 4, 16, &plain);
     schedule_pipeline(&p, &plan, 16, true);
     const int64_t expected[][3] = {{1, 1, 11}, {2, 1, 11}, {2, 1, 12}, {3, 1, 12}};
     int found = 0;
@@ -301,7 +306,7 @@ static void test_live_is_constant(void **state) {
         PipelinePlan plan = plan_of("1:1,2:2,2:2,1:1", 6, 6, PIPELINE_DAPPLE, WARMUP_A, 4, M);
         int swap = plan.placement.stage[0].ranks[0];
         plan.placement.stage[0].ranks[0] = plan.placement.stage[2].ranks[1], plan.placement.stage[2].ranks[1] = swap;
-        Program p = empty_program(4, 6, &plain);
+        Program p = empty_program(&plan.placement, 4, 6, &plain);
         schedule_pipeline(&p, &plan, 4 * M, true);
         const int64_t expected[6] = {2, 3, 3, 2, 4, 1}; // rank 4 has the first stage
         for (int r = 0; r < 6; r++) { assert_int_equal(peak_live(&p.rank[r], M), expected[r]); }
@@ -313,7 +318,7 @@ static void test_a_gap_is_refused(void **state) {
     (void)state;
     char error[400];
     PipelinePlan plan = plan_of("3:3,3:1", 6, 4, PIPELINE_DAPPLE, WARMUP_A, 3, 1);
-    Program p = empty_program(4, 4, &plain);
+    Program p = empty_program(&plan.placement, 4, 4, &plain);
     schedule_pipeline(&p, &plan, 3, true);
     zero_lower(&p, &plain, true);
     assert_true(schedule_validate(&p, error, sizeof error));
@@ -333,7 +338,7 @@ static void test_evaluation(void **state) {
     (void)state;
     for (int kind = 0; kind < 4; kind++) {
         PipelinePlan plan = plan_of("2:2,3:1,1:1", 6, 4, kinds[kind], WARMUP_B, 3, 5);
-        Program p = empty_program(4, 4, &plain);
+        Program p = empty_program(&plan.placement, 4, 4, &plain);
         int at[4], forwards = 0;
         schedule_pipeline(&p, &plan, 14, false);
         assert_int_equal(schedule_walk(&p, at, visit_nothing, NULL), -1);
@@ -420,7 +425,7 @@ static void test_bubbles(void **state) {
         snprintf(text, sizeof text, "%d", S);
         PipelinePlan plan = plan_of(text, 10, S, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, 1, M);
         Even even = {&plan, 0};
-        Program p = empty_program(8, S, &plain);
+        Program p = empty_program(&plan.placement, 8, S, &plain);
         schedule_pipeline(&p, &plan, M, true);
         double found = bubble(&p, &even), expected = (double)(S - 1) / (M + S - 1), filled = (double)(S - 1) / (3 * M + S - 1);
         bool zero = plan.kind == PIPELINE_ZERO_BUBBLE;
@@ -442,7 +447,7 @@ static void test_speed(void **state) {
         snprintf(text, sizeof text, "%d", S);
         PipelinePlan plan = plan_of(text, S, S, PIPELINE_DAPPLE, WARMUP_A, 1, M);
         Even even = {&plan, 0};
-        Program p = empty_program(S - 2, S, &plain);
+        Program p = empty_program(&plan.placement, S - 2, S, &plain);
         double start = seconds_now();
         schedule_pipeline(&p, &plan, M, true);
         assert_true(fabs(bubble(&p, &even) - (double)(S - 1) / (M + S - 1)) < 1e-9);
@@ -459,7 +464,7 @@ static void test_messages_overlap(void **state) {
     (void)state;
     PipelinePlan plan = plan_of("2", 6, 2, PIPELINE_DAPPLE, WARMUP_A, 1, 2);
     Even even = {&plan, 0.5};
-    Program p = empty_program(4, 2, &plain);
+    Program p = empty_program(&plan.placement, 4, 2, &plain);
     schedule_pipeline(&p, &plan, 2, true);
     double busy[2];
     assert_true(fabs(schedule_simulate(&p, even_cost, &even, busy) - 10) < 1e-12); // 1 + 0.5, then 1 + 2 + 1 + 2, 0.5 + 2
@@ -471,7 +476,7 @@ static void test_links_carry_one_message(void **state) {
     (void)state;
     PipelinePlan plan = plan_of("3:2,3:1", 6, 3, PIPELINE_DAPPLE, WARMUP_A, 2, 1);
     Even even = {&plan, 0.5};
-    Program p = empty_program(4, 3, &plain);
+    Program p = empty_program(&plan.placement, 4, 3, &plain);
     schedule_pipeline(&p, &plan, 2, true);
     assert_true(fabs(schedule_simulate(&p, even_cost, &even, NULL) - 8) < 1e-12);
     placement_free(&plan.placement), program_free(&p);
@@ -481,7 +486,7 @@ static void test_steps_are_apart(void **state) {
     (void)state;
     PipelinePlan plan = plan_of("2", 6, 2, PIPELINE_DAPPLE, WARMUP_A, 1, 4);
     Even even = {&plan, 0};
-    Program p = empty_program(4, 2, &plain);
+    Program p = empty_program(&plan.placement, 4, 2, &plain);
     schedule_pipeline(&p, &plan, 4, false);
     assert_true(fabs(schedule_simulate(&p, even_cost, &even, NULL) - 5) < 1e-12);
     placement_free(&plan.placement), program_free(&p);
@@ -493,7 +498,7 @@ static void test_policies(void **state) {
     for (int b = 0; b < 2; b++) {
         PipelinePlan plan = plan_of("4", 6, 4, PIPELINE_DAPPLE, b ? WARMUP_B : WARMUP_A, 1, 16);
         Even even = {&plan, 1};
-        Program p = empty_program(4, 4, &plain);
+        Program p = empty_program(&plan.placement, 4, 4, &plain);
         schedule_pipeline(&p, &plan, 16, true);
         end[b] = schedule_simulate(&p, even_cost, &even, NULL);
         placement_free(&plan.placement), program_free(&p);
@@ -510,7 +515,7 @@ static char *drawn(const char *stages, int M, int kind, double message, bool tra
     const int ranks = strcmp(stages, "6:1") ? 2 : 1;
     PipelinePlan plan = plan_of(stages, 6, ranks, kinds[kind], WARMUP_A, 1, M);
     Even even = {&plan, message};
-    Program p = empty_program(4, ranks, &plain);
+    Program p = empty_program(&plan.placement, 4, ranks, &plain);
     schedule_pipeline(&p, &plan, M, true);
     ActionTime **times = schedule_times(&p);
     schedule_simulate_times(&p, even_cost, &even, NULL, times);

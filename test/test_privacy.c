@@ -70,6 +70,31 @@ static void check_begun(const char *line, const char *history, int64_t step, int
     check_case(c, code, first, second);
 }
 
+// Files of a run's folder.
+static void path_of(char *path, size_t bytes, const char *name) { snprintf(path, bytes, "%s/%s", folder, name); }
+static void read_whole(const char *name, char *text, size_t bytes) {
+    char path[200];
+    path_of(path, sizeof path, name);
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    text[fread(text, 1, bytes - 1, f)] = 0;
+    fclose(f);
+}
+static void write_whole(const char *name, const char *text, mode_t mode) {
+    char path[200];
+    path_of(path, sizeof path, name);
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    assert_int_equal(fchmod(fd, mode), 0);
+    close(fd);
+}
+static void write_ledger(int64_t taken, int64_t since, uint64_t path) {
+    char text[100];
+    snprintf(text, sizeof text, "%020" PRId64 " %020" PRId64 " %016" PRIx64 "\n", taken, since, path);
+    write_whole("dp_steps", text, 0600);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Plans
 
@@ -184,6 +209,7 @@ static void make_history(char *text, int64_t steps) {
     plan_run(&r);
     privacy_begin(&r.p, &r.options, &r.given, "", 0, &comm);
     privacy_history(&r.p, steps, text);
+    write_ledger(steps, 0, 0);
 }
 static void test_history(void **state) {
     (void)state;
@@ -298,24 +324,6 @@ static void test_forged_histories(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Files
 
-static void path_of(char *path, size_t bytes, const char *name) { snprintf(path, bytes, "%s/%s", folder, name); }
-static void read_whole(const char *name, char *text, size_t bytes) {
-    char path[200];
-    path_of(path, sizeof path, name);
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    text[fread(text, 1, bytes - 1, f)] = 0;
-    fclose(f);
-}
-static void write_whole(const char *name, const char *text, mode_t mode) {
-    char path[200];
-    path_of(path, sizeof path, name);
-    unlink(path);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
-    assert_int_equal(fchmod(fd, mode), 0);
-    close(fd);
-}
 static int forget_files(void **state) {
     (void)state;
     static const char *const names[] = {"dp_key", "dp_steps", "dp_key.tmp", "dp_steps.tmp"};
@@ -330,6 +338,26 @@ static void begin_run(Run *r, const char *line, const char *history, int64_t ste
     parse_run(r, "--out %s %s", folder, line);
     plan_run(r);
     privacy_begin(&r->p, &r->options, &r->given, history, step, &comm);
+}
+// Steps that draw noise, and the history of the checkpoint after them.
+static void take_steps(Run *r, int64_t first, int64_t end, char history[PRIVACY_HISTORY_MAX]) {
+    for (int64_t step = first; step < end; step++) { privacy_note(&r->p, step); }
+    privacy_settle(&r->p);
+    privacy_history(&r->p, end, history);
+}
+static void resume_run(Run *r, const char *flags, const char *history, int64_t step) {
+    char line[300];
+    snprintf(line, sizeof line, "--resume --dp-noise 1%s", flags);
+    begin_run(r, line, history, step);
+}
+// What a resume from `step` says: "" where it begins.
+static void check_resumed(const char *flags, const char *of_run, int64_t step, const char *first, const char *second) {
+    char line[400], history[PRIVACY_HISTORY_MAX], *steps;
+    snprintf(history, sizeof history, "%s", of_run);
+    assert_non_null(steps = strstr(history, "steps="));
+    snprintf(steps, 30, "steps=%" PRId64, step);
+    snprintf(line, sizeof line, "--out %s --resume --dp-noise 1%s", folder, flags);
+    check_begun(line, history, step, *first ? EXIT_INPUT : EXIT_DONE, first, second);
 }
 static void test_key_is_kept(void **state) {
     (void)state;
@@ -347,7 +375,7 @@ static void test_key_is_kept(void **state) {
     assert_true(!stat(path, &info) && (info.st_mode & 07777) == 0600);
     path_of(path, sizeof path, "dp_key.tmp");
     assert_int_equal(access(path, F_OK), -1);
-    privacy_history(&first.p, 3, history);
+    take_steps(&first, 0, 3, history);
     begin_run(&resumed, "--resume --dp-noise 1", history, 3);
     assert_memory_equal(resumed.p.key, first.p.key, 32);
     begin_run(&second, "--dp-noise 1", "", 0); // anew: another one
@@ -366,7 +394,7 @@ static void test_given_key(void **state) {
     assert_string_equal(run.options.dp_key, KEY);
     read_whole("dp_key", text, sizeof text);
     assert_true(!strncmp(text, KEY, 64));
-    privacy_history(&run.p, 3, history);
+    take_steps(&run, 0, 3, history);
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1", folder);
     check_begun(line, history, 3, EXIT_DONE, "", ""); // not given again
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1 --dp-key %064d", folder, 7);
@@ -417,18 +445,10 @@ static void test_lost_steps(void **state) {
                                        "--val-every 3 --save-every 2 --keep 1 --log x",
                                        "--steps 400",
                                        "--watchdog 3 --dp-accountant rdp",
+                                       "--train other_*.bin --tokenizer x", // names: what they hold is in the data's checksum
                                        "--dp-epsilon 7"};
-    static const char *const other[] = {"--lr 1e-3",
-                                        "--weight-decay 0.1",
-                                        "--grad-clip 0.5",
-                                        "--seed 7",
-                                        "--shuffle 0",
-                                        "--dtype bf16",
-                                        "--model d24",
-                                        "--train other_*.bin",
-                                        "--optimizer sgd",
-                                        "--warmup 3",
-                                        "--zero 3 --zero-quantized-weights"};
+    static const char *const other[] = {"--lr 1e-3",    "--weight-decay 0.1", "--grad-clip 0.5", "--seed 7",   "--shuffle 0",
+                                        "--dtype bf16", "--model d24",        "--optimizer sgd", "--warmup 3", "--zero 3 --zero-quantized-weights"};
     Run run;
     char history[PRIVACY_HISTORY_MAX], line[500], text[100];
     begin_run(&run, "--dp-noise 1", "", 0);
@@ -460,10 +480,99 @@ static void test_lost_steps(void **state) {
     privacy_history(&run.p, 5, history);
     snprintf(line, sizeof line, "--out %s --resume --dp-noise 1 --lr 1e-3", folder);
     check_begun(line, history, 5, EXIT_DONE, "", ""); // nothing was lost: flags may change
+    check_resumed("", history, 4, "", "");            // these took no step, so the fifth is still its first owner's
+    check_resumed(" --lr 1e-3", history, 4, "steps 5 to 5 have drawn noise", "give the flags");
+    privacy_end(&run.p, &run.options);
+}
+// Flags that change twice, with checkpoints that are lost: a step draws noise under one path only.
+static void test_flags_that_change(void **state) {
+    (void)state;
+    Run run, changed, back;
+    char history[PRIVACY_HISTORY_MAX], text[100], expected[100];
+    begin_run(&run, "--dp-noise 1", "", 0);
+    take_steps(&run, 0, 5, history);
+    resume_run(&changed, " --lr 1e-3", history, 5);
+    check_resumed("", history, 3, "", ""); // nothing was drawn under the new flags
+    take_steps(&changed, 5, 8, history);
+    snprintf(expected, sizeof expected, "%020d %020d %016" PRIx64 "\n", 8, 5, changed.p.path);
+    read_whole("dp_steps", text, sizeof text);
+    assert_string_equal(text, expected);
+    check_resumed(" --lr 1e-3", history, 6, "", "");
+    check_resumed(" --lr 1e-3", history, 5, "", "");
+    check_resumed(" --lr 1e-3", history, 4, "steps 5 to 8 have drawn noise after this checkpoint, under other flags", "go on from a later one");
+    check_resumed("", history, 4, "steps 5 to 8 have drawn noise after this checkpoint, under other flags", "go on from a later one");
+    check_resumed("", history, 5, "steps 6 to 8 have drawn noise after this checkpoint, under other flags", "give the flags");
+    resume_run(&back, "", history, 8);
+    take_steps(&back, 8, 9, history);
+    check_resumed("", history, 8, "", ""); // the first flags again: of these steps only
+    check_resumed("", history, 7, "steps 8 to 9", "go on from a later one");
+    check_resumed("", history, 2, "steps 3 to 9", "go on from a later one");
+    check_resumed(" --lr 1e-3", history, 6, "steps 7 to 9", "go on from a later one");
+    check_resumed(" --lr 1e-2", history, 9, "", "");
+    privacy_end(&run.p, &run.options), privacy_end(&changed.p, &changed.options), privacy_end(&back.p, &back.options);
+}
+// The same flags with other data.
+static void test_data_that_change(void **state) {
+    (void)state;
+    Run run, other;
+    char history[PRIVACY_HISTORY_MAX];
+    parse_run(&run, "--out %s --dp-noise 1", folder);
+    plan_run(&run);
+    run.p.data = 7;
+    privacy_begin(&run.p, &run.options, &run.given, "", 0, &comm);
+    take_steps(&run, 0, 5, history);
+    check_resumed("", history, 4, "steps 5 to 5 have drawn noise", "flags and data"); // of data 0
+    check_resumed("", history, 5, "", "");
     privacy_history(&run.p, 4, history);
-    check_begun(line, history, 4, EXIT_DONE, "", ""); // and the fifth step is now theirs
-    snprintf(line, sizeof line, "--out %s --resume --dp-noise 1", folder);
-    check_begun(line, history, 4, EXIT_INPUT, "steps 5 to 5 have drawn noise", "");
+    parse_run(&other, "--out %s --resume --dp-noise 1", folder);
+    plan_run(&other);
+    other.p.data = 7;
+    privacy_begin(&other.p, &other.options, &other.given, history, 4, &comm);
+    privacy_end(&run.p, &run.options), privacy_end(&other.p, &other.options);
+}
+static void test_bad_ledgers(void **state) {
+    (void)state;
+    static const char good[] = "00000000000000000005 00000000000000000000 0123456789abcdef\n";
+    static const char *const texts[] = {"",
+                                        "5",
+                                        "00000000000000000005 0123456789abcdef\n",
+                                        "00000000000000000005 00000000000000000000 0123456789abcdef",
+                                        "00000000000000000005 00000000000000000000 0123456789abcdef\n\n",
+                                        "00000000000000000005 00000000000000000006 0123456789abcdef\n",
+                                        "00000000000000000005 -0000000000000000001 0123456789abcdef\n",
+                                        "-0000000000000000005 -0000000000000000005 0123456789abcdef\n",
+                                        "99999999999999999999 00000000000000000000 0123456789abcdef\n",
+                                        "00000000000000000005 00000000000000000000 0123456789ABCDEF\n",
+                                        "00000000000000000005 00000000000000000000 -123456789abcdef\n",
+                                        "                   5                    0 0123456789abcdef\n"};
+    Run run;
+    char history[PRIVACY_HISTORY_MAX], path[200], text[100];
+    begin_run(&run, "--dp-noise 1", "", 0);
+    take_steps(&run, 0, 5, history);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        write_whole("dp_steps", texts[i], 0600);
+        check_resumed("", history, 5, "dp_steps is damaged", "put the run's dp_steps back");
+    }
+    for (int i = 0; i < 60; i++) { // what is read is what was written, or is refused
+        snprintf(text, sizeof text, "%s", good);
+        text[draw(LEDGER_BYTES)] = (char)(1 + draw(255));
+        write_whole("dp_steps", text, 0600);
+        Privacy p;
+        char again[LEDGER_BYTES + 1];
+        if (ledger_parse(&p, text)) {
+            ledger_text(&p, again);
+            assert_string_equal(again, text);
+        } else {
+            check_resumed("", history, 5, "dp_steps is damaged", "");
+        }
+    }
+    write_ledger(4, 0, run.p.path);
+    check_resumed("", history, 5, "dp_steps is of another run or time: it knows of 4 steps, the checkpoint has 5", "");
+    path_of(path, sizeof path, "dp_steps");
+    unlink(path);
+    check_resumed("", history, 5, "dp_steps cannot be read", "begin anew");
+    assert_int_equal(symlink("/dev/zero", path), 0);
+    check_resumed("", history, 5, "dp_steps cannot be read", "");
     privacy_end(&run.p, &run.options);
 }
 // The rate depends on the number of steps where it does not stay as it is.
@@ -474,7 +583,7 @@ static void test_steps_and_rate(void **state) {
         Run a, b;
         parse_run(&a, "--dp-noise 1 --steps 10%s%s", *schedules[i][0] ? " " : "", schedules[i][0]);
         parse_run(&b, "--dp-noise 1 --steps 20%s%s", *schedules[i][0] ? " " : "", schedules[i][0]);
-        assert_string_equal(privacy_path(&a.options) == privacy_path(&b.options) ? "equal" : "differ", schedules[i][1]);
+        assert_string_equal(privacy_path(&a.options, 1) == privacy_path(&b.options, 1) ? "equal" : "differ", schedules[i][1]);
     }
 }
 
@@ -528,7 +637,7 @@ static void test_texts(void **state) {
     double claimed = strtod(strstr(end, "<= ") + 3, NULL), exact = privacy_epsilon(&r.p, 20).high;
     assert_true(claimed >= exact && claimed < exact + 1.01e-4); // never rounded down
     privacy_json(&r.p, 20, json);
-    static const char *const fields[] = {"{\"steps\":20,\"sampling\":\"poisson\",\"accountant\":\"prv\",\"epsilon\":",
+    static const char *const fields[] = {"{\"sampling\":\"poisson\",\"accountant\":\"prv\",\"steps\":20,\"epsilon\":",
                                          "\"target\":null",
                                          "\"sampling_rate\":0.0123076923",
                                          "\"samples\":12,",
@@ -554,6 +663,27 @@ static void test_texts(void **state) {
     privacy_json(&r.p, 20, json);
     assert_non_null(strstr(json, "\"epsilon\":null"));
     free(start), free(end);
+}
+static void test_object_without_data(void **state) { // of --dry-run
+    (void)state;
+    Run r;
+    char json[PRIVACY_JSON_MAX];
+    for (int told = 0; told < 2; told++) {
+        parse_run(&r, "--dry-run %s", told ? "--dp-noise 1.5 --dp-delta 0.25 --dp-clip 2" : "--dp-epsilon 3");
+        r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
+        privacy_json(&r.p, 0, json);
+        static const char *const always[] = {"\"steps\":null,\"epsilon\":null,\"low\":null,\"high\":null,",
+                                             "\"sampling_rate\":null,\"samples\":12,\"most_samples\":", "\"windows\":null,", "\"clip_style\":\"unit\"",
+                                             "\"key\":null}"};
+        static const char *const found[] = {"\"delta\":0.25,\"target\":null,", "\"sigma\":1.5,\"clip\":2,"};
+        static const char *const asked[] = {"\"delta\":null,\"target\":3,", "\"sigma\":null,\"clip\":1,"};
+        check_words(json, always, sizeof always / sizeof always[0]);
+        check_words(json, told ? found : asked, 2);
+    }
+    parse_run(&r, "--dry-run --dp-noise 0");
+    r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
+    privacy_json(&r.p, 0, json);
+    assert_non_null(strstr(json, "\"sigma\":0,"));
 }
 static void test_rounding_up(void **state) {
     (void)state;
@@ -582,7 +712,7 @@ static void test_warnings(void **state) {
         Run r;
         forget_files(NULL);
         begin_run(&r, lines[i][0], "", 0);
-        privacy_history(&r.p, 3, history);
+        take_steps(&r, 0, 3, history);
         snprintf(line, sizeof line, "--resume --out %s %s", folder, lines[i][0]);
         check_begun(line, history, 3, EXIT_DONE, "warning: ", lines[i][1]);
         privacy_end(&r.p, &r.options);
@@ -606,8 +736,12 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_given_key, forget_files),
         cmocka_unit_test_setup(test_bad_key_files, forget_files),
         cmocka_unit_test_setup(test_lost_steps, forget_files),
+        cmocka_unit_test_setup(test_flags_that_change, forget_files),
+        cmocka_unit_test_setup(test_data_that_change, forget_files),
+        cmocka_unit_test_setup(test_bad_ledgers, forget_files),
         cmocka_unit_test(test_steps_and_rate),
         cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_object_without_data),
         cmocka_unit_test(test_rounding_up),
         cmocka_unit_test_setup(test_warnings, forget_files),
     };

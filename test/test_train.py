@@ -935,7 +935,11 @@ class Failures(TestCase):
             (("zero-quantized-gradients", "dp-noise"), dict(zero=2, zero_quantized_gradients=1, dp_noise=1)),
             (("reduce-dtype", "dp-noise"), dict(reduce_dtype="bf16", dp_epsilon=8)),
             (("skip-loss-z", "dp-noise"), dict(skip_loss_z=5, dp_noise=1)), (("skip-grad-z", "dp-noise"), dict(skip_grad_z=5, dp_epsilon=8)),
-            (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp"))]
+            (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp")),
+            (("pipeline", "dp-noise"), dict(pipeline=2, dp_noise=1)), (("pipeline-schedule", "pipeline"), dict(pipeline_schedule="gpipe")),
+            (("pipeline-warmup", "pipeline"), dict(pipeline_warmup="a")),
+            (("pipeline-warmup", "pipeline-schedule"), dict(pipeline=2, pipeline_schedule="gpipe", pipeline_warmup="b")),
+            (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
@@ -1012,12 +1016,14 @@ class Failures(TestCase):
             subprocess.run(["umount", "-l", disk], check=True)
 
     def test_watchdog(self):
-        """A collective that waits in vain ends the job with the code for a lost peer and says what it waited for."""
+        """A collective or a message that waits in vain ends the job with the code for a lost peer and says what it waited for."""
         if not os.path.exists("build/test_comm"):
             self.skipTest("build/test_comm is not built")
-        run = subprocess.run(["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", "stuck"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        self.assertEqual(run.returncode, 4)
-        self.assertIn("in all_gather of block 3, step 18", run.stderr)
+        for how, what in (("stuck", "all_gather of block 3"), ("message", "activations of unit 3 from rank 1"), ("full", "activations of unit 3 from rank 1")):
+            command = ["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", how]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+            self.assertEqual(run.returncode, 4, how)
+            self.assertIn(f"in {what}, step 18", run.stderr)
 
     def test_export_where_no_file_can_be(self):
         """Found before anything is trained; and what is no file stays what it is."""
