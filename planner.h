@@ -17,6 +17,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Search
 enum { PLAN_BEAM = 32, PLAN_ALIKE = 2 }; // plans that are kept, and of them with as many stages and the same micro-batch
+enum { PLAN_STAGE_BATCHES = 1 << 20 };   // most stages x micro-batches: half a GiB of actions to replay
 typedef struct {
     Plan plan;
     double bound, step_s;
@@ -111,10 +112,10 @@ static inline bool planner_look(Planner *p, const Plan *plan) {
     plan_place(p->task, plan, p->ranks, p->scratch);
     return plan_costs(p->task, plan, p->ranks, &p->costs);
 }
-// Puts a plan into the pool, where it fits the memory, is new, and may be better than the beam's worst.
+// Puts a plan into the pool, where it fits the memory, is short enough to replay, is new, and may be better than the beam's worst.
 static inline void planner_add(Planner *p, const Plan *plan) {
     p->bounded++;
-    if (!planner_look(p, plan) || planner_saw(p, plan)) { return; }
+    if (plan->stages * (p->task->samples / plan->micro_batch) > PLAN_STAGE_BATCHES || !planner_look(p, plan) || planner_saw(p, plan)) { return; }
     double bound = p->by_equations ? plan_by_equations(&p->costs) : plan_bound(&p->costs);
     if (bound >= planner_limit(p, plan)) { return; }
     if (p->pooled == p->pool_capacity) {
