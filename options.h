@@ -466,8 +466,10 @@ static inline bool options_pipelined(const Options *o) { return strcmp(o->pipeli
 static inline bool options_plans(const Options *o) { return !strcmp(o->pipeline, "auto"); } // the planner chooses stages
 static inline bool options_gives_stages(const Options *o) { return options_pipelined(o) && !options_plans(o); }
 static inline bool clash_pipeline_private(const Options *o, const OptionsGiven *g) { return options_pipelined(o) && options_private(o, g); }
-static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_schedule] && !options_pipelined(o); }
-static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_pipelined(o); }
+static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_pipeline_schedule] && !options_gives_stages(o);
+}
+static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_gives_stages(o); }
 static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_pipeline_warmup] && o->pipeline_schedule != PIPELINE_DAPPLE;
 }
@@ -529,8 +531,8 @@ static const OptionPair option_pairs[] = {
     {"profile-steps", "dp-noise", "(or --dp-epsilon) the times of a step tell how many samples it drew: give --dp-show-private too", clash_profile_private},
     {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
     {"pipeline", "dp-noise", "(or --dp-epsilon) private training does not cross stages yet: use ranks of one stage, --pipeline 1", clash_pipeline_private},
-    {"pipeline-schedule", "pipeline", "one stage has nothing to order: give --pipeline N", clash_schedule_pipeline},
-    {"pipeline-warmup", "pipeline", "one stage has nothing to order: give --pipeline N", clash_warmup_pipeline},
+    {"pipeline-schedule", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_schedule_pipeline},
+    {"pipeline-warmup", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_warmup_pipeline},
     {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
     {"pipeline-schedule", "recompute", "zero-bubble keeps activations until the weight parts run: leave --recompute out, or choose dapple",
      clash_bubble_recompute},

@@ -17,6 +17,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Search
 enum { PLAN_BEAM = 32, PLAN_ALIKE = 2 }; // plans that are kept, and of them with as many stages and the same micro-batch
+enum { PLAN_STAGE_BATCHES = 1 << 20 };   // most stages x micro-batches: half a GiB of actions to replay
 typedef struct {
     Plan plan;
     double bound, step_s;
@@ -111,10 +112,10 @@ static inline bool planner_look(Planner *p, const Plan *plan) {
     plan_place(p->task, plan, p->ranks, p->scratch);
     return plan_costs(p->task, plan, p->ranks, &p->costs);
 }
-// Puts a plan into the pool, where it fits the memory, is new, and may be better than the beam's worst.
+// Puts a plan into the pool, where it fits the memory, is short enough to replay, is new, and may be better than the beam's worst.
 static inline void planner_add(Planner *p, const Plan *plan) {
     p->bounded++;
-    if (!planner_look(p, plan) || planner_saw(p, plan)) { return; }
+    if (plan->stages * (p->task->samples / plan->micro_batch) > PLAN_STAGE_BATCHES || !planner_look(p, plan) || planner_saw(p, plan)) { return; }
     double bound = p->by_equations ? plan_by_equations(&p->costs) : plan_bound(&p->costs);
     if (bound >= planner_limit(p, plan)) { return; }
     if (p->pooled == p->pool_capacity) {
@@ -621,7 +622,8 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
 // What the flags ask a plan for, of this model on this cluster.
 static inline PlanTask planner_task(const PlanModel *model, const Cluster *cluster, const Options *o, const OptionsGiven *given) {
     PlanTask t = {model, *cluster, 0, option_size("device-memory", o->device_memory), given->at[OPTION_INDEX_micro_batch] ? o->micro_batch : 0, false};
-    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * task_ranks(&t);
+    int64_t micro_batches = o->micro_batches ? o->micro_batches : task_ranks(&t),
+            tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * micro_batches;
     t.samples = tokens / o->seq_len;
     if (tokens % o->seq_len || t.samples > SCHEDULE_MAX / 16) {
         die(EXIT_INPUT, "a step is whole samples, not too many", "--batch-tokens %" PRId64 " of --seq-len %" PRId64 ": that cannot be planned", tokens,

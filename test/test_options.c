@@ -492,6 +492,7 @@ static const char *const clashes[][3] = {
     {"--plan --profile x", "profile", "cluster"},
     {"--profile x", "profile", "plan"},
     {"--device-memory 1G", "device-memory", "plan"},
+    {"--pipeline auto --pipeline-warmup a", "pipeline-warmup", "pipeline"},
     {"--cluster 1x1 --dry-run --ranks-per-node 0", "cluster", "ranks-per-node"},
     {"--momentum 0.9", "momentum", "optimizer"},
     {"--momentum 0.5 --optimizer adamw", "momentum", "optimizer"},
