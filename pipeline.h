@@ -15,7 +15,8 @@
 // Messages   All stages are played in lockstep, an action of theirs taking one tick, and every list is what one rank sees of that one history,
 //            in which a message is one event at both ends: so no wait is circular even when SEND and RECV wait for each other. A
 //            message is due as soon as it is made and the receiver has a place for it: the inputs of one micro-batch more than are
-//            live, and the gradients of two, so the next one travels while the present one computes.
+//            live, and the gradients of two, so the next one travels while the present one computes. A gradient is awaited before the action
+//            beside which it is made: where receives are posted and not waited for, it travels while that action runs.
 #ifndef PIPELINE_H
 #define PIPELINE_H
 
@@ -232,8 +233,9 @@ static inline void stage_run(PipelineBuilder *b, int s, StageAction what) {
     r->weights += what == STAGE_BACKWARD || what == STAGE_WEIGHT || !b->training;
 }
 // A micro-batch crosses from stage s to s + 1 (forward: what the last unit of s puts out), or back (the gradient of the first unit of
-// s + 1): one message for each pair of replicas with rows in common.
-static inline void stage_cross(PipelineBuilder *b, int s, bool forward, int micro) {
+// s + 1): one message for each pair of replicas with rows in common. Both ends of it are added, or one.
+typedef enum { BOTH_ENDS, RECEIVERS, SENDERS } MessageEnds;
+static inline void stage_cross(PipelineBuilder *b, int s, bool forward, int micro, MessageEnds ends) {
     const Stage *above = &b->plan->placement.stage[s], *below = above + 1;
     Action a = action_make(ACT_SEND_FORWARD, forward ? below->first_unit - 1 : below->first_unit, -1, micro);
     for (int i = 0, j = 0; i < above->replicas && j < below->replicas;) {
@@ -244,8 +246,10 @@ static inline void stage_cross(PipelineBuilder *b, int s, bool forward, int micr
         }
         a.first_row = max_i64(up[0], down[0]), a.rows = min_i64(up[1], down[1]) - a.first_row;
         if (a.rows > 0) {
-            a.kind = forward ? ACT_SEND_FORWARD : ACT_RECV_BACKWARD, a.peer = below->ranks[j], schedule_add(&b->program->rank[above->ranks[i]], a);
-            a.kind = forward ? ACT_RECV_FORWARD : ACT_SEND_BACKWARD, a.peer = above->ranks[i], schedule_add(&b->program->rank[below->ranks[j]], a);
+            a.kind = forward ? ACT_SEND_FORWARD : ACT_RECV_BACKWARD, a.peer = below->ranks[j];
+            if (ends != (forward ? RECEIVERS : SENDERS)) { schedule_add(&b->program->rank[above->ranks[i]], a); }
+            a.kind = forward ? ACT_RECV_FORWARD : ACT_SEND_BACKWARD, a.peer = above->ranks[i];
+            if (ends != (forward ? SENDERS : RECEIVERS)) { schedule_add(&b->program->rank[below->ranks[j]], a); }
         }
         i += up[1] <= down[1], j += down[1] <= up[1];
     }
@@ -253,8 +257,17 @@ static inline void stage_cross(PipelineBuilder *b, int s, bool forward, int micr
 // All messages between stages s and s + 1 that are made and have a place.
 static inline void stage_messages(PipelineBuilder *b, int s) {
     StageRun *above = &b->run[s], *below = above + 1;
-    while (below->inputs < above->forwards && below->inputs - below->weights < below->limits.inputs) { stage_cross(b, s, true, below->inputs++); }
-    while (above->gradients < below->backwards && above->gradients - above->weights < above->limits.gradients) { stage_cross(b, s, false, above->gradients++); }
+    while (below->inputs < above->forwards && below->inputs - below->weights < below->limits.inputs) { stage_cross(b, s, true, below->inputs++, BOTH_ENDS); }
+    while (above->gradients < below->backwards && above->gradients - above->weights < above->limits.gradients) {
+        stage_cross(b, s, false, above->gradients++, BOTH_ENDS);
+    }
+}
+// Does a gradient that stage s + 1 makes in this tick have a place on stage s already? Then s awaits it before its own action of the tick, beside which
+// it travels. Who waits so waits for stages below it only, which wait for those below them: no circle.
+static inline bool stage_awaits(const PipelineBuilder *b, int s, StageAction below_does) {
+    const StageRun *above = &b->run[s], *below = above + 1;
+    const bool made = below_does == STAGE_BACKWARD || below_does == STAGE_INPUT;
+    return made && above->gradients == below->backwards && above->gradients - above->weights < above->limits.gradients;
 }
 // What each rank must have room for.
 static inline Limits stage_limits(const PipelineBuilder *b, int s) {
@@ -289,6 +302,7 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
     p->samples = samples, p->micro_batches = plan->micro_batches;
     PipelineBuilder b = {p, plan, training, (StageRun *)checked_calloc((size_t)stages, sizeof(StageRun), "pipeline")};
     StageAction *next = (StageAction *)checked_malloc((size_t)stages * sizeof(StageAction), "pipeline");
+    bool *awaits = (bool *)checked_calloc((size_t)stages, sizeof(bool), "pipeline");
     for (int s = 0; s < stages; s++) { b.run[s].limits = stage_limits(&b, s); }
     while (!pipeline_done(&b)) { // one tick
         bool moves = false;
@@ -296,12 +310,19 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
             next[s] = of_three ? stage_next_of_three(&b, s) : stage_next_of_two(&b, s), moves = moves || next[s] != STAGE_WAITS;
         }
         assert(moves); // K_i does not grow from stage to stage, so some stage always can
+        for (int s = 0; s + 1 < stages; s++) {
+            awaits[s] = stage_awaits(&b, s, next[s + 1]);
+            if (awaits[s]) { stage_cross(&b, s, false, b.run[s].gradients, RECEIVERS); }
+        }
         for (int s = 0; s < stages; s++) { stage_run(&b, s, next[s]); }
-        for (int s = 0; s + 1 < stages; s++) { stage_messages(&b, s); }
+        for (int s = 0; s + 1 < stages; s++) {
+            if (awaits[s]) { stage_cross(&b, s, false, b.run[s].gradients++, SENDERS); }
+            stage_messages(&b, s);
+        }
     }
     program_limit(p, stage_limits(&b, 0));
     pipeline_set_limits(&b);
-    free(b.run), free(next);
+    free(b.run), free(next), free(awaits);
 }
 
 #endif
