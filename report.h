@@ -303,30 +303,41 @@ static inline void predict(const RunFacts *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Does it fit?
 static inline int memory_sharers(const RunFacts *run) { return ops_memory_apart() ? run->comm->transport.sharing : run->comm->local_ranks; }
-// By all ranks on this memory, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step, for which the store has
-// another layout.
+// What all ranks on this memory need, over what this one does: ranks of other stages need other amounts. All ranks call it.
+static inline double memory_shares(const RunFacts *run, double mine) {
+    Comm *comm = (Comm *)(uintptr_t)run->comm;
+    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "memory"), sum = 0;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    for (int r = 0; r < comm->ranks; r++) { sum += strcmp(comm->peers[r].place.host, comm->peers[comm->rank].place.host) ? 0 : all[r]; }
+    free(all);
+    return ops_memory_apart() ? memory_sharers(run) : sum / fmax(mine, 1);
+}
+// By this rank, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step, for which the store has another layout.
 static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) {
     size_t memory[MEMORY_KINDS];
     const Store *s = run->store;
     ZeroPolicy policy = s->policy;
-    policy.accumulates = (run->options->batch_tokens || run->privacy->on) && ceil_div(run->most_samples, run->ranks->n) > rows;
+    if (s->placement->stages == 1) {
+        policy.accumulates = (run->options->batch_tokens || run->privacy->on) && ceil_div(run->most_samples, run->ranks->n) > rows;
+    }
     Store planned = store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->adam);
     RunFacts facts = *run;
     facts.store = &planned;
     predict_memory(&facts, rows, recompute, memory);
     store_free(&planned);
-    return (double)(memory_device(memory) - memory_device(memory_taken)) * memory_sharers(run);
+    return (double)(memory_device(memory) - memory_device(memory_taken));
 }
 // Which flags would make the run fit into `there` bytes, as text: the micro-batch halved until it does, without and with recomputation.
-static inline void memory_advice(const RunFacts *run, double there, char *text, size_t bytes) {
+static inline void memory_advice(const RunFacts *run, double shares, double there, char *text, size_t bytes) {
     bool given = run->options->recompute == RECOMPUTE_BLOCK;
     size_t n = 0;
     for (int recompute = given; recompute < (run->shape.clip.flat ? 1 : 2); recompute++) { // flat clipping goes without
         int64_t rows = run->shape.rows;
-        while (rows && memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
+        const int64_t replicas = run->store->placement->stages > 1 ? ceil_div(run->options->micro_batch, rows) : 1; // --micro-batch is of a whole stage
+        while (rows && shares * memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
         if (!rows) { continue; }
         n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", or" : "it fits with", recompute && !given ? " --recompute block" : "");
-        if (rows < run->shape.rows) { n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows); }
+        if (rows < run->shape.rows) { n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows * replicas); }
     }
     if (!n) {
         snprintf(text, bytes, "no --micro-batch fits, nor does --recompute block help: use a smaller --model or --seq-len, or fewer ranks on a machine");
@@ -334,11 +345,12 @@ static inline void memory_advice(const RunFacts *run, double there, char *text, 
 }
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
-    double needed = memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK);
+    const double mine = memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK), shares = memory_shares(run, mine);
+    const double needed = shares * mine;
     double there = ops_memory_apart() ? ops_memory_available() : memory_available();
     if (needed <= there) { return; }
     char advice[400];
-    memory_advice(run, there, advice, sizeof advice);
+    memory_advice(run, shares, there, advice, sizeof advice);
     die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", memory_sharers(run), ops_memory_apart() ? "GPU" : "machine",
         needed / 0x1p30, there / 0x1p30);
 }
