@@ -7,6 +7,7 @@
     Equality    every plan of up to 4 ranks, M = 1 to 8, and whatever combines with it: the losses, norms and weights of one rank; the
                 schedules are one computation, bit by bit; validation, scores and generated text are those of one rank
     Numbers     messages, reductions and gathers of rank 0 by link, and activations of the first stage, are what a plain count gives, to the byte
+    Planned     timelines and traces, planned and measured; the plan that the program makes for itself is run, and is that of one rank, too
     Layers      every tensor of every layer is trained, whatever the split; the tied gradient is the sum of both uses
     Resume      bit-equal in the same plan, also after a kill; equal in any other plan, number of ranks and ZeRO stage
     Refusals    plans, batches and pairs that make no sense: exit 2 and one message, whatever the ranks
@@ -16,6 +17,7 @@ Every run is checked for memory and traffic: as predicted (test_train.Job) and a
 Standard library only.
 """
 import itertools
+import json
 import math
 import os
 import random
@@ -379,6 +381,60 @@ class Numbers(Check):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+class Planned(Check):
+    """What the program says of a step before it, and after it; and the plan that it makes for itself."""
+
+    def rows(self, text, what):
+        """Busy cells of each rank's row of a timeline."""
+        found = re.search(rf"timeline   {what}: .*\n((?:rank \d+ .*\n)+)", text)
+        self.assertTrue(found, text)
+        rows = [re.fullmatch(r"rank (\d+) +\|([FBWU0-9.-]+)\| +(\d+) % busy", line) for line in found.group(1).splitlines()]
+        self.assertTrue(all(rows), found.group(1))
+        self.assertEqual([int(row.group(1)) for row in rows], list(range(len(rows))))
+        return [row.group(2) for row in rows]
+
+    def check_trace(self, path, ranks, micro_batches):
+        with open(path, encoding="utf-8") as file:
+            events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+        self.assertEqual({event["pid"] for event in events}, set(range(ranks)))
+        for unit in range(UNITS):  # every unit's forward, of every micro-batch, once
+            forwards = [event for event in events if event["name"].startswith("FORWARD ") and event["args"]["unit"] == unit and event["args"]["rows"]]
+            self.assertEqual(sorted(event["args"]["micro_batch"] for event in forwards), list(range(micro_batches)))
+        for event in events:
+            self.assertGreaterEqual(event["dur"], 0)
+
+    def test_timelines(self):
+        """Planned and measured: a row for each rank, and all forwards in the trace."""
+        plan, M = [(2, 1), (3, 1), (1, 1)], 5
+        planned, measured = (os.path.join(scratch(), "trace") for _ in range(2))
+        case = of(plan, **batch(M, 2, 0))
+        shown = Job(**dict(case, show_schedule=1, trace=planned)).done()
+        run = Job(**dict(case, steps=3, profile_steps="2:3", trace=measured)).done()
+        for job, what, path in ((shown, "planned", planned), (run, "measured", measured)):
+            self.assertEqual(len(self.rows(job.out, what)), 3)
+            self.check_trace(path, 3, M)
+        self.assertIn("waiting for other stages", run.out)
+
+    def test_auto(self):
+        """The planner's choice is a plan of all units and ranks, runs, and computes what one rank does."""
+        cases = [dict(RUN, ranks=ranks, pipeline="auto", batch_tokens=8 * T, **changes) for ranks, changes in ((1, {}), (2, {}), (3, dict(zero=1)), (4, dict(micro_batch=2)))]
+        jobs = train_all([dict(case, export=os.path.join(scratch(), "export"), micro_batch=case.get("micro_batch")) for case in cases])
+        (one,) = train_all([dict(RUN, batch_tokens=8 * T)])
+        for case, job in zip(cases, jobs):
+            self.assert_close(job.losses(), one.losses(), SAME, case)
+            stages = re.search(r"^plan .* ((?:\d+:\d+,?)+)$", job.out, re.M).group(1)
+            pairs = [tuple(map(int, stage.split(":"))) for stage in stages.split(",")]
+            self.assertEqual((sum(units for units, _ in pairs), sum(ranks for _, ranks in pairs)), (UNITS, case["ranks"]))
+
+    def test_plan(self):
+        """--plan of the run's own model: the object of --plan --profile, and no training data are asked for."""
+        job = Job(**dict(RUN, ranks=2, plan=1, json=1, train=None, val=None, batch_tokens=8 * T, micro_batch=None, log=None)).done()
+        answer = json.loads(job.out)
+        self.assertEqual(sum(stage["units"] for stage in answer["stages"]), UNITS)
+        self.assertEqual(sorted(rank for stage in answer["stages"] for rank in stage["ranks"]), [0, 1])
+        self.assertGreater(answer["predicted"]["step_ms"], 0)
+
+
 class Layers(Check):
     def test_each_is_trained(self):
         """After two steps of sgd (some tensors get a gradient only when others have left 0) no tensor of any layer is what it was: layers are not dropped."""
