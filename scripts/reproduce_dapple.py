@@ -10,20 +10,25 @@ table 3   warm-up policy B over A, the paper's plans on A
 table 5   BERT-48 in two stages of one GPU, micro-batch 2, on B: GPipe and DAPPLE by the number of micro-batches
 figure 12 the paper's plans against those of PipeDream's planner, on 2x8 and, with --full, 4x8 GPUs
 table 7   the largest BERT that fits into 16 GB a GPU with recomputation, by the number of stages
+real      this program, training on an emulated cluster of two nodes with a slow network (scripts/cluster.sh: root on Linux; elsewhere left out, and
+          said so): schedules against each other, and plans of the same batch against the planner's choice, with what was predicted
 
 The profiles are test/golden/dapple_profiles.json: times and bytes of the layers as measured by the authors (AlibabaPAI/DAPPLE at fd75dcf,
 directory profiling_results: facts, encoded anew; no code of theirs is here). FOLDER (default: out/dapple_quick or out/dapple_full) gets each
-answer as NAME.json and the tables as table.md. Nothing is trained: real runs belong to the pipeline's own experiments.
+answer as NAME.json, each real run in a folder of its own, the tables as table.md and real.png. `make data` makes what real runs train on.
 
 Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a plan failed, 130 stopped by Ctrl-C.
 """
 import argparse
+import glob
 import json
 import shutil
+import statistics
+import subprocess
 import sys
 from pathlib import Path
 
-from reproduce import EXIT_FAILED, SCRIPTS, Failed, Runner, last_words, markdown, run_script
+from reproduce import EXIT_FAILED, SCRIPTS, Failed, Runner, complete, last_words, markdown, percent, pyplot_or_none, run_script
 
 CLUSTERS = {"A": "2x8,intra=25,inter=3,gather=1", "B": "16x1,inter=3,gather=1", "C": "16x1,inter=1.2"}  # constants of the authors' planner, GB/s
 # model: samples of a step, micro-batch of equations 1 to 3, and the paper's plan (stages as units:replicas), split and speed-up on A, B, C
@@ -42,6 +47,18 @@ FIGURE12 = {"xlnet-36": (128, (14.9, 8.6), (23.8, 15.7)), "bert-24": (128, (14.5
             "amoebanet-36": (128, (11.6, 6.3), (12.7, 7.4)), "vgg-19": (1024, (9.6, 3.0), (16.3, 2.2))}
 TABLE6 = {"xlnet-36": "24:8,19:8", "bert-24": "15:8,14:8", "amoebanet-36": "31:8,13:8", "vgg-19": "17:14,9:2"}  # the paper's plans on 2x8
 TABLE7 = {1: 48, 2: 106, 4: 215, 8: 428}  # stages: layers
+DATA = "data/text_bytes_train_*.bin"
+REAL = ("--model", "layers=6,heads=4,channels=256,vocab=256", "--seq-len", "128", "--threads", "1", "--val-every", "0", "--train", DATA)
+CLUSTER = ("2x1", "--rate", "200mbit")
+# name: flags, samples of a step. The first two of schedules are the paper's comparison: GPipe with as many micro-batches as fit, DAPPLE with more
+SCHEDULES = {"GPipe, M=2": (("--pipeline", "2", "--pipeline-schedule", "gpipe", "--micro-batch", "2"), 4),
+             "DAPPLE, M=16": (("--pipeline", "2", "--micro-batch", "2"), 32),
+             "GPipe, M=16": (("--pipeline", "2", "--pipeline-schedule", "gpipe", "--micro-batch", "2"), 32),
+             "DAPPLE, M=16, recomputed": (("--pipeline", "2", "--micro-batch", "2", "--recompute", "block"), 32),
+             "zero-bubble, M=16": (("--pipeline", "2", "--pipeline-schedule", "zero-bubble", "--micro-batch", "2"), 32)}
+PLANS = {"data parallel 8:2": (("--pipeline", "8:2", "--micro-batch", "16"), 32), "3:1,5:1": (("--pipeline", "3:1,5:1", "--micro-batch", "2"), 32),
+         "4:1,4:1": (("--pipeline", "4:1,4:1", "--micro-batch", "2"), 32), "5:1,3:1": (("--pipeline", "5:1,3:1", "--micro-batch", "2"), 32),
+         "auto": (("--pipeline", "auto"), 32)}
 
 
 class Planner:
@@ -168,10 +185,70 @@ def table7(planner):
     return lines
 
 
+class Measured:
+    """A real run: what a step took, and was predicted to take; memory of the first stage."""
+
+    def __init__(self, log, samples):
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        end = events[-1]
+        self.ms = statistics.median(event["ms"] for event in events if event["event"] == "step" and event["step"] > 1)
+        self.predicted, self.samples = end["step_ms"]["predicted"], samples
+        self.idle, self.memory = end["idle"]["measured"], end["memory"]["measured"]
+
+
+def real_runs(planner, names, steps):
+    runs = {}
+    for name, (flags, samples) in names.items():
+        folder = planner.options.into / "real" / name.replace(" ", "_").replace(",", "").replace(":", "-")
+        command = [str(SCRIPTS / "cluster.sh"), *CLUSTER, "--", planner.options.program, *REAL, *flags, "--batch-tokens", str(128 * samples), "--steps", str(steps)]
+        runs[name] = Measured(complete(planner.runner, folder, command)[0], samples)
+    return runs
+
+
+def real_lines(runs):
+    return [[name, f"{run.ms:.1f}", f"{run.predicted:.1f} ({percent(run.predicted / run.ms)})", f"{1000 * run.samples / run.ms:.1f}", f"{100 * run.idle:.1f} %",
+             f"{run.memory['activations'] / 2**20:.1f}", f"{run.memory['device'] / 2**20:.1f}"] for name, run in runs.items()]
+
+
+def real(planner, full):
+    title = f"## Real runs on an emulated cluster, {' '.join(CLUSTER)}\n\n"
+    check = subprocess.run([SCRIPTS / "cluster.sh", "check"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if check.returncode or not glob.glob(DATA):
+        return title + (f"Left out: {check.stdout.strip()}" if check.returncode else "Left out: make data makes what they train on.") + "\n"
+    steps = 12 if full else 4
+    schedules, plans = real_runs(planner, SCHEDULES, steps), real_runs(planner, PLANS, steps)
+    draw(planner.options, {**schedules, **plans})
+    gpipe, dapple, most = (schedules[name] for name in ("GPipe, M=2", "DAPPLE, M=16", "GPipe, M=16"))
+    best = min(plans, key=lambda name: plans[name].ms)
+    header = ["run", "ms a step", "predicted", "samples/s", "idle, first stage", "activations, MiB", "all memory, MiB"]
+    claims = [["DAPPLE M=16 over GPipe M=2, samples/s", "1.6 (8.18 / 5.10)", f"{gpipe.ms / gpipe.samples / (dapple.ms / dapple.samples):.2f}", "unequal batches, as in the paper; bubbles alone: 24/17 = 1.41"],
+              ["the same, activations", "0.88 of all memory", f"{dapple.memory['activations'] / gpipe.memory['activations']:.2f}; all memory {dapple.memory['device'] / gpipe.memory['device']:.2f}",
+               "a stage holds 2 micro-batches in both"],
+              ["DAPPLE over GPipe at M=16, memory", "", f"activations {dapple.memory['activations'] / most.memory['activations']:.2f}, all {dapple.memory['device'] / most.memory['device']:.2f}", "2 micro-batches instead of 16"],
+              ["the planner's choice against data parallelism and the best of these plans", "", f"{plans['data parallel 8:2'].ms / plans['auto'].ms:.2f}, {plans[best].ms / plans['auto'].ms:.2f} ({best})", ""]]
+    return (title + markdown(header, real_lines(schedules)) + markdown(header, real_lines(plans)) + markdown(["claim", "paper", "ours", "why they differ"], claims))
+
+
+def draw(options, runs):
+    pyplot = pyplot_or_none("reproduce_dapple")
+    if not pyplot:
+        return
+    figure, axes = pyplot.subplots(figsize=(9, 4))
+    places = range(len(runs))
+    axes.bar([place - 0.2 for place in places], [run.ms / run.samples for run in runs.values()], 0.4, label="measured")
+    axes.bar([place + 0.2 for place in places], [run.predicted / run.samples for run in runs.values()], 0.4, label="predicted")
+    axes.set_xticks(list(places), list(runs), rotation=30, ha="right")
+    axes.set_ylabel("ms a sample")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(options.into / "real.png", dpi=120)
+
+
 def reproduce(options):
     planner = Planner(options)
     claims = table3(planner) + table5(planner) + figure12(planner, options.full) + table7(planner)
     text = table4(planner) + "## Tables 3, 5, 7 and figure 12\n\n" + markdown(["claim", "paper", "ours (simulated)", "why they differ"], claims)
+    text += real(planner, options.full)
     print("\n" + text, end="")
     (options.into / "table.md").write_text(text)
 
