@@ -137,6 +137,13 @@ static inline void *costs_take(Stream *s, size_t bytes) { // zeros: what is mult
     ops_zero(s, p, bytes);
     return p;
 }
+static inline void spread_tokens(Stream *s, int32_t *tokens, int64_t n, int64_t vocab) { // hardly two alike, as in text
+    int32_t *ids = (int32_t *)checked_malloc((size_t)n * sizeof(int32_t), "tokens");
+    for (int64_t i = 0; i < n; i++) { ids[i] = (int32_t)(i * 7919 % vocab); }
+    ops_from_host(s, tokens, ids, (size_t)n * sizeof(int32_t));
+    ops_wait(s);
+    free(ids);
+}
 // Runs a unit's forward, input and weight part once; seconds[kind] = theirs.
 static inline void time_unit(Executor *e, Work *w, double seconds[3]) {
     const ActionKind kinds[] = {ACT_FORWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT};
@@ -154,22 +161,25 @@ static inline int compare_seconds(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-// Times embedding, one block and head, micro-batches of shape->rows samples, or fewer where these take long. All ranks call it at once.
+// Times embedding, one block and head, micro-batches of shape->rows samples, or fewer where these take long. Where even one takes very long it does
+// nothing. All ranks call it at once.
 static inline void time_units(UnitTimes *times, const GptModel *m, const ExecutorShape *shape, double flops_per_s, Stream *s) {
     const double MOST_S = 0.3;
-    const Limits alone = {1, 0, 0, 1};
     GptConfig config = m->config;
     config.layers = 1;
     GptModel one = gpt_model(config);
     ExecutorShape small = *shape;
-    small.first = 0, small.end = one.units, small.limits = alone;
+    small.first = 0, small.end = one.units, small.limits = limits_of_one();
     while (small.rows > 1 && gpt_step_flops(&one, (double)(small.rows * small.T), (double)small.T) > MOST_S * flops_per_s) { small.rows /= 2; }
+    memset(times, 0, sizeof *times);
+    if (gpt_step_flops(&one, (double)small.T, (double)small.T) > 10 * MOST_S * flops_per_s) { return; }
     size_t activations, buffers;
     Executor e = executor_plan(&one, small, &activations, &buffers);
     executor_place(&e, costs_take(s, activations), costs_take(s, buffers));
     Stream mine = *s;
     mine.workspace_bytes = executor_workspace_bytes(&one, &small, s->threads), mine.workspace = costs_take(s, mine.workspace_bytes);
     e.stream = &mine;
+    spread_tokens(s, e.slot[0].tokens, small.rows * small.T, config.vocab), spread_tokens(s, e.slot[0].targets, small.rows * small.T, config.vocab);
     Work work[UNIT_CLASSES];
     void *states[2 * STORAGE_CLASSES] = {NULL};
     for (int c = 0; c < STORAGE_CLASSES; c++) {
@@ -197,6 +207,7 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
     for (int c = 0; c < 2 * STORAGE_CLASSES; c++) { ops_free(states[c]); }
     ops_free(mine.workspace);
     executor_free(&e);
+    forget_peak_memory();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -239,8 +250,11 @@ static inline Cluster cluster_of_run(Comm *comm) {
     const size_t little = 1 << 10, much = 1 << 20;
     Cluster c = cluster_parse("1x1");
     c.nodes = comm->nodes, c.ranks = comm->ranks / comm->nodes;
-    if (c.nodes * c.ranks != comm->ranks) {
-        die(EXIT_INPUT, "give the stages, or start as many ranks on each", "--pipeline auto: %d ranks are not equally many on %d nodes", comm->ranks, c.nodes);
+    bool even = c.nodes * c.ranks == comm->ranks;
+    for (int r = 0; r < comm->ranks; r++) { even = even && comm->node_of[r] == r / c.ranks; }
+    if (!even) {
+        die(EXIT_INPUT, "give the stages, or start as many ranks on each, node by node",
+            "--pipeline auto: %d ranks are not equally many on %d nodes, in their order", comm->ranks, c.nodes);
     }
     char *data = (char *)checked_calloc(2, much, "measuring links");
     for (int between = 0; between < 2; between++) {
@@ -264,20 +278,23 @@ static inline Cluster cluster_of_run(Comm *comm) {
 }
 
 // What the planner chooses for this model, timed here, on these ranks or on --cluster, becomes what the flags say. Rank 0 tells. All ranks call it.
-static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m, DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s) {
-    const Limits alone = {1, 0, 0, 1};
+// *depth: micro-batches that the memory allows in flight.
+static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m, DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
+                                 int64_t *depth) {
     ExecutorShape shape;
     UnitTimes times;
     memset(&shape, 0, sizeof shape);
-    shape.dtype = dtype, shape.rows = o->micro_batch, shape.T = o->seq_len, shape.logits = LOGITS_PLENTY, shape.end = m->units, shape.limits = alone;
+    shape.dtype = dtype, shape.rows = o->micro_batch, shape.T = o->seq_len, shape.logits = LOGITS_PLENTY, shape.end = m->units, shape.limits = limits_of_one();
     gpt_work_check(&m->config, shape.rows, shape.T);
     time_units(&times, m, &shape, measure_flops(s), s);
     comm_broadcast(comm, &times, sizeof times, 0);
+    if (!times.known) { die(EXIT_INPUT, "give the stages", "--pipeline auto: one sample takes this processor too long to time the model's units by it"); }
     PlanModel model = plan_model_of_run(m, &shape, &times);
     Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
     PlanTask task = planner_task(&model, &cluster, o, given);
     Plan best = planner_tell(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
     o->batch_tokens = task.samples * o->seq_len, o->micro_batch = best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));
+    o->micro_batches = best.stages > 1 ? task.samples / best.micro_batch : 0, *depth = plan_depth(&task, &best);
     o->recompute = best.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE, o->pipeline_schedule = best.kind, o->pipeline_warmup = best.warmup;
     plan_model_free(&model);
     return plan_placement(&task, &best);

@@ -593,6 +593,9 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
 static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
                                            const Program *b) {
     const size_t row_bytes = (size_t)(shape->T * m->config.channels) * (size_t)max_i64((int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
+    if (placement->stages > 1 && row_bytes * (size_t)shape->rows > INT_MAX) {
+        die(EXIT_INPUT, "choose a smaller --micro-batch", "a micro-batch of %zu bytes between stages: 2 GiB are too much", row_bytes * (size_t)shape->rows);
+    }
     const int mine = placement_stage_of_rank(placement, rank);
     CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0, (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
     bool *talks = (bool *)checked_calloc((size_t)a->ranks, sizeof(bool), "peers");

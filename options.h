@@ -470,6 +470,8 @@ static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven 
     return g->at[OPTION_INDEX_pipeline_schedule] && !options_gives_stages(o);
 }
 static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_gives_stages(o); }
+static inline bool clash_auto_recompute(const Options *o, const OptionsGiven *g) { return options_plans(o) && g->at[OPTION_INDEX_recompute]; }
+static inline bool clash_auto_hpz(const Options *o, const OptionsGiven *g) { return (void)g, options_plans(o) && o->zero_hpz_partition_size > 1; }
 static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_pipeline_warmup] && o->pipeline_schedule != PIPELINE_DAPPLE;
 }
@@ -534,6 +536,8 @@ static const OptionPair option_pairs[] = {
     {"pipeline-schedule", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_schedule_pipeline},
     {"pipeline-warmup", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_warmup_pipeline},
     {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
+    {"pipeline", "recompute", "auto chooses it, for the memory that --device-memory tells", clash_auto_recompute},
+    {"pipeline", "zero-hpz-partition-size", "auto may choose stages of fewer ranks: give the stages", clash_auto_hpz},
     {"pipeline-schedule", "recompute", "zero-bubble keeps activations until the weight parts run: leave --recompute out, or choose dapple",
      clash_bubble_recompute},
 };

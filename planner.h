@@ -143,7 +143,7 @@ static inline void planner_run(Planner *p) {
     for (int i = 0; i < p->pooled; i++) {
         Candidate *c = &p->pool[i];
         if (c->bound >= planner_limit(p, &c->plan)) { continue; }
-        planner_look(p, &c->plan);
+        planner_look(p, &c->plan), keep_alive(); // other ranks may wait
         c->step_s = p->by_equations ? c->bound : plan_simulate(&c->plan, &p->costs), p->simulated++;
         planner_keep(p, c);
     }
@@ -659,6 +659,14 @@ static inline void planner_main(FILE *to, const Options *o, const OptionsGiven *
     PlanTask t = planner_task(&model, &cluster, o, given);
     planner_tell(to, &t, o);
     plan_model_free(&model);
+}
+// Micro-batches whose activations fit its ranks' memory, of the stage that has least room.
+static inline int64_t plan_depth(const PlanTask *t, const Plan *p) {
+    Planner planner = planner_make(t);
+    planner_look(&planner, p);
+    const int64_t depth = planner.costs.depth;
+    planner_free(&planner);
+    return depth < INT32_MAX ? depth : INT64_MAX;
 }
 // Units and ranks of its stages.
 static inline Placement plan_placement(const PlanTask *t, const Plan *p) {

@@ -317,7 +317,7 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     size_t memory[MEMORY_KINDS];
     const Store *s = run->store;
     ZeroPolicy policy = s->policy;
-    if (s->placement->stages == 1) {
+    if (s->placement->stages == 1 && rows != run->shape.rows) {
         policy.accumulates = (run->options->batch_tokens || run->privacy->on) && ceil_div(run->most_samples, run->ranks->n) > rows;
     }
     Store planned = store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->adam);
@@ -343,13 +343,22 @@ static inline void memory_advice(const RunFacts *run, double shares, double ther
         snprintf(text, bytes, "no --micro-batch fits, nor does --recompute block help: use a smaller --model or --seq-len, or fewer ranks on a machine");
     }
 }
+// Do all ranks fit? Those of this memory need `needed` bytes, `shares` times what this one does. All ranks call it, and get the same.
+static inline bool memory_look(const RunFacts *run, double *needed, double *shares, double *there) {
+    const double mine = memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK);
+    *shares = memory_shares(run, mine), *needed = *shares * mine;
+    *there = ops_memory_apart() ? ops_memory_available() : memory_available();
+    return *needed <= *there;
+}
+static inline bool memory_fits(const RunFacts *run) {
+    double needed, shares, there;
+    return memory_look(run, &needed, &shares, &there);
+}
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
-    const double mine = memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK), shares = memory_shares(run, mine);
-    const double needed = shares * mine;
-    double there = ops_memory_apart() ? ops_memory_available() : memory_available();
-    if (needed <= there) { return; }
+    double needed, shares, there;
     char advice[400];
+    if (memory_look(run, &needed, &shares, &there)) { return; }
     memory_advice(run, shares, there, advice, sizeof advice);
     die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", memory_sharers(run), ops_memory_apart() ? "GPU" : "machine",
         needed / 0x1p30, there / 0x1p30);

@@ -91,6 +91,10 @@ typedef struct {
     int64_t works;             // backward inputs whose weight part has not run
 } Limits;
 
+static inline Limits limits_of_one(void) { // micro-batch, and no other stages
+    const Limits one = {1, 0, 0, 1};
+    return one;
+}
 static inline Limits limits_of_both(Limits a, Limits b) {
     Limits both = {max_i64(a.slots, b.slots), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works)};
     return both;
@@ -169,9 +173,8 @@ static inline void schedule_sequential(Program *p, int64_t samples, int64_t micr
             }
         }
     }
-    const Limits one = {1, 0, 0, 1};
     p->samples = samples;
-    program_limit(p, one);
+    program_limit(p, limits_of_one());
 }
 
 // Lowering: keep only block inputs; compute a block's other activations again just before its backward.

@@ -134,10 +134,11 @@ static void setup_ranks(Trainer *t) {
 static void setup_stages(Trainer *t) {
     const Options *o = &t->options;
     PipelinePlan *p = &t->plan;
-    p->placement = options_plans(o) ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream)
+    p->depth = INT64_MAX;
+    p->placement = options_plans(o) ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &p->depth)
                                     : pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
     p->kind = (PipelineKind)o->pipeline_schedule, p->warmup = (Warmup)o->pipeline_warmup, p->recompute = o->recompute == RECOMPUTE_BLOCK;
-    p->depth = INT64_MAX, t->shape.recompute = p->recompute;
+    t->shape.recompute = p->recompute, t->shape.limits = limits_of_one();
     t->stage = &p->placement.stage[placement_stage_of_rank(&p->placement, t->ranks->me)];
     t->shape.first = t->stage->first_unit, t->shape.end = t->stage->first_unit + t->stage->units;
 }
@@ -267,7 +268,6 @@ static void setup_data(Trainer *t) {
 }
 
 static void setup_states(Trainer *t) {
-    const Options *o = &t->options;
     size_t unused[2];
     t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &t->shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
@@ -276,8 +276,9 @@ static void setup_states(Trainer *t) {
     Program longest = make_program(t, t->most_samples, true);
     const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
     int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first), schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
+    mine = max_i64(mine, ceil_div(t->most_samples, t->comm.ranks)); // a rank's part of fewer samples may be larger
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
-    t->profile = profile_make(o, longest.rank[t->comm.rank].count);
+    t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
     program_free(&longest);
     t->windows = (int64_t *)checked_calloc((size_t)t->most_samples + 1, sizeof(int64_t), "samples");
 }
@@ -505,8 +506,8 @@ static void plan(Trainer *t) {
     setup_schedule(t);
     if (!t->cluster.nodes) { setup_messages(t); }
     find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.world, t->dtype);
-    if (!t->privacy.on && !t->cluster.nodes) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     RunFacts facts = run_facts(t);
+    if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     predict(&facts);
 }
 
@@ -515,7 +516,7 @@ static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
     if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule && !o->plan) { return false; }
     if (o->plan && !*o->profile) {
-        setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream);
+        setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->plan.depth);
         return true;
     }
     if (o->compat || *o->dp_account || o->plan) {

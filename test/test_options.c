@@ -493,6 +493,8 @@ static const char *const clashes[][3] = {
     {"--profile x", "profile", "plan"},
     {"--device-memory 1G", "device-memory", "plan"},
     {"--pipeline auto --pipeline-warmup a", "pipeline-warmup", "pipeline"},
+    {"--pipeline auto --recompute none", "pipeline", "recompute"},
+    {"--pipeline auto --zero 3 --zero-hpz-partition-size 2", "pipeline", "zero-hpz-partition-size"},
     {"--cluster 1x1 --dry-run --ranks-per-node 0", "cluster", "ranks-per-node"},
     {"--momentum 0.9", "momentum", "optimizer"},
     {"--momentum 0.5 --optimizer adamw", "momentum", "optimizer"},

@@ -914,9 +914,12 @@ class Failures(TestCase):
              ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"), ("nothing to resume", dict(resume=1, out="empty"), "no valid checkpoint in empty")]
     PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("hellaswag", "val-every"), dict(hellaswag="file")), (("json", "dry-run"), dict(json=1)),
              (("cluster", "dry-run"), dict(cluster="2x1,inter=1")),
+             (("plan", "dry-run"), dict(plan=1, dry_run=1)), (("profile", "plan"), dict(profile="file", cluster="2x1,inter=1", dry_run=1)),
+             (("profile", "cluster"), dict(plan=1, profile="file")), (("device-memory", "plan"), dict(device_memory="1G")),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
+             (("trace", "profile-steps"), dict(trace="file")),
              (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32")),
             (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
             (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
@@ -935,10 +938,13 @@ class Failures(TestCase):
             (("zero-quantized-gradients", "dp-noise"), dict(zero=2, zero_quantized_gradients=1, dp_noise=1)),
             (("reduce-dtype", "dp-noise"), dict(reduce_dtype="bf16", dp_epsilon=8)),
             (("skip-loss-z", "dp-noise"), dict(skip_loss_z=5, dp_noise=1)), (("skip-grad-z", "dp-noise"), dict(skip_grad_z=5, dp_epsilon=8)),
+            (("profile-steps", "dp-noise"), dict(profile_steps="2:3", dp_noise=1)),
             (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp")),
             (("pipeline", "dp-noise"), dict(pipeline=2, dp_noise=1)), (("pipeline-schedule", "pipeline"), dict(pipeline_schedule="gpipe")),
             (("pipeline-warmup", "pipeline"), dict(pipeline_warmup="a")),
             (("pipeline-warmup", "pipeline-schedule"), dict(pipeline=2, pipeline_schedule="gpipe", pipeline_warmup="b")),
+            (("pipeline", "recompute"), dict(pipeline="auto", recompute="none")),
+            (("pipeline", "zero-hpz-partition-size"), dict(pipeline="auto", zero=3, zero_hpz_partition_size=2)),
             (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block"))]
 
     def files(self):
