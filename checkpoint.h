@@ -153,7 +153,8 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     char *map = (char *)data_map_file(path, "a model file", NULL, &bytes);
     for (int storage = 0; storage < s->model->storages; storage++) {
         TensorPart parts[TENSORS];
-        int64_t first = store_slices(s, storage)[s->groups.all->me];
+        int64_t first;
+        store_own(s, storage, &first);
         for (int i = gpt_storage_parts(s->model, storage, parts) - 1; i >= 0; i--) {
             int64_t begin, count = store_own_part(s, storage, &parts[i], &begin);
             if (!count) { continue; }
@@ -166,15 +167,38 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     store_masters_changed(s);
 }
 
-// The parts of a storage, each to its place in the file.
-static inline void model_file_write_storage(FileWriter *w, const Store *s, int storage, const char *whole) {
+// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of which tensor.
+static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin, int64_t count) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(s->model, storage, parts);
     for (int i = 0; i < n; i++) {
-        int64_t size = (int64_t)dtype_size(s->dtype), element = model_file_offset(s->model, parts[i].tensor, parts[i].layer);
+        int64_t low = max_i64(begin, parts[i].offset), high = min_i64(begin + count, parts[i].offset + parts[i].elements);
+        int64_t size = (int64_t)dtype_size(s->dtype), element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + low - parts[i].offset;
+        if (low >= high) { continue; }
         writer_seek(w, DATA_HEADER_BYTES + element * size);
-        writer_add_states(w, s, whole + parts[i].offset * size, (size_t)(parts[i].elements * size));
+        writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
     }
+}
+// A storage's slices, from those who own them to rank 0, a piece at a time: nobody needs room for more. Owners and rank 0 call it, w is there
+// on rank 0.
+static inline void model_file_write_storage(FileWriter *w, Store *s, int storage) {
+    const Party *party = store_party(s, storage);
+    Slices slices = slices_make(s->model, party->all.n, zero_grain(&s->policy), NULL);
+    const int64_t *bounds = slices.of_class[gpt_storage_class(s->model, storage)], size = (int64_t)dtype_size(s->dtype), most = STATE_PIECE / size;
+    for (int i = 0; i < party->all.n; i++) {
+        const int ends[2] = {0, party->all.ranks[i]};
+        const bool owner = s->comm->rank == ends[1];
+        if (!w && !owner) { continue; }
+        Group pair = group_make(ends, ends[1] ? 2 : 1, s->comm->rank, s->comm->node_of);
+        for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
+            n = min_i64(most, bounds[i + 1] - at);
+            if (owner) { ops_to_host(s->stream, state_piece.bytes, shelf_slice(&s->params, storage) + (at - bounds[i]) * size, (size_t)(n * size)); }
+            comm_broadcast_in(s->comm, &pair, state_piece.bytes, (size_t)(n * size), pair.n - 1);
+            if (w) { model_file_write_piece(w, s, storage, at, n); }
+        }
+        group_free(&pair);
+    }
+    slices_free(&slices);
 }
 // Writes the model in the precision of its working parameters. Returns 0 or an errno. All ranks call it; rank 0 writes.
 static inline int model_file_write(const char *path, Store *s) {
@@ -190,10 +214,7 @@ static inline int model_file_write(const char *path, Store *s) {
     bool writes = s->comm->rank == 0;
     FileWriter w;
     if (writes) { writer_open(&w, path), writer_add(&w, header, sizeof header); }
-    for (int storage = 0; storage < s->model->storages; storage++) {
-        const char *whole = (const char *)store_whole(s, storage);
-        if (writes) { model_file_write_storage(&w, s, storage, whole); }
-    }
+    for (int storage = 0; storage < s->model->storages; storage++) { model_file_write_storage(writes ? &w : NULL, s, storage); }
     return writes ? writer_close(&w) : 0;
 }
 
@@ -208,8 +229,8 @@ typedef struct {
     int64_t state, storage, begin, count; // StateKind, storage number, elements [begin, begin + count) of it
 } StatePiece;
 
-// This rank's share of every state: the slices of the reduction. Returns 0 or an errno; sets size and checksum.
-static inline int state_file_write(const char *path, const Store *s, int member, uint64_t *bytes, uint64_t *checksum) {
+// This rank's share of every state that it holds: the slices of the reduction. Returns 0 or an errno; sets size and checksum.
+static inline int state_file_write(const char *path, const Store *s, uint64_t *bytes, uint64_t *checksum) {
     FileWriter w;
     writer_open(&w, path);
     StateHeader header = {STATE_MAGIC, STATE_VERSION, 0};
@@ -217,8 +238,9 @@ static inline int state_file_write(const char *path, const Store *s, int member,
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int kind = 0; kind < STATE_KINDS; kind++) {
             for (int storage = 0; storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
-                const int64_t *bounds = store_slices(s, storage) + member;
-                StatePiece piece = {kind, storage, bounds[0], bounds[1] - bounds[0]};
+                StatePiece piece = {kind, storage, 0, 0};
+                if (!store_holds(s, storage)) { continue; }
+                piece.count = store_own(s, storage, &piece.begin);
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
                 if (pass == 2) { writer_add_states(&w, s, store_state(s, (StateKind)kind, storage), (size_t)piece.count * sizeof(float)); }
@@ -536,8 +558,8 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     const OutlierWindow empty = {0, {0}};
     manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
     manifest_add_window(&t, "norms", shown ? &p->norm : &empty);
-    text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags, s->groups.all->n);
-    for (int r = 0; r < s->groups.all->n; r++) {
+    text_add(&t, "privacy %s\nflags %s\nfiles %d\n", *p->privacy ? p->privacy : "none", flags, s->comm->ranks);
+    for (int r = 0; r < s->comm->ranks; r++) {
         text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
     Checksum sum = checksum_begin();
@@ -583,15 +605,15 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     char temporary[1100], file[1200];
     Comm *comm = s->comm;
     store_settle(s);
-    store_forget_errors(s);
+    for (int storage = 0; storage < s->model->storages; storage++) { store_forget_errors(s, storage); }
     checkpoint_folder(path, path_bytes, out, p->step, "");
     checkpoint_folder(temporary, sizeof temporary, out, p->step, ".tmp");
     if (comm->rank == 0) { folder_remove(temporary); }
     int made = comm->rank == 0 && mkdir(temporary, 0777) ? errno : 0;
     comm_broadcast(comm, &made, sizeof made, 0);
-    snprintf(file, sizeof file, "%s/state_%05d", temporary, s->groups.all->me);
+    snprintf(file, sizeof file, "%s/state_%05d", temporary, comm->rank);
     uint64_t bytes = 0, checksum = 0;
-    int error = made ? made : state_file_write(file, s, s->groups.all->me, &bytes, &checksum);
+    int error = made ? made : state_file_write(file, s, &bytes, &checksum);
     StateReport mine = {(double)error, (double)bytes, (double)(checksum >> 32), (double)(checksum & 0xffffffffu)};
     StateReport *reports = (StateReport *)checked_calloc((size_t)comm->ranks, sizeof(StateReport), "checkpoint");
     comm_all_gather_small(comm, &mine, reports, sizeof mine);

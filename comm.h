@@ -13,6 +13,7 @@
 // Progress   Collectives run one after another in the order of their start, which must be the same on all their members; the
 //            head of the queue moves whenever comm_progress() is called (ops call it between tiles) or somebody waits.
 //            Reductions go piece by piece through the staging buffer, several pieces in flight.
+//            Messages between two ranks go beside them, each by itself.
 // Lost ranks A rank that waits looks after those it waits for. On its own machine it sees in /proc whether they have ended or are
 //            stopped. All others, and those that seem alive, it asks; a rank that computes answers from comm_progress(), and
 //            one that waits says how long ago it last saw progress, its own or of those it waits for. So a slow rank may
@@ -29,6 +30,7 @@
 #include "group.h" // who takes part; first, because base.h below it asks for the GNU extensions
 
 #define OMPI_SKIP_MPICXX 1 // the C interface only
+#include <limits.h>        // INT_MAX
 #include <mpi.h>           // point-to-point messages
 #include <sched.h>         // sched_yield, binding ranks to cores
 #include <signal.h>        // the deadline of MPI's own start and end
@@ -42,6 +44,8 @@ enum {
     TAG_NODES = 2,
     TAG_QUESTION = 3, // between a rank that waits and those it waits for
     TAG_ANSWER = 4,
+    TAG_MESSAGE = 5,        // between two ranks
+    COMM_MESSAGES = 1024,   // of these posted and not complete
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
     // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls, and small enough that
     // what was received is summed from cache.
@@ -74,6 +78,23 @@ typedef struct {
     int *peer; // of each request: the rank at its other end
 } CommSlot;
 
+// A message between two ranks, beside the collectives.
+typedef int64_t Ticket; // 0, and those of messages long complete, are complete
+typedef struct {
+    MPI_Request request;
+    bool send;
+    int peer, unit; // unit, step, what: label
+    int64_t step;
+    const char *what;
+} CommMessage;
+// What there will be of them, for the transport to take room and to make connections.
+typedef struct {
+    size_t bytes; // of the longest; 0: there are none, on any rank
+    int most;     // under way at a time: more have to wait for each other
+    int *peers;   // [count] ascending, the ranks at their other ends
+    int count;
+} CommTraffic;
+
 // Where a rank runs, as it says itself.
 typedef struct {
     char host[64];
@@ -92,8 +113,8 @@ typedef struct {
     MPI_Request sending[2];
 } CommPeer;
 
-// What carries the counted collectives where MPI does not. On the processor all functions are NULL. Its handles are negative and
-// count down from -1.
+// What carries the counted collectives, and the messages between two ranks, where MPI does not. On the processor all functions are NULL.
+// Its handles are negative and count down from -1; so do its tickets, by themselves.
 typedef struct Comm Comm;
 typedef struct {
     const char *name;                                                   // "mpi", "nccl", "staged"
@@ -101,11 +122,13 @@ typedef struct {
     void (*share)(Comm *c, const Group *g, void *memory, size_t bytes); // collectives of the group will be over it: may be NULL
     CommHandle (*start)(Comm *c, const CommOp *op);                     // once what the compute stream holds so far is done
     void (*wait)(Comm *c, CommHandle handle);                           // what the compute stream gets from now on sees the result; the host need not wait
-    void (*poll)(Comm *c);                                              // brings `done` and `waits` up to date, looks for errors; may be NULL
+    // A message, as `start` does.
+    Ticket (*post)(Comm *c, bool send, int peer, void *data, size_t bytes);
+    void (*wait_message)(Comm *c, Ticket t); // as `wait` does
+    void (*poll)(Comm *c);                   // brings `waits` up to date, looks for errors; may be NULL
     void (*end)(Comm *c);
     void *state;
-    int64_t done;        // collectives that are complete
-    const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody
+    const CommOp *waits; // the oldest for which the device waits for other members; NULL: it waits for nobody. A message is a COMM_SEND of two members
     int sharing;         // ranks on this rank's device
 } CommTransport;
 
@@ -127,7 +150,9 @@ struct Comm {
     CommOp queue[COMM_QUEUE]; // ring: operations first .. started - 1 are not complete
     int64_t first, started;
     CommSlot slot[COMM_SLOTS];
-    int request_room, *completed; // [request_room] of MPI_Testsome
+    CommMessage message[COMM_MESSAGES]; // ring: ticket t is message t modulo its size
+    Ticket posted, settled, awaited;    // the last one; all up to it are complete; the one that this rank waits for now, or 0
+    int request_room, *completed;       // [request_room] of MPI_Testsome
     int64_t next_piece, done_pieces, piece_elements;
     char *staging;
     size_t staging_bytes;
@@ -187,17 +212,31 @@ static inline void comm_deadline(int seconds) { // 0: none any more
     alarm((unsigned)seconds);
 }
 
+static inline void comm_describe_message(SignalText *t, const char *what, int unit, bool send, int peer, int64_t step) {
+    signal_text_add(t, what ? what : "?"), signal_text_add(t, " of unit "), signal_text_add_int(t, unit);
+    signal_text_add(t, send ? " to rank " : " from rank "), signal_text_add_int(t, peer);
+    signal_text_add(t, ", step "), signal_text_add_int(t, step + 1); // counted as the log does
+}
 // What this rank waits for. Also for signal handlers.
 static inline void comm_describe_waiting(const Comm *c, SignalText *t) {
+    if (c->awaited) {
+        const CommMessage *m = &c->message[c->awaited % COMM_MESSAGES];
+        comm_describe_message(t, m->what, m->unit, m->send, m->peer, m->step);
+        return;
+    }
     const CommOp *op = c->transport.waits ? c->transport.waits : c->first < c->started ? &c->queue[c->first % COMM_QUEUE] : NULL;
     if (!op) {
         signal_text_add(t, "no collective");
         return;
     }
+    if (op->kind == COMM_SEND) {
+        comm_describe_message(t, op->what, op->unit, op->in != NULL, op->group->ranks[1 - op->group->me], op->step);
+        return;
+    }
     if (op->counted) { signal_text_add(t, comm_kind_names[op->kind]), signal_text_add(t, " of "); }
     signal_text_add(t, op->what ? op->what : "?");
     if (op->counted) { signal_text_add(t, " "), signal_text_add_int(t, op->unit); }
-    signal_text_add(t, ", step "), signal_text_add_int(t, op->step + 1); // counted as the log does
+    signal_text_add(t, ", step "), signal_text_add_int(t, op->step + 1);
 }
 static inline void comm_check(const Comm *c, int error, int peer, const char *doing) {
     if (error == MPI_SUCCESS) { return; }
@@ -669,9 +708,20 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
     }
 }
 
+// Is the message complete?
+static inline bool comm_message_done(Comm *c, Ticket t) {
+    CommMessage *m = &c->message[t % COMM_MESSAGES];
+    int done = 1;
+    if (t <= c->settled || m->request == MPI_REQUEST_NULL) { return true; }
+    comm_check(c, MPI_Test(&m->request, &done, MPI_STATUS_IGNORE), m->peer, "a message");
+    if (done) { c->fresh = c->clock; }
+    return done;
+}
+
 // Moves what is in flight on. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
     if (c->transport.poll) { c->transport.poll(c); }
+    while (c->settled < c->posted && comm_message_done(c, c->settled + 1)) { c->settled++; } // one that is not moves all others, too
     while (c->first < c->started) {
         CommOp *op = &c->queue[c->first % COMM_QUEUE];
         bool done = op->phase == PHASE_REDUCE && comm_op_reduces(op) ? comm_reduce_progress(c, op) : comm_slot_done(c, &c->slot[0]);
@@ -717,6 +767,10 @@ static inline void comm_mark_awaited(Comm *c) {
     const CommOp *far = c->transport.waits;
     for (int r = 0; r < c->ranks; r++) { c->peers[r].awaited = false; }
     for (int i = 0; far && i < far->group->n; i++) { c->peers[far->group->ranks[i]].awaited = i != far->group->me; }
+    if (c->awaited) {
+        c->peers[c->message[c->awaited % COMM_MESSAGES].peer].awaited = true;
+        return;
+    }
     for (int i = 0; i < COMM_SLOTS; i++) {
         for (int k = 0; k < c->slot[i].requests; k++) {
             int done = 1;
@@ -785,21 +839,57 @@ static inline void comm_idle(Comm *c, int64_t turn) {
     if (look && seconds_now() - c->looked > WATCH_EVERY_S) { comm_watch(c); }
 }
 
-// Returns when the operation is complete (and with it all that were started before it). One that a transport carries is complete for
-// what is put into the compute stream from now on; the host sees it after ops_wait().
-static inline void comm_wait(Comm *c, CommHandle handle) {
-    if (handle < 0) { c->transport.wait(c, handle); }
-    if (c->first >= handle) { return; }
+static inline bool comm_op_done(Comm *c, CommHandle handle) { return c->first >= handle; }
+static inline void comm_wait_until(Comm *c, bool (*done)(Comm *c, int64_t what), int64_t what) {
     double start = seconds_now();
     c->looked = start, c->fresh = c->clock;
     comm_advance(c);
-    for (int64_t turn = 0; c->first < handle; turn++) {
+    for (int64_t turn = 0; !done(c, what); turn++) {
         double before = c->fresh;
         comm_idle(c, turn);
         comm_advance(c);
         if (c->fresh != before) { turn = 0; }
     }
     c->waited_s += seconds_now() - start;
+}
+// Returns when the operation is complete (and with it all that were started before it). One that a transport carries is complete for
+// what is put into the compute stream from now on; the host sees it after ops_wait().
+static inline void comm_wait(Comm *c, CommHandle handle) {
+    if (handle < 0) { c->transport.wait(c, handle); }
+    if (c->first < handle) { comm_wait_until(c, comm_op_done, handle); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Messages between two ranks, by MPI or the transport. Those from one rank to another match in the order in which both post them. They return
+// at once; `data` belongs to the message until comm_wait_message() has returned.
+static inline void comm_wait_message_by_mpi(Comm *c, Ticket t) {
+    if (comm_message_done(c, t)) { return; }
+    c->awaited = t;
+    comm_wait_until(c, comm_message_done, t);
+    c->awaited = 0;
+}
+static inline Ticket comm_post_by_mpi(Comm *c, bool send, int peer, void *data, size_t bytes) {
+    while (c->posted - c->settled == COMM_MESSAGES) { comm_wait_message_by_mpi(c, c->settled + 1), comm_advance(c); }
+    CommMessage *m = &c->message[++c->posted % COMM_MESSAGES];
+    m->send = send, m->peer = peer, m->what = c->what, m->unit = c->unit, m->step = c->step;
+    int n = (int)bytes;
+    int error =
+        send ? MPI_Isend(data, n, MPI_BYTE, peer, TAG_MESSAGE, c->world, &m->request) : MPI_Irecv(data, n, MPI_BYTE, peer, TAG_MESSAGE, c->world, &m->request);
+    comm_check(c, error, peer, "a message");
+    return c->posted;
+}
+static inline Ticket comm_post_message(Comm *c, bool send, int peer, void *data, size_t bytes) {
+    if (bytes > INT_MAX) { die(EXIT_INPUT, "choose a smaller --micro-batch", "a message of %zu bytes to another stage: 2 GiB are too much", bytes); }
+    if (!bytes) { return 0; } // both sides know
+    if (send) { c->bytes[COMM_SEND][c->node_of[peer] == c->node ? LINK_INTRA : LINK_INTER] += (int64_t)bytes; }
+    return (c->transport.post ? c->transport.post : comm_post_by_mpi)(c, send, peer, data, bytes);
+}
+static inline Ticket comm_send(Comm *c, int peer, const void *data, size_t bytes) { return comm_post_message(c, true, peer, (void *)(uintptr_t)data, bytes); }
+static inline Ticket comm_receive(Comm *c, int peer, void *data, size_t bytes) { return comm_post_message(c, false, peer, data, bytes); }
+// The message has left, or arrived: for what is put into the compute stream from now on.
+static inline void comm_wait_message(Comm *c, Ticket t) {
+    if (t < 0) { c->transport.wait_message(c, t); }
+    if (t > 0) { comm_wait_message_by_mpi(c, t); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// comm_nccl.cuh: collectives over the memory of GPUs. NCCL where each rank has a GPU of its own; where several share one, which NCCL
+// comm_nccl.cuh: collectives and messages over the memory of GPUs. NCCL where each rank has a GPU of its own; where several share one, which NCCL
 // refuses, staged: through pinned host memory and the messages of comm.h.
 //
 // NCCL
@@ -8,6 +8,9 @@
 //              members, as comm.h demands: two communicators never wait for each other in a circle. An event makes each wait for what
 //              the compute stream held when it was started; another lets the compute stream wait for its result. The host waits
 //              for neither.
+//   Messages   between two ranks run on a communicator and a stream of their own, in the order in which they are posted: one that waits
+//              for its other end holds up the messages behind it, which the schedule allows for (schedule.h: rendezvous), but no collective.
+//              Those who will talk connect at start.
 //   Slices     Equal ones go in one call. What the last has more (zero.h cuts so), or unequal ones, go member by member in the same group
 //              of calls. All in place: nothing is padded.
 //   Sums       are NCCL's: in an order that its algorithm has for this number of ranks, size and network, in fp32, or with wire bf16 in
@@ -15,11 +18,12 @@
 //              those of comm.h, and may between clusters, but two runs on one are equal.
 //   Lost ranks Communicators do not block: a call that has to meet others says "in progress" and is asked again, while the watch of
 //              comm.h looks after the members. So does every wait for the device whose oldest collective has begun here and is not
-//              complete. A rank whose device still computes what a collective needs answers that it works. NCCL shows no progress
+//              complete, or which has come to where it needs a message: one that is merely open may be so for as long as others compute. A rank whose device still computes what a collective needs answers that it works. NCCL shows no progress
 //              inside a collective: --watchdog must be longer than the longest takes. The end is that of all errors: the process ends,
 //              MPI ends the others, an alarm ends what hangs meanwhile; no NCCL call is asked to end anything.
 // Staged     start() waits for the compute stream and copies to the host what MPI then sends; wait() waits for MPI and copies the result
-//            back. STAGED_MOST collectives are under way at a time, each in its own piece of pinned memory.
+//            back. STAGED_MOST collectives are under way at a time, each in its own piece of pinned memory. Messages do the same, in a
+//            ring of pieces of their own: one that finds none free waits for the oldest, as under rendezvous.
 #ifndef COMM_NCCL_CUH
 #define COMM_NCCL_CUH
 
@@ -32,7 +36,7 @@
 #endif
 
 enum {
-    NCCL_MOST = 1024,   // collectives under way
+    NCCL_MOST = 1024,   // collectives under way; messages
     NCCL_GROUPS = 256,  // with a communicator
     NCCL_SHARED = 1024, // registered pieces of memory
     STAGED_MOST = 2,
@@ -47,12 +51,19 @@ typedef struct {
     ncclComm_t communicator;
     void *handle;
 } NcclShared;
+// What runs on one stream, one after another.
+typedef struct {
+    cudaStream_t carrier;
+    CommOp ops[NCCL_MOST];                            // ring: done .. started - 1 are under way
+    cudaEvent_t ready[NCCL_MOST], carried[NCCL_MOST]; // ready: the compute stream had come to its start, or, where it is needed, to its wait
+    bool needed[NCCL_MOST];                           // of messages
+    int64_t started, done;
+} NcclLane;
 typedef struct {
     Stream *stream; // that computes
-    cudaStream_t carrier;
-    CommOp ops[NCCL_MOST]; // ring: done .. started - 1 are under way
-    cudaEvent_t ready[NCCL_MOST], carried[NCCL_MOST];
-    int64_t started;
+    NcclLane collectives, messages;
+    Group talkers; // all ranks, with the messages' communicator; nobody: there are none
+    Group *pairs;  // [ranks] this one and the other
     ncclComm_t communicators[NCCL_GROUPS];
     NcclShared shared[NCCL_SHARED];
     int groups, shares;
@@ -96,27 +107,62 @@ static inline void nccl_call(Comm *c, const CommOp *op, ncclResult_t result) {
     if (result != ncclSuccess && result != ncclInProgress) { nccl_failed(c, (ncclComm_t)op->group->channel, result, op); }
 }
 
-// Brings up to date what is complete and what this rank's device waits for: the oldest collective, if it has begun.
+static inline const CommOp *lane_oldest(const NcclLane *l) { return l->done < l->started ? &l->ops[l->done % NCCL_MOST] : NULL; }
+// Brings up to date what is complete; has anything become so?
+static inline bool lane_moved(NcclLane *l) {
+    const int64_t before = l->done;
+    while (l->done < l->started && cuda_happened(l->carried[l->done % NCCL_MOST])) { l->done++; }
+    return l->done > before;
+}
+// The oldest collective, if it has begun.
+static inline const CommOp *nccl_awaited_collective(const Nccl *n) {
+    const NcclLane *l = &n->collectives;
+    return lane_oldest(l) && cuda_happened(l->ready[l->done % NCCL_MOST]) ? lane_oldest(l) : NULL;
+}
+// The oldest message, if the compute stream has come to where it needs that or a later one. They are needed in any order.
+static inline const CommOp *nccl_awaited_message(const Nccl *n) {
+    const NcclLane *l = &n->messages;
+    for (int64_t i = l->done; i < l->started; i++) {
+        if (l->needed[i % NCCL_MOST] && cuda_happened(l->ready[i % NCCL_MOST])) { return lane_oldest(l); }
+    }
+    return NULL;
+}
+// Brings up to date what is complete and what this rank's device waits for.
 static inline void nccl_poll(Comm *c) {
     Nccl *n = (Nccl *)c->transport.state;
     CommTransport *t = &c->transport;
     const CommOp *before = t->waits;
-    int64_t done = t->done;
     double now = seconds_now();
     if (now - n->polled < NCCL_POLL_S) { return; }
     n->polled = now;
-    while (t->done < n->started && cuda_happened(n->carried[t->done % NCCL_MOST])) { t->done++; }
-    int64_t oldest = t->done % NCCL_MOST;
-    t->waits = n->calling ? n->calling : t->done < n->started && cuda_happened(n->ready[oldest]) ? &n->ops[oldest] : NULL;
-    if (t->waits != before || t->done != done) { c->fresh = c->clock; }
+    bool moved = lane_moved(&n->collectives);
+    moved = lane_moved(&n->messages) || moved;
+    t->waits = n->calling ? n->calling : nccl_awaited_collective(n);
+    if (!t->waits) { t->waits = nccl_awaited_message(n); }
+    if (t->waits != before || moved) { c->fresh = c->clock; }
     if (t->waits && !before) { c->looked = now; }
     if (now - n->looked < NCCL_LOOK_S) { return; }
     n->looked = now;
     for (int i = 0; i < n->groups; i++) {
         ncclResult_t error = ncclSuccess, asked = ncclCommGetAsyncError(n->communicators[i], &error);
+        const CommOp *oldest = lane_oldest(n->communicators[i] == n->talkers.channel ? &n->messages : &n->collectives);
         error = asked == ncclSuccess ? error : asked;
-        if (error != ncclSuccess && error != ncclInProgress) { nccl_failed(c, n->communicators[i], error, t->done < n->started ? &n->ops[oldest] : t->waits); }
+        if (error != ncclSuccess && error != ncclInProgress) { nccl_failed(c, n->communicators[i], error, oldest ? oldest : t->waits); }
     }
+}
+
+static inline void lane_open(NcclLane *l) {
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&l->carrier, cudaStreamNonBlocking, greatest));
+    for (int i = 0; i < NCCL_MOST; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&l->ready[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&l->carried[i], cudaEventDisableTiming));
+    }
+}
+static inline void lane_close(NcclLane *l) {
+    for (int i = 0; i < NCCL_MOST; i++) { CUDA_CHECK(cudaEventDestroy(l->ready[i])), CUDA_CHECK(cudaEventDestroy(l->carried[i])); }
+    CUDA_CHECK(cudaStreamDestroy(l->carrier));
 }
 
 // A group of one has no communicator.
@@ -156,7 +202,7 @@ static inline int64_t nccl_equal_part(const CommOp *op) {
 }
 // data: elements of `size` bytes; slice i comes from member i.
 static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t size) {
-    cudaStream_t carrier = ((Nccl *)c->transport.state)->carrier;
+    cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
     int64_t part = nccl_equal_part(op);
     if (part) { nccl_call(c, op, ncclAllGather(data + op->group->me * part * size, data, (size_t)(part * size), ncclUint8, communicator, carrier)); }
@@ -168,7 +214,7 @@ static inline void nccl_gather(Comm *c, const CommOp *op, char *data, int64_t si
 }
 // out, at my slice's place, = the sum of in.
 static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *out, ncclDataType_t type) {
-    cudaStream_t carrier = ((Nccl *)c->transport.state)->carrier;
+    cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
     int64_t part = nccl_equal_part(op), size = type == ncclBfloat16 ? 2 : 4;
     if (part) { nccl_call(c, op, ncclReduceScatter(in, out + op->group->me * part * size, (size_t)part, type, ncclSum, communicator, carrier)); }
@@ -178,7 +224,7 @@ static inline void nccl_reduce(Comm *c, const CommOp *op, const char *in, char *
     }
 }
 static inline void nccl_exchange(Comm *c, const CommOp *op) {
-    cudaStream_t carrier = ((Nccl *)c->transport.state)->carrier;
+    cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     ncclComm_t communicator = (ncclComm_t)op->group->channel;
     int64_t size = (int64_t)op->element_bytes;
     for (int i = 0; i < op->group->n; i++) {
@@ -196,7 +242,7 @@ static inline void nccl_exchange(Comm *c, const CommOp *op) {
 
 // Puts the collective into the carrier stream.
 static inline void nccl_carry(Comm *c, const CommOp *op) {
-    Nccl *n = (Nccl *)c->transport.state;
+    cudaStream_t carrier = ((Nccl *)c->transport.state)->collectives.carrier;
     const int64_t *b = op->bounds, all = b[op->group->n], mine = b[op->group->me], my_end = b[op->group->me + 1];
     bool packed = comm_op_reduces(op) && op->wire == DTYPE_BF16;
     ncclDataType_t type = packed ? ncclBfloat16 : ncclFloat32;
@@ -204,20 +250,20 @@ static inline void nccl_carry(Comm *c, const CommOp *op) {
     char *out = packed ? c->staging : op->out;
     if (packed) {
         if ((size_t)all * 2 > c->staging_bytes) { die(EXIT_RESOURCES, NULL, "no room to pack %" PRId64 " elements", all); }
-        LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(all, THREADS), THREADS, 0, n->carrier, (__nv_bfloat16 *)(void *)c->staging,
+        LAUNCH((convert_kernel<__nv_bfloat16, float>), blocks_for(all, THREADS), THREADS, 0, carrier, (__nv_bfloat16 *)(void *)c->staging,
                (const float *)(const void *)op->in, all);
     }
     nccl_call(c, op, ncclGroupStart());
     switch (op->kind) {
     case COMM_ALL_GATHER: nccl_gather(c, op, op->out, (int64_t)op->element_bytes); break;
     case COMM_REDUCE_SCATTER: nccl_reduce(c, op, in, out, type); break;
-    case COMM_ALL_REDUCE: nccl_call(c, op, ncclAllReduce(in, out, (size_t)all, type, ncclSum, (ncclComm_t)op->group->channel, n->carrier)); break;
+    case COMM_ALL_REDUCE: nccl_call(c, op, ncclAllReduce(in, out, (size_t)all, type, ncclSum, (ncclComm_t)op->group->channel, carrier)); break;
     default: nccl_exchange(c, op);
     }
     nccl_finish(c, (ncclComm_t)op->group->channel, ncclGroupEnd(), op);
     int64_t first = op->kind == COMM_ALL_REDUCE ? 0 : mine, count = op->kind == COMM_ALL_REDUCE ? all : my_end - mine;
     if (packed && count) {
-        LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0, n->carrier, (float *)(void *)op->out + first,
+        LAUNCH((convert_kernel<float, __nv_bfloat16>), blocks_for(count, THREADS), THREADS, 0, carrier, (float *)(void *)op->out + first,
                (const __nv_bfloat16 *)(const void *)c->staging + first, count);
     }
 }
@@ -228,27 +274,67 @@ static inline CommHandle copy_to_myself(Stream *s, const CommOp *op) {
     if (op->in && op->in != op->out) { ops_copy(s, op->out + to * size, op->in + op->bounds[0] * size, (size_t)((op->bounds[1] - op->bounds[0]) * size)); }
     return 0;
 }
+// Notes what comes next, and makes it wait for what the compute stream holds.
+static inline const CommOp *lane_begin(Comm *c, NcclLane *l, const CommOp *op) {
+    Nccl *n = (Nccl *)c->transport.state;
+    while (l->started - l->done == NCCL_MOST) { // more than most steps have: by any means, wait
+        (void)cuda_done(cudaStreamQuery(l->carrier));
+        comm_progress();
+    }
+    int64_t i = l->started % NCCL_MOST;
+    l->ops[i] = *op, l->needed[i] = false;
+    CUDA_CHECK(cudaEventRecord(l->ready[i], compute_stream(n->stream)));
+    CUDA_CHECK(cudaStreamWaitEvent(l->carrier, l->ready[i], 0));
+    return &l->ops[i];
+}
+static inline int64_t lane_end(NcclLane *l) {
+    CUDA_CHECK(cudaEventRecord(l->carried[l->started % NCCL_MOST], l->carrier));
+    return -++l->started;
+}
+// The compute stream waits for it.
+static inline void lane_wait(const Nccl *n, const NcclLane *l, int64_t handle) {
+    if (l->done >= -handle) { return; }
+    CUDA_CHECK(cudaStreamWaitEvent(compute_stream(n->stream), l->carried[(-handle - 1) % NCCL_MOST], 0));
+}
+
 static inline CommHandle nccl_start(Comm *c, const CommOp *op) {
     Nccl *n = (Nccl *)c->transport.state;
     if (op->group->n == 1) { return copy_to_myself(n->stream, op); }
     comm_bytes_sent(op->kind, op->group, op->group->me, op->bounds, comm_op_reduces(op) ? dtype_size(op->wire) : op->element_bytes, c->bytes[op->kind]);
     if (op->bounds[op->group->n] == 0 && op->kind != COMM_ALL_TO_ALL) { return 0; }
-    while (n->started - c->transport.done == NCCL_MOST) { // more than most steps have: by any means, wait
-        (void)cuda_done(cudaStreamQuery(n->carrier));
-        comm_progress();
-    }
-    int64_t i = n->started % NCCL_MOST;
-    n->ops[i] = *op;
-    CUDA_CHECK(cudaEventRecord(n->ready[i], compute_stream(n->stream)));
-    CUDA_CHECK(cudaStreamWaitEvent(n->carrier, n->ready[i], 0));
-    nccl_carry(c, &n->ops[i]);
-    CUDA_CHECK(cudaEventRecord(n->carried[i], n->carrier));
-    return -++n->started;
+    const CommOp *begun = lane_begin(c, &n->collectives, op);
+    nccl_carry(c, begun);
+    return lane_end(&n->collectives);
 }
 static inline void nccl_wait(Comm *c, CommHandle handle) {
     Nccl *n = (Nccl *)c->transport.state;
-    if (c->transport.done >= -handle) { return; }
-    CUDA_CHECK(cudaStreamWaitEvent(compute_stream(n->stream), n->carried[(-handle - 1) % NCCL_MOST], 0));
+    lane_wait(n, &n->collectives, handle);
+}
+
+static inline void nccl_wait_message(Comm *c, Ticket t) {
+    Nccl *n = (Nccl *)c->transport.state;
+    NcclLane *l = &n->messages;
+    if (l->done >= -t) { return; }
+    const int64_t i = (-t - 1) % NCCL_MOST;
+    CUDA_CHECK(cudaEventRecord(l->ready[i], compute_stream(n->stream))); // its first use, at the start, is in the streams already
+    l->needed[i] = true;
+    lane_wait(n, l, t);
+}
+static inline Ticket nccl_post(Comm *c, bool send, int peer, void *data, size_t bytes) {
+    Nccl *n = (Nccl *)c->transport.state;
+    NcclLane *l = &n->messages;
+    ncclComm_t communicator = (ncclComm_t)n->talkers.channel;
+    assert(n->pairs[peer].n);
+    CommOp op;
+    memset(&op, 0, sizeof op);
+    op.kind = COMM_SEND, op.unit = c->unit, op.step = c->step, op.what = c->what, op.group = &n->pairs[peer];
+    op.in = send ? (const char *)data : NULL, op.out = send ? NULL : (char *)data, op.element_bytes = bytes, op.counted = true;
+    if (l->started - l->done == NCCL_MOST) { nccl_wait_message(c, -(l->done + 1)); } // so that the watch looks after its other end
+    const CommOp *begun = lane_begin(c, l, &op);
+    ncclResult_t result =
+        send ? ncclSend(data, bytes, ncclUint8, peer, communicator, l->carrier) : ncclRecv(data, bytes, ncclUint8, peer, communicator, l->carrier);
+    nccl_finish(c, communicator, result, begun);
+    return lane_end(l);
 }
 
 static inline void nccl_end(Comm *c) {
@@ -256,7 +342,7 @@ static inline void nccl_end(Comm *c) {
     CommOp op;
     memset(&op, 0, sizeof op);
     op.what = "end of NCCL", op.group = &c->everyone, op.step = c->step;
-    CUDA_CHECK(cudaStreamSynchronize(n->carrier));
+    CUDA_CHECK(cudaStreamSynchronize(n->collectives.carrier)), CUDA_CHECK(cudaStreamSynchronize(n->messages.carrier));
     for (int i = 0; i < n->shares; i++) { ncclCommDeregister(n->shared[i].communicator, n->shared[i].handle); }
     while (n->groups) {
         ncclComm_t communicator = n->communicators[n->groups - 1];
@@ -264,24 +350,39 @@ static inline void nccl_end(Comm *c) {
         n->groups--; // polled no more
         ncclCommDestroy(communicator);
     }
-    for (int i = 0; i < NCCL_MOST; i++) { CUDA_CHECK(cudaEventDestroy(n->ready[i])), CUDA_CHECK(cudaEventDestroy(n->carried[i])); }
-    CUDA_CHECK(cudaStreamDestroy(n->carrier));
-    free(n);
+    lane_close(&n->collectives), lane_close(&n->messages);
+    for (int r = 0; r < c->ranks; r++) { group_free(&n->pairs[r]); }
+    group_free(&n->talkers);
+    free(n->pairs), free(n);
     c->transport.poll = NULL;
 }
-static inline void nccl_open(Comm *c, Stream *s) {
-    Nccl *n = (Nccl *)checked_calloc(1, sizeof(Nccl), "NCCL");
-    int least, greatest;
-    n->stream = s;
-    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&n->carrier, cudaStreamNonBlocking, greatest));
-    for (int i = 0; i < NCCL_MOST; i++) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&n->ready[i], cudaEventDisableTiming));
-        CUDA_CHECK(cudaEventCreateWithFlags(&n->carried[i], cudaEventDisableTiming));
+// Who will talk connects: every pair in the order of its numbers, which is the same on both sides.
+static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
+    Nccl *n = (Nccl *)c->transport.state;
+    if (!traffic->bytes || c->ranks == 1) { return; }
+    n->talkers = group_all(c);
+    nccl_join(c, &n->talkers);
+    char *bytes = (char *)ops_alloc(2);
+    if (!bytes) { die(EXIT_RESOURCES, NULL, "no device memory for messages"); }
+    comm_label(c, "connection", -1, c->step);
+    for (int i = 0; i < traffic->count; i++) { // ascending
+        const int peer = traffic->peers[i], both[2] = {c->rank, peer};
+        n->pairs[peer] = group_make(both, 2, c->rank, c->node_of);
+        for (int turn = 0; turn < 2; turn++) { nccl_post(c, turn == (c->rank > peer), peer, bytes + turn, 1); }
     }
-    CommTransport t = {"nccl", nccl_join, nccl_share, nccl_start, nccl_wait, nccl_poll, nccl_end, n, 0, NULL, 0};
+    for (Ticket t = -1; t >= -n->messages.started; t--) { nccl_wait_message(c, t); }
+    ops_wait(n->stream);
+    ops_free(bytes);
+}
+static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
+    Nccl *n = (Nccl *)checked_calloc(1, sizeof(Nccl), "NCCL");
+    n->stream = s;
+    n->pairs = (Group *)checked_calloc((size_t)c->ranks, sizeof(Group), "NCCL");
+    lane_open(&n->collectives), lane_open(&n->messages);
+    CommTransport t = {"nccl", nccl_join, nccl_share, nccl_start, nccl_wait, nccl_post, nccl_wait_message, nccl_poll, nccl_end, n, NULL, 0};
     c->transport = t;
     nccl_join(c, &c->everyone);
+    nccl_meet_peers(c, traffic);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -292,11 +393,21 @@ typedef struct {
     char *mirror;      // the array, element for element; behind it what an all-to-all receives
 } StagedOp;
 typedef struct {
+    Ticket ticket; // MPI's; 0: none, or waited for
+    void *device;  // where a received one goes; NULL: it is sent
+    size_t bytes;
+    char *mirror;
+    cudaEvent_t returned; // to the device
+} StagedMessage;
+typedef struct {
     Stream *stream;
     StagedOp ops[STAGED_MOST]; // ring, as above
     size_t mirror_bytes;
-    int64_t started;
-    char *pinned; // staging of comm.h, mirrors
+    int64_t started, done;
+    StagedMessage *messages; // [most] ring
+    int64_t most, posted;
+    size_t message_bytes;
+    char *pinned; // staging of comm.h, mirrors, messages
 } Staged;
 
 static inline char *staged_received(const StagedOp *o) { // the mirror of op.out
@@ -309,8 +420,8 @@ static inline void staged_return(Staged *s, const StagedOp *o, int64_t first, in
 }
 static inline void staged_wait(Comm *c, CommHandle handle) {
     Staged *s = (Staged *)c->transport.state;
-    while (c->transport.done < -handle) {
-        const StagedOp *o = &s->ops[c->transport.done++ % STAGED_MOST];
+    while (s->done < -handle) {
+        const StagedOp *o = &s->ops[s->done++ % STAGED_MOST];
         const int64_t *b = o->op.bounds, me = o->op.group->me, n = o->op.group->n;
         comm_wait(c, o->handle);
         switch (o->op.kind) {
@@ -329,7 +440,7 @@ static inline CommHandle staged_start(Comm *c, const CommOp *op) {
     int64_t first = op->bounds[gathers ? g->me : 0], end = op->bounds[gathers ? g->me + 1 : g->n];
     if (g->n == 1) { return copy_to_myself(s->stream, op); }
     if ((size_t)(all * size) > s->mirror_bytes) { die(EXIT_RESOURCES, NULL, "no room to stage %" PRId64 " elements", all); }
-    if (s->started - c->transport.done == STAGED_MOST) { staged_wait(c, -(c->transport.done + 1)); }
+    if (s->started - s->done == STAGED_MOST) { staged_wait(c, -(s->done + 1)); }
     StagedOp *o = &s->ops[s->started % STAGED_MOST];
     o->op = *op;
     ops_to_host(s->stream, o->mirror + first * size, (gathers ? op->out : op->in) + first * size, (size_t)((end - first) * size)); // behind an earlier return
@@ -338,25 +449,60 @@ static inline CommHandle staged_start(Comm *c, const CommOp *op) {
     o->handle = comm_queue_op(c, over_host);
     return -++s->started;
 }
+static inline void staged_wait_message(Comm *c, Ticket t) {
+    Staged *s = (Staged *)c->transport.state;
+    if (-t <= s->posted - s->most) { return; } // its piece has served again since
+    StagedMessage *m = &s->messages[(-t - 1) % s->most];
+    comm_wait_message_by_mpi(c, m->ticket);
+    if (m->ticket && m->device) {
+        ops_from_host(s->stream, m->device, m->mirror, m->bytes);
+        CUDA_CHECK(cudaEventRecord(m->returned, compute_stream(s->stream)));
+    }
+    m->ticket = 0;
+}
+static inline Ticket staged_post(Comm *c, bool send, int peer, void *data, size_t bytes) {
+    Staged *s = (Staged *)c->transport.state;
+    StagedMessage *m = &s->messages[s->posted % s->most];
+    if (bytes > s->message_bytes) { die(EXIT_RESOURCES, NULL, "no room to stage a message of %zu bytes", bytes); }
+    if (m->ticket) { staged_wait_message(c, s->most - s->posted - 1); }
+    m->device = send ? NULL : data, m->bytes = bytes;
+    if (send) {
+        ops_to_host(s->stream, m->mirror, data, bytes); // behind an earlier return
+    } else {
+        while (!cuda_happened(m->returned)) { comm_progress(); }
+    }
+    m->ticket = comm_post_by_mpi(c, send, peer, m->mirror, bytes);
+    return -++s->posted;
+}
 static inline void staged_join(Comm *c, Group *g) { (void)c, (void)g; }
 static inline void staged_end(Comm *c) {
     Staged *s = (Staged *)c->transport.state;
     ops_wait(s->stream);
+    for (int64_t i = 0; i < s->most; i++) { CUDA_CHECK(cudaEventDestroy(s->messages[i].returned)); }
     CUDA_CHECK(cudaFreeHost(s->pinned));
-    free(s);
+    free(s->messages), free(s);
+}
+static inline void staged_make_ring(Staged *s, char *memory) {
+    s->messages = (StagedMessage *)checked_calloc((size_t)s->most + 1, sizeof(StagedMessage), "staged messages");
+    for (int64_t i = 0; i < s->most; i++) {
+        s->messages[i].mirror = memory + (size_t)i * s->message_bytes;
+        CUDA_CHECK(cudaEventCreateWithFlags(&s->messages[i].returned, cudaEventDisableTiming));
+    }
 }
 // For arrays of up to `bytes`; `staging` bytes are for comm.h's reductions.
-static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t staging) {
+static inline void staged_open(Comm *c, Stream *stream, size_t bytes, size_t staging, const CommTraffic *traffic) {
     Staged *s = (Staged *)checked_calloc(1, sizeof(Staged), "staged messages");
     s->stream = stream, s->mirror_bytes = (size_t)round_up(max_i64((int64_t)bytes, STAGED_LEAST), 4096), staging = (size_t)round_up((int64_t)staging, 4096);
-    size_t pinned = staging + STAGED_MOST * s->mirror_bytes;
+    s->message_bytes = (size_t)round_up((int64_t)traffic->bytes, 4096), s->most = traffic->bytes ? traffic->most : 0;
+    size_t mirrors = staging + STAGED_MOST * s->mirror_bytes, pinned = mirrors + (size_t)s->most * s->message_bytes;
     if (cudaMallocHost((void **)&s->pinned, pinned) != cudaSuccess) {
         die(EXIT_RESOURCES, "one rank for each GPU needs none", "cannot pin %zu bytes of host memory for messages", pinned);
     }
     memset(s->pinned, 0, pinned);
     for (int i = 0; i < STAGED_MOST; i++) { s->ops[i].mirror = s->pinned + staging + (size_t)i * s->mirror_bytes; }
+    staged_make_ring(s, s->pinned + mirrors);
     comm_allocate(c, s->pinned, staging);
-    CommTransport t = {"staged", staged_join, NULL, staged_start, staged_wait, NULL, staged_end, s, 0, NULL, 0};
+    CommTransport t = {"staged", staged_join, NULL, staged_start, staged_wait, staged_post, staged_wait_message, NULL, staged_end, s, NULL, 0};
     c->transport = t;
 }
 
@@ -385,16 +531,16 @@ static inline bool gpus_apart(Comm *c, int *sharing) {
     free(all);
     return apart;
 }
-// Makes counted collectives of up to `elements` fp32 elements or so many bytes of records, sent and received, carry over this rank's GPU.
-// All ranks.
-static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records) {
+// Makes counted collectives of up to `elements` fp32 elements or so many bytes of records, sent and received, and these messages carry over
+// this rank's GPU. All ranks.
+static inline void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records, const CommTraffic *traffic) {
     int sharing;
     if (gpus_apart(c, &sharing)) {
         size_t packed = wire == DTYPE_BF16 && c->ranks > 1 ? (size_t)elements * 2 : 0;
         comm_allocate(c, packed ? memory_take(MEMORY_BUFFERS, packed, "messages") : NULL, packed);
-        nccl_open(c, s);
+        nccl_open(c, s, traffic);
     } else {
-        staged_open(c, s, (size_t)max_i64(elements * 4, (int64_t)records), comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES));
+        staged_open(c, s, (size_t)max_i64(elements * 4, (int64_t)records), comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES), traffic);
     }
     c->transport.sharing = sharing;
 }

@@ -1,14 +1,21 @@
 // executor.h: runs a schedule. The one place where actions become work: MODEL computes, STORE holds states, COMM moves them.
 //
-// Buffers    boundary[u]  input of unit u (rows*T, C) in storage precision, u = 1 .. L+1: all that survives of a forward
-//                         pass under --recompute block
-//            blocks       activations inside blocks: one set per block, or a single one under --recompute block
-//            gradient     of each boundary: two places in turns, since unit u writes one while its weight part still reads the other
-//            work         what a block's input part leaves for its weight part
+// Places     Of the units [first, end) that this rank computes; micro-batch m has place m modulo the number of places (schedule.h: Limits), since
+//            micro-batches come and go in order.
+//            slot       one micro-batch's activations: boundary[u], input of unit u > first, (rows*T, C) in storage precision; with the next one all
+//                       that survives of a forward pass under --recompute block; blocks: inside blocks, one set per block, or a single one of
+//                       all slots under --recompute block; the head's; tokens, targets
+//            input, output        of the stage: what was received for unit first, what is sent for unit end
+//            received, sent       the gradients of output and of input, in compute precision
+//            back       what a backward pass leaves for weight parts: gradients of boundaries, two places in turns, since unit u writes one while
+//                       its weight part still reads the other; and of blocks. Where weight parts wait (zero bubble) each micro-batch that waits
+//                       has its own, of each unit
 //            Where samples are clipped by their norm over all units (dp.h: flat), weight parts wait: then what a unit's input part
 //            leaves lies in activations that the unit above it has done with, and the topmost's in places of their own
 //            tokens, targets, losses of all of a step's samples on this rank wait on the host, each micro-batch's in its own place:
 //                         so nobody waits for the device before the end of a step, when all losses are there at once
+// Messages   are posted where the schedule says so, and waited for by what needs them: a received one by the first unit that reads it, a
+//            sent one by who writes its place again.
 // All of it is taken once, in executor_make, which also says beforehand how much.
 // A micro-batch's loss is summed per sample, in fp64; samples are added in the order of their numbers, so the loss of a step
 // is the same for every layout.
@@ -20,32 +27,65 @@
 #include "zero.h"       // states
 
 typedef struct {
+    void **boundary;   // [units]
+    BlockActs *blocks; // [layers]
+    HeadActs head;
+    int32_t *tokens, *targets; // (rows, T) on the device
+} Slot;
+typedef struct {
+    Real **gradient;      // [units] of boundaries
+    BlockGradients *work; // [layers]
+} Back;
+
+// A place for what travels between stages, and the messages that have posted it: to or from each of its peers' parts.
+typedef struct {
+    void *p;
+    Ticket *open; // [most_messages]
+    int messages;
+} Transit;
+enum { OUTGOING = 2 }; // places of what is sent: one travels while the other is made
+
+// What an executor is made for.
+typedef struct {
+    DType dtype;
+    int64_t rows, T; // of a micro-batch, at most
+    bool recompute;
+    int64_t logits; // rows of logits at a time, where they are not kept
+    ClipPolicy clip;
+    int first, end; // units of this rank
+    Limits limits;
+} ExecutorShape;
+
+typedef struct {
     const GptModel *model;
     Stream *stream;
     Store *store;
+    Comm *comm;
     const UnitMap *map;
-    int64_t T, rows; // largest shapes
-    bool recompute;
-    DType dtype;
+    ExecutorShape shape;
     // activations
-    void **boundary;   // [units]
-    BlockActs *blocks; // [layers or 1]
-    HeadActs head;
-    int32_t *tokens, *targets; // (rows, T) on the device
+    Slot *slot;                       // [limits.slots]
+    Transit *input, output[OUTGOING]; // [limits.inputs]
     // buffers
-    BlockGradients *work;        // [layers]
-    Real **gradient;             // [units] of boundaries
-    Clip clip;                   // policy.on: samples are clipped
-    Real *input, *output;        // a block's input and output in compute precision, where that differs from storage precision
-    Real *logits;                // (Vp) one row, for generation
-    char *activations, *buffers; // the allocations all of these lie in
-    OpsMark **marks;             // [actions of a step + 1] when each began, for a profile: then nothing is repeated as a whole; NULL: not wanted
+    Back *back; // [backs]
+    int64_t backs;
+    Transit *received, sent[OUTGOING]; // [limits.gradients]
+    int64_t *first_rows;               // [micro-batches] of the pass, first sample of this rank's part
+    Clip clip;                         // policy.on: samples are clipped
+    Real *in, *out;                    // a unit's input and output in compute precision, where that differs from storage precision
+    Real *logits;                      // (Vp) one row, for generation
+    char *activations, *buffers;       // the allocations all of these lie in
+    OpsMark **marks;                   // [actions of a step][2] when each began and ended, for a profile: then nothing is repeated as a whole; NULL: not wanted
+    int running;                       // the action that runs, in its schedule
     // host
     int64_t first_row;                   // of a pass's samples, the first that this rank computes
     int32_t *host_tokens, *host_targets; // (samples, T) from it on
     float *host_losses;                  // the same
     float *host_logits;                  // (Vp)
     float *host_weights;                 // (rows) of clipped samples
+    double *losses, *right;              // [samples of a pass] of each one, for a Pass
+    double *message;                     // [samples of a pass + ranks] of executor_share()
+    int64_t *part;                       // [ranks + 1] whose part is which
     const Real **held;                   // [storages] acquired parameters
     const Action *volatile action;       // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
@@ -66,54 +106,78 @@ typedef struct {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
+static inline bool executor_has(const ExecutorShape *shape, int unit) { return unit >= shape->first && unit < shape->end; }
+static inline bool executor_has_block(const ExecutorShape *shape, int64_t block) { return executor_has(shape, (int)block + 1); }
+static inline bool executor_has_head(const Executor *e) { return e->shape.end == e->model->units; }
+// Backward passes whose weight parts wait at once, in style flat but one of all units.
+static inline int64_t executor_backs(const ExecutorShape *shape) {
+    return shape->clip.flat ? 1 : max_i64(1, shape->limits.works / (shape->end - shape->first));
+}
+
+static inline void executor_carve_slot(Executor *e, Arena *a, int64_t place) {
+    const ExecutorShape *shape = &e->shape;
+    const int64_t N = shape->rows * shape->T, C = e->model->config.channels;
+    Slot *slot = &e->slot[place];
+    for (int u = shape->first + 1; u < shape->end; u++) { slot->boundary[u] = arena_take(a, (size_t)(N * C) * dtype_size(shape->dtype)); }
+    for (int64_t l = 0, any = -1; l < e->model->config.layers; l++) {
+        if (!executor_has_block(shape, l)) { continue; }
+        const BlockActs *shared = shape->recompute ? any >= 0 ? &slot->blocks[any] : place ? &e->slot[0].blocks[l] : NULL : NULL;
+        slot->blocks[l] = shared ? *shared : gpt_block_acts(a, &e->model->config, N);
+        any = l;
+    }
+    if (executor_has_head(e)) { slot->head = gpt_head_acts(a, &e->model->config, N); }
+    if (executor_has(shape, 0)) { slot->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
+    if (executor_has_head(e)) { slot->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
+}
 static inline void executor_carve_activations(Executor *e, Arena *a) {
-    int64_t N = e->rows * e->T, C = e->model->config.channels;
-    for (int u = 1; u < e->model->units; u++) { e->boundary[u] = arena_take(a, (size_t)(N * C) * dtype_size(e->dtype)); }
-    for (int b = 0; b < (e->recompute ? 1 : e->model->config.layers); b++) { e->blocks[b] = gpt_block_acts(a, &e->model->config, N); }
-    e->head = gpt_head_acts(a, &e->model->config, N);
-    e->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
-    e->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t));
-    if (e->clip.policy.on) { clip_carve_activations(&e->clip, a, e->model, e->rows, e->T); }
+    const ExecutorShape *shape = &e->shape;
+    const size_t boundary = (size_t)(shape->rows * shape->T * e->model->config.channels) * dtype_size(shape->dtype);
+    for (int64_t i = 0; i < shape->limits.slots; i++) { executor_carve_slot(e, a, i); }
+    for (int64_t i = 0; i < shape->limits.inputs; i++) { e->input[i].p = arena_take(a, boundary); }
+    for (int i = 0; i < OUTGOING && !executor_has_head(e); i++) { e->output[i].p = arena_take(a, boundary); }
+    if (shape->clip.on) { clip_carve_activations(&e->clip, a, e->model, shape->rows, shape->T); }
 }
 // Gradients: two places of boundaries and one of blocks in turns.
-static inline void executor_carve_turns(Executor *e, Arena *a, int64_t elements) {
+static inline void executor_carve_turns(Executor *e, Arena *a, Back *back, int64_t elements) {
     Real *turns[2] = {arena_reals(a, elements), arena_reals(a, elements)};
-    for (int u = 1; u < e->model->units; u++) { e->gradient[u] = turns[u % 2]; }
-    for (int l = 1; l < e->model->config.layers; l++) { e->work[l] = e->work[0]; }
+    BlockGradients work = gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
+    for (int u = 1; u < e->model->units; u++) { back->gradient[u] = turns[u % 2]; }
+    for (int l = 0; l < e->model->config.layers; l++) { back->work[l] = work; }
 }
 // Gradients that all stay until the weight parts: what is as large among the activations of the unit above is free by then.
-static inline void executor_carve_kept(Executor *e, Arena *a, int64_t elements) {
+static inline void executor_carve_flat(Executor *e, Arena *a, Back *back, int64_t elements) {
     const int last = e->model->units - 1, top = (int)e->model->config.layers - 1;
-    for (int u = 1; u <= last; u++) { e->gradient[u] = u == last || store_converts(e->dtype) ? arena_reals(a, elements) : (Real *)e->boundary[u + 1]; }
-    e->work[top] = e->work[0];
+    const Slot *slot = &e->slot[0];
+    back->work[top] = gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
+    for (int u = 1; u <= last; u++) {
+        back->gradient[u] = u == last || store_converts(e->shape.dtype) ? arena_reals(a, elements) : (Real *)slot->boundary[u + 1];
+    }
     for (int l = 0; l < top; l++) {
-        const BlockActs *above = &e->blocks[l + 1];
-        e->work[l] = e->work[top];
-        e->work[l].dfc = above->fc, e->work[l].dqkv = above->qkv, e->work[l].dres2 = above->res2;
+        const BlockActs *above = &slot->blocks[l + 1];
+        back->work[l] = back->work[top];
+        back->work[l].dfc = above->fc, back->work[l].dqkv = above->qkv, back->work[l].dres2 = above->res2;
+    }
+}
+// The same, of several micro-batches.
+static inline void executor_carve_waiting(Executor *e, Arena *a, Back *back, int64_t elements) {
+    for (int u = e->shape.first + 1; u < e->shape.end; u++) { back->gradient[u] = arena_reals(a, elements); }
+    for (int64_t l = 0; l < e->model->config.layers; l++) {
+        if (executor_has_block(&e->shape, l)) { back->work[l] = gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T); }
     }
 }
 static inline void executor_carve_buffers(Executor *e, Arena *a) {
-    int64_t N = e->rows * e->T, C = e->model->config.channels;
-    e->work[0] = gpt_block_gradients(a, &e->model->config, N);
-    if (e->clip.policy.flat) {
-        executor_carve_kept(e, a, N * C);
-    } else {
-        executor_carve_turns(e, a, N * C);
+    const ExecutorShape *shape = &e->shape;
+    const int64_t n = shape->rows * shape->T * e->model->config.channels;
+    for (int64_t i = 0; i < e->backs; i++) {
+        (shape->clip.flat ? executor_carve_flat : shape->limits.works > 1 ? executor_carve_waiting : executor_carve_turns)(e, a, &e->back[i], n);
     }
-    e->input = e->output = NULL;
-    if (store_converts(e->dtype)) { e->input = arena_reals(a, N * C), e->output = arena_reals(a, N * C); }
+    for (int64_t i = 0; i < shape->limits.gradients; i++) { e->received[i].p = arena_reals(a, n); }
+    for (int i = 0; i < OUTGOING && shape->first; i++) { e->sent[i].p = arena_reals(a, n); }
+    e->in = e->out = NULL;
+    if (store_converts(shape->dtype)) { e->in = arena_reals(a, n), e->out = arena_reals(a, n); }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
-    if (e->clip.policy.on) { clip_carve_buffers(&e->clip, a, e->model, e->rows, e->T); }
+    if (shape->clip.on) { clip_carve_buffers(&e->clip, a, e->model, shape->rows, shape->T); }
 }
-
-// What an executor is made for.
-typedef struct {
-    DType dtype;
-    int64_t rows, T; // of a micro-batch, at most
-    bool recompute;
-    int64_t logits; // rows of logits at a time, where they are not kept
-    ClipPolicy clip;
-} ExecutorShape;
 
 // Bytes of the operations' workspace.
 static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorShape *shape, int threads) {
@@ -125,12 +189,21 @@ static inline size_t executor_workspace_bytes(const GptModel *m, const ExecutorS
 static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, size_t *activation_bytes, size_t *buffer_bytes) {
     Executor e;
     memset(&e, 0, sizeof e);
-    e.model = m, e.dtype = shape.dtype, e.rows = shape.rows, e.T = shape.T, e.recompute = shape.recompute, e.clip.policy = shape.clip;
-    e.boundary = (void **)checked_calloc((size_t)m->units, sizeof(void *), "executor");
-    e.gradient = (Real **)checked_calloc((size_t)m->units, sizeof(Real *), "executor");
-    e.blocks = (BlockActs *)checked_calloc((size_t)m->config.layers, sizeof(BlockActs), "executor");
-    e.work = (BlockGradients *)checked_calloc((size_t)m->config.layers, sizeof(BlockGradients), "executor");
-    e.clip.blocks = (BlockSums *)checked_calloc((size_t)m->config.layers, sizeof(BlockSums), "executor");
+    const size_t units = (size_t)m->units, layers = (size_t)m->config.layers;
+    e.model = m, e.shape = shape, e.clip.policy = shape.clip, e.backs = executor_backs(&shape);
+    e.slot = (Slot *)checked_calloc((size_t)shape.limits.slots, sizeof(Slot), "executor");
+    for (int64_t i = 0; i < shape.limits.slots; i++) {
+        e.slot[i].boundary = (void **)checked_calloc(units, sizeof(void *), "executor");
+        e.slot[i].blocks = (BlockActs *)checked_calloc(layers, sizeof(BlockActs), "executor");
+    }
+    e.back = (Back *)checked_calloc((size_t)e.backs, sizeof(Back), "executor");
+    for (int64_t i = 0; i < e.backs; i++) {
+        e.back[i].gradient = (Real **)checked_calloc(units, sizeof(Real *), "executor");
+        e.back[i].work = (BlockGradients *)checked_calloc(layers, sizeof(BlockGradients), "executor");
+    }
+    e.input = (Transit *)checked_calloc((size_t)shape.limits.inputs + 1, sizeof(Transit), "executor");
+    e.received = (Transit *)checked_calloc((size_t)shape.limits.gradients + 1, sizeof(Transit), "executor");
+    e.clip.blocks = (BlockSums *)checked_calloc(layers, sizeof(BlockSums), "executor");
     e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
     executor_carve_activations(&e, &activations);
@@ -138,10 +211,23 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, siz
     *activation_bytes = activations.used, *buffer_bytes = buffers.used;
     return e;
 }
+// What travels between stages, place by place; NULL after the last.
+static inline Transit *executor_transit(const Executor *e, int64_t i) {
+    Transit *kinds[4] = {e->input, (Transit *)(uintptr_t)e->output, e->received, (Transit *)(uintptr_t)e->sent};
+    const int64_t counts[4] = {e->shape.limits.inputs, OUTGOING, e->shape.limits.gradients, OUTGOING};
+    for (int k = 0; k < 4; i -= counts[k++]) {
+        if (i < counts[k]) { return &kinds[k][i]; }
+    }
+    return NULL;
+}
 static inline void executor_free(Executor *e) {
     ops_free(e->activations), ops_free(e->buffers);
     ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
-    free(e->boundary), free(e->gradient), free(e->blocks), free(e->work), free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights);
+    for (int64_t i = 0; i < e->shape.limits.slots; i++) { free(e->slot[i].boundary), free(e->slot[i].blocks); }
+    for (int64_t i = 0; i < e->backs; i++) { free(e->back[i].gradient), free(e->back[i].work); }
+    for (int64_t i = 0; executor_transit(e, i); i++) { free(executor_transit(e, i)->open); }
+    free(e->slot), free(e->back), free(e->input), free(e->received), free(e->first_rows);
+    free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights), free(e->message), free(e->part), free(e->losses), free(e->right);
     memset(e, 0, sizeof *e);
 }
 // All that it works with, in bytes.
@@ -170,35 +256,77 @@ static inline void executor_shorten(const GptModel *m, ExecutorShape *shape, dou
         }
     }
 }
-// samples: that this rank computes in a step, at most.
-static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Stream *stream, int64_t samples) {
+// Puts the activations and buffers where executor_plan() has counted them; they are the executor's from now on.
+static inline void executor_place(Executor *e, void *activations, void *buffers) {
+    Arena of_activations = {(char *)activations, 0}, of_buffers = {(char *)buffers, 0};
+    e->activations = (char *)activations, e->buffers = (char *)buffers;
+    executor_carve_activations(e, &of_activations);
+    executor_carve_buffers(e, &of_buffers);
+}
+// A pass has so many samples and micro-batches, at most; this rank's lie among `mine` that follow each other. Every rank calls it.
+static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm, Stream *stream, int64_t samples, int64_t mine,
+                                     int micro_batches) {
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
-    e->map = map, e->store = store, e->stream = stream;
+    e->map = map, e->store = store, e->stream = stream, e->comm = comm;
     executor_carve_activations(e, &activations);
     executor_carve_buffers(e, &buffers);
-    e->activations = activations.base = (char *)memory_take(MEMORY_ACTIVATIONS, activations.used, "activations");
-    e->buffers = buffers.base = (char *)memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations");
-    activations.used = buffers.used = 0;
-    executor_carve_activations(e, &activations);
-    executor_carve_buffers(e, &buffers);
-    size_t N = (size_t)(samples * e->T);
+    executor_place(e, memory_take(MEMORY_ACTIVATIONS, activations.used, "activations"), memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations"));
+    size_t N = (size_t)(mine * e->shape.T);
     e->host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
     e->host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");
     e->host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
     e->host_logits = (float *)checked_malloc((size_t)e->model->config.padded_vocab * sizeof(float), "logits");
-    e->host_weights = (float *)checked_malloc((size_t)e->rows * sizeof(float), "weights");
+    e->host_weights = (float *)checked_malloc((size_t)e->shape.rows * sizeof(float), "weights");
+    e->losses = (double *)checked_calloc((size_t)samples, sizeof(double), "losses"),
+    e->right = (double *)checked_calloc((size_t)samples, sizeof(double), "losses");
+    e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
+    e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
+    e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
+    for (int64_t i = 0; executor_transit(e, i); i++) { // a stage's neighbour has as many ranks, at most
+        executor_transit(e, i)->open = (Ticket *)checked_malloc((size_t)comm->ranks * sizeof(Ticket), "executor");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Places of a micro-batch
+static inline Slot *executor_slot(const Executor *e, int micro) { return &e->slot[micro % e->shape.limits.slots]; }
+static inline Back *executor_back(const Executor *e, int micro) { return &e->back[micro % e->backs]; }
+// Where the input of a unit comes from, or goes to, that another stage shares; NULL: it stays here.
+static inline Transit *executor_boundary_transit(Executor *e, int unit, int micro) {
+    if (unit == 0 || unit == e->model->units) { return NULL; }
+    if (unit == e->shape.end) { return &e->output[micro % OUTGOING]; }
+    return unit == e->shape.first ? &e->input[micro % e->shape.limits.inputs] : NULL;
+}
+static inline void *executor_boundary(Executor *e, int unit, int micro) {
+    Transit *transit = executor_boundary_transit(e, unit, micro);
+    return transit ? transit->p : executor_slot(e, micro)->boundary[unit];
+}
+// The same of its gradient.
+static inline Transit *executor_gradient_transit(Executor *e, int unit, int micro) {
+    if (unit == 0 || unit == e->model->units) { return NULL; }
+    if (unit == e->shape.end) { return &e->received[micro % e->shape.limits.gradients]; }
+    return unit == e->shape.first ? &e->sent[micro % OUTGOING] : NULL;
+}
+static inline Real *executor_gradient(Executor *e, int unit, int micro) {
+    Transit *transit = executor_gradient_transit(e, unit, micro);
+    return transit ? (Real *)transit->p : executor_back(e, micro)->gradient[unit];
+}
+// Its messages have arrived, or left.
+static inline void transit_wait(Executor *e, Transit *transit) {
+    for (int i = 0; transit && i < transit->messages; i++) { comm_wait_message(e->comm, transit->open[i]); }
+    if (transit) { transit->messages = 0; }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Boundaries: a unit's input and output in compute precision
-static inline const Real *boundary_read(Executor *e, int unit, int64_t n) {
-    if (!store_converts(e->dtype)) { return (const Real *)e->boundary[unit]; }
-    ops_unpack(e->stream, e->input, e->boundary[unit], e->dtype, n);
-    return e->input;
+static inline const Real *boundary_read(Executor *e, const void *x, int64_t n) {
+    if (!store_converts(e->shape.dtype)) { return (const Real *)x; }
+    ops_unpack(e->stream, e->in, x, e->shape.dtype, n);
+    return e->in;
 }
-static inline Real *boundary_write_begin(Executor *e, int unit) { return store_converts(e->dtype) ? e->output : (Real *)e->boundary[unit]; }
-static inline void boundary_write_end(Executor *e, int unit, int64_t n) {
-    if (store_converts(e->dtype)) { ops_pack(e->stream, e->boundary[unit], e->output, e->dtype, n); }
+static inline Real *boundary_write_begin(Executor *e, void *y) { return store_converts(e->shape.dtype) ? e->out : (Real *)y; }
+static inline void boundary_write_end(Executor *e, void *y, int64_t n) {
+    if (store_converts(e->shape.dtype)) { ops_pack(e->stream, y, e->out, e->shape.dtype, n); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -211,9 +339,24 @@ typedef struct {
     int unit;
     int64_t rows, T, N, elements; // N = rows * T, elements = N * C
     UnitStates states;
+    void *x, *y;   // input and output, in storage precision. NULL: the unit has none
+    Real *dx, *dy; // their gradients
+    const Slot *slot;
+    const Back *back;
 } Work;
 
-static inline const BlockActs *executor_block(const Executor *e, int unit) { return &e->blocks[e->recompute ? 0 : unit - 1]; }
+static inline const BlockActs *work_acts(const Work *w) { return &w->slot->blocks[w->unit - 1]; }
+static inline const BlockGradients *work_gradients(const Work *w) { return &w->back->work[w->unit - 1]; }
+static inline Work executor_work(Executor *e, int unit, int micro, int64_t rows, int64_t T) {
+    const int head = e->model->units - 1;
+    Work w;
+    memset(&w, 0, sizeof w);
+    w.unit = unit, w.rows = rows, w.T = T, w.N = rows * T, w.elements = w.N * e->model->config.channels;
+    w.slot = executor_slot(e, micro), w.back = executor_back(e, micro);
+    if (unit > 0) { w.x = executor_boundary(e, unit, micro), w.dx = executor_gradient(e, unit, micro); }
+    if (unit < head) { w.y = executor_boundary(e, unit + 1, micro), w.dy = executor_gradient(e, unit + 1, micro); }
+    return w;
+}
 
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) { return (row - e->first_row) * pass->data->options.T; }
@@ -253,11 +396,11 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
     const int64_t C = e->model->config.channels, first = pass->data->first_label, labels = pass->data->labels;
     const int64_t most = e->model->config.padded_vocab / labels;
     const int32_t *targets = e->host_targets + executor_host_place(e, first_row, pass);
-    Real *gathered = e->gradient[e->model->units - 1]; // free until the backward pass
+    Real *gathered = w->dx; // free until the backward pass
     for (int64_t begin = 0; begin < w->rows; begin += most) {
         const int64_t count = min_i64(most, w->rows - begin);
         for (int64_t r = 0; r < count; r++) {
-            const Real *row = real_at_const(e->head.lnf, executor_label_row(w, pass, first_row, begin + r) * C);
+            const Real *row = real_at_const(w->slot->head.lnf, executor_label_row(w, pass, first_row, begin + r) * C);
             ops_copy(e->stream, real_at(gathered, r * C), row, (size_t)C * ops_real_bytes());
         }
         executor_logits_of_rows(e, &w->states, gathered, count, first, labels, e->host_logits);
@@ -277,8 +420,8 @@ static inline void executor_load_samples(Executor *e, const Work *w, const Pass 
     } else {
         dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
     }
-    ops_from_host(e->stream, e->tokens, tokens, (size_t)w->N * sizeof(int32_t));
-    ops_from_host(e->stream, e->targets, targets, (size_t)w->N * sizeof(int32_t));
+    if (w->slot->tokens) { ops_from_host(e->stream, w->slot->tokens, tokens, (size_t)w->N * sizeof(int32_t)); }
+    if (w->slot->targets) { ops_from_host(e->stream, w->slot->targets, targets, (size_t)w->N * sizeof(int32_t)); }
 }
 // The weights of clipped samples: the mean over their own targets against that over T.
 static inline void executor_load_weights(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
@@ -292,82 +435,79 @@ static inline void executor_load_weights(Executor *e, const Work *w, const Pass 
 static inline void run_forward(Executor *e, const Work *w) {
     int unit = w->unit, head = e->model->units - 1;
     if (unit == head) {
-        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, unit, w->elements), &e->head, w->N);
+        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, w->x, w->elements), &w->slot->head, w->N);
         return;
     }
-    const Real *x = unit ? boundary_read(e, unit, w->elements) : NULL;
-    Real *out = boundary_write_begin(e, unit + 1);
+    const Real *x = unit ? boundary_read(e, w->x, w->elements) : NULL;
+    Real *out = boundary_write_begin(e, w->y);
     if (unit == 0) {
-        gpt_embedding_forward(e->stream, e->model, &w->states, out, e->tokens, w->rows, w->T);
+        gpt_embedding_forward(e->stream, e->model, &w->states, out, w->slot->tokens, w->rows, w->T);
     } else {
-        gpt_block_forward(e->stream, e->model, &w->states, out, x, executor_block(e, unit), w->rows, w->T);
+        gpt_block_forward(e->stream, e->model, &w->states, out, x, work_acts(w), w->rows, w->T);
     }
-    boundary_write_end(e, unit + 1, w->elements);
+    boundary_write_end(e, w->y, w->elements);
 }
 
 static inline void run_backward_input(Executor *e, const Work *w, const Pass *pass) {
-    const Real *x = boundary_read(e, w->unit, w->elements);
-    Real *dx = e->gradient[w->unit];
+    const Real *x = boundary_read(e, w->x, w->elements);
+    const Slot *slot = w->slot;
     if (w->unit < e->model->units - 1) {
-        gpt_block_backward_input(e->stream, e->model, &w->states, dx, e->gradient[w->unit + 1], x, executor_block(e, w->unit), &e->work[w->unit - 1], w->rows,
-                                 w->T);
+        gpt_block_backward_input(e->stream, e->model, &w->states, w->dx, w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
     } else if (e->clip.policy.on) {
-        clip_head_backward_input(e->stream, e->model, &e->clip, &w->states, dx, x, &e->head, e->targets, w->rows, w->T);
+        clip_head_backward_input(e->stream, e->model, &e->clip, &w->states, w->dx, x, &slot->head, slot->targets, w->rows, w->T);
     } else {
-        gpt_head_backward_input(e->stream, e->model, &w->states, dx, x, &e->head, e->targets, w->N, pass->scale);
+        gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &slot->head, slot->targets, w->N, pass->scale);
     }
 }
 
 static inline void run_backward_weight(Executor *e, const Work *w) {
-    const Real *dout = w->unit < e->model->units - 1 ? e->gradient[w->unit + 1] : NULL;
     if (w->unit == 0) {
-        gpt_embedding_backward_weight(e->stream, e->model, &w->states, dout, e->tokens, w->rows, w->T);
+        gpt_embedding_backward_weight(e->stream, e->model, &w->states, w->dy, w->slot->tokens, w->rows, w->T);
         return;
     }
-    const Real *x = boundary_read(e, w->unit, w->elements);
+    const Real *x = boundary_read(e, w->x, w->elements);
     if (w->unit == e->model->units - 1) {
-        gpt_head_backward_weight(e->stream, e->model, &w->states, x, &e->head, w->N);
+        gpt_head_backward_weight(e->stream, e->model, &w->states, x, &w->slot->head, w->N);
         return;
     }
-    gpt_block_backward_weight(e->stream, e->model, &w->states, dout, x, executor_block(e, w->unit), &e->work[w->unit - 1], w->rows, w->T);
+    gpt_block_backward_weight(e->stream, e->model, &w->states, w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
 }
 
 // What each sample adds to the gradients of a unit: its squared norm, added to the group's.
 static inline void run_norms(Executor *e, const Work *w) {
-    const int head = e->model->units - 1;
+    const Slot *slot = w->slot;
     if (w->unit == 0) {
-        clip_embedding_norms(e->stream, e->model, &e->clip, e->gradient[1], e->tokens, &e->head, w->rows, w->T);
+        clip_embedding_norms(e->stream, e->model, &e->clip, w->dy, slot->tokens, &slot->head, w->rows, w->T);
         return;
     }
-    const Real *x = boundary_read(e, w->unit, w->elements);
-    if (w->unit == head) {
-        clip_head_norms(e->stream, e->model, &e->clip, x, &e->head, w->rows, w->T);
+    const Real *x = boundary_read(e, w->x, w->elements);
+    if (w->unit == e->model->units - 1) {
+        clip_head_norms(e->stream, e->model, &e->clip, x, &slot->head, w->rows, w->T);
         return;
     }
-    clip_block_norms(e->stream, e->model, &e->clip, &e->clip.blocks[w->unit - 1], e->gradient[w->unit + 1], x, executor_block(e, w->unit),
-                     &e->work[w->unit - 1], w->rows, w->T);
+    clip_block_norms(e->stream, e->model, &e->clip, &e->clip.blocks[w->unit - 1], w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
 }
 // The unit's gradients, of all samples times their factors.
 static inline void run_sum(Executor *e, const Work *w) {
+    const Slot *slot = w->slot;
     if (w->unit == 0) {
-        clip_embedding_sum(e->stream, e->model, &e->clip, &w->states, e->gradient[1], e->tokens, &e->head, w->rows, w->T);
+        clip_embedding_sum(e->stream, e->model, &e->clip, &w->states, w->dy, slot->tokens, &slot->head, w->rows, w->T);
     } else if (w->unit == e->model->units - 1) {
         clip_head_sum(e->stream, e->model, &e->clip, &w->states, w->rows);
     } else {
-        clip_block_sum(e->stream, e->model, &e->clip, &w->states, &e->clip.blocks[w->unit - 1], e->gradient[w->unit + 1], executor_block(e, w->unit),
-                       &e->work[w->unit - 1], w->rows, w->T);
+        clip_block_sum(e->stream, e->model, &e->clip, &w->states, &e->clip.blocks[w->unit - 1], w->dy, work_acts(w), work_gradients(w), w->rows, w->T);
     }
 }
 // The weight part of a unit that is a group of its own.
 static inline void run_clipped_weight(Executor *e, const Work *w) {
     const bool block = w->unit > 0 && w->unit < e->model->units - 1;
     if (block && clip_instantiates_block(&e->clip.policy, e->model, w->T)) {
-        clip_block_instantiated(e->stream, e->model, &e->clip, &w->states, e->gradient[w->unit + 1], boundary_read(e, w->unit, w->elements),
-                                executor_block(e, w->unit), &e->work[w->unit - 1], w->rows, w->T);
+        clip_block_instantiated(e->stream, e->model, &e->clip, &w->states, w->dy, boundary_read(e, w->x, w->elements), work_acts(w), work_gradients(w), w->rows,
+                                w->T);
         return;
     }
     if (w->unit == 0 && e->clip.policy.again) {
-        clip_embedding_again(e->stream, e->model, &e->clip, &w->states, e->gradient[1], e->tokens, e->targets, &e->head, w->rows, w->T);
+        clip_embedding_again(e->stream, e->model, &e->clip, &w->states, w->dy, w->slot->tokens, w->slot->targets, &w->slot->head, w->rows, w->T);
         return;
     }
     clip_begin(e->stream, &e->clip, w->rows);
@@ -395,7 +535,7 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     if (w->kind == ACT_FORWARD) {
         run_forward(e, w);
     } else if (w->kind == ACT_RECOMPUTE) {
-        gpt_block_forward(e->stream, e->model, &w->states, NULL, boundary_read(e, w->unit, w->elements), executor_block(e, w->unit), w->rows, w->T);
+        gpt_block_forward(e->stream, e->model, &w->states, NULL, boundary_read(e, w->x, w->elements), work_acts(w), w->rows, w->T);
     } else if (e->clip.policy.flat) {
         run_flat_work(e, w, pass);
     } else if (w->kind == ACT_BACKWARD_INPUT) {
@@ -407,19 +547,28 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
     }
 }
 
+// What this action reads has arrived, and what it writes over has left.
+static inline void executor_await(Executor *e, const Action *a) {
+    if (a->kind == ACT_FORWARD) {
+        transit_wait(e, executor_boundary_transit(e, a->unit, a->micro)), transit_wait(e, executor_boundary_transit(e, a->unit + 1, a->micro));
+    }
+    if (a->kind == ACT_BACKWARD_INPUT) { transit_wait(e, executor_gradient_transit(e, a->unit, a->micro)); }
+    if (a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT) { transit_wait(e, executor_gradient_transit(e, a->unit + 1, a->micro)); }
+}
 static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
-    Work w;
-    memset(&w, 0, sizeof w);
-    w.unit = a->unit, w.rows = executor_rows(a, pass), w.T = pass->data->options.T;
-    if (w.rows <= 0) { return; }
-    w.N = w.rows * w.T, w.elements = w.N * e->model->config.channels;
+    const int64_t rows = executor_rows(a, pass);
+    if (rows <= 0) { return; }
+    executor_await(e, a);
+    if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time
+    Work w = executor_work(e, a->unit, a->micro, rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
         StorageClass c = gpt_storage_class(e->model, storages[i]);
         if (action_reads_parameters(a->kind) || storages[i] == e->map->lent) { w.states.params[c] = e->held[storages[i]]; }
         if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
     }
-    if (a->kind == ACT_FORWARD && a->unit == 0) { executor_load_samples(e, &w, pass, a->first_row); }
+    const int reads_samples = e->shape.first ? e->model->units - 1 : 0; // the first unit here that does
+    if (a->kind == ACT_FORWARD && a->unit == reads_samples) { executor_load_samples(e, &w, pass, a->first_row); }
     if (a->kind == ACT_FORWARD && a->unit == 0 && pass->training && e->clip.policy.on) { executor_load_weights(e, &w, pass, a->first_row); }
     w.kind = a->kind;
     bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
@@ -428,9 +577,59 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
         if (repeated) { ops_repeat_end(e->stream); }
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
-    if (!pass->training) { gpt_head_losses(e->stream, e->model, &w.states, &e->head, e->clip.policy.again ? NULL : e->clip.dlogits, e->targets, w.N); }
-    ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), e->head.losses, (size_t)w.N * sizeof(float));
+    if (!pass->training) {
+        gpt_head_losses(e->stream, e->model, &w.states, &w.slot->head, e->clip.policy.again ? NULL : e->clip.dlogits, w.slot->targets, w.N);
+    }
+    ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), w.slot->head.losses, (size_t)w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
+}
+
+// Bytes of one sample of what goes on to the next stage (in storage precision), or back.
+static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m, ActionKind kind, int64_t T) {
+    const bool forward = kind == ACT_SEND_FORWARD || kind == ACT_RECV_FORWARD;
+    return T * m->config.channels * (int64_t)(forward ? dtype_size(shape->dtype) : ops_real_bytes());
+}
+// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
+static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
+                                           const Program *b) {
+    const size_t row_bytes = (size_t)(shape->T * m->config.channels) * (size_t)max_i64((int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
+    if (placement->stages > 1 && row_bytes * (size_t)shape->rows > INT_MAX) {
+        die(EXIT_INPUT, "choose a smaller --micro-batch", "a micro-batch of %zu bytes between stages: 2 GiB are too much", row_bytes * (size_t)shape->rows);
+    }
+    const int mine = placement_stage_of_rank(placement, rank);
+    CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0, (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
+    bool *talks = (bool *)checked_calloc((size_t)a->ranks, sizeof(bool), "peers");
+    int sides[2] = {0, 0};
+    for (int s = mine - 1; s <= mine + 1; s += 2) {
+        if (s >= 0 && s < placement->stages && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
+    }
+    for (int p = 0; p < 2; p++) {
+        const Schedule *schedule = &(p ? b : a)->rank[rank];
+        for (int i = 0; i < schedule->count; i++) {
+            const Action *action = &schedule->actions[i];
+            if (!action_sends(action->kind) && !action_receives(action->kind)) { continue; }
+            talks[action->peer] = true;
+            traffic.bytes = (size_t)max_i64((int64_t)traffic.bytes, (int64_t)((size_t)action->rows * row_bytes));
+        }
+    }
+    for (int r = 0; r < a->ranks; r++) {
+        if (talks[r]) { traffic.peers[traffic.count++] = r, sides[placement_stage_of_rank(placement, r) > mine]++; }
+    }
+    free(talks);
+    // a place is filled, or sent, by as many as there are on one side
+    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * OUTGOING) * max_i64(sides[0], sides[1]));
+    return traffic;
+}
+
+// Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the gradient of its input).
+static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
+    const bool forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
+    const int64_t rows = executor_rows(a, pass), row_bytes = executor_row_bytes(&e->shape, e->model, a->kind, pass->data->options.T);
+    if (rows <= 0) { return; }
+    Transit *transit = forward ? executor_boundary_transit(e, a->unit + 1, a->micro) : executor_gradient_transit(e, a->unit, a->micro);
+    char *p = (char *)transit->p + (a->first_row - e->first_rows[a->micro]) * row_bytes;
+    comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
+    transit->open[transit->messages++] = comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -445,7 +644,8 @@ static inline void executor_begin(Executor *e, const Action *a, int index, int64
     e->action = a, e->step = step;
     bool of_unit = a->unit >= 0;
     ops_range_begin(action_names[a->kind], of_unit ? "unit" : "storage", of_unit ? a->unit : a->storage);
-    if (e->marks) { ops_mark(e->stream, e->marks[index]); }
+    e->running = index;
+    if (e->marks) { ops_mark(e->stream, e->marks[2 * index]); }
 }
 // What this rank is doing. For signal handlers.
 static inline void executor_describe(const Executor *e, SignalText *t) {
@@ -462,12 +662,25 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
     signal_text_add(t, ", step "), signal_text_add_int(t, e->step + 1);
 }
 
+// Which rows this rank computes.
+static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
+    schedule_rows(schedule, &e->first_row);
+    for (int i = 0; i < schedule->count; i++) {
+        const Action *a = &schedule->actions[i];
+        if (a->kind == ACT_FORWARD) { e->first_rows[a->micro] = a->first_row; }
+    }
+}
+// All that was sent has left.
+static inline void executor_wait_messages(Executor *e) {
+    for (int i = 0; i < OUTGOING; i++) { transit_wait(e, &e->output[i]), transit_wait(e, &e->sent[i]); }
+}
+
 // Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to the end; *at moves on.
 // The caller looks at loss and norm there, and runs the rest (the updates) with the optimizer settings of the step, or not.
 // Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
-    if (*at == 0) { e->version = e->store->updates[0], schedule_rows(schedule, &e->first_row); }
+    if (*at == 0) { e->version = store_version(e->store), executor_look_ahead(e, schedule); }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         executor_begin(e, a, (*at)++, step);
@@ -478,41 +691,120 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
         case ACT_UPDATE: store_update(e->store, a->storage, *optimizer); break;
         case ACT_NORM:
+            executor_wait_messages(e);
             *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
-        default: assert(action_computes(a->kind)); run_compute(e, a, pass); // no builder sends yet
+        case ACT_SEND_FORWARD:
+        case ACT_RECV_FORWARD:
+        case ACT_SEND_BACKWARD:
+        case ACT_RECV_BACKWARD: run_message(e, a, pass); break;
+        default: run_compute(e, a, pass);
         }
+        if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();
         if (a->kind == ACT_NORM) { return; }
     }
     if (!pass->training) {
-        ops_wait(e->stream);
+        executor_wait_messages(e), ops_wait(e->stream);
         executor_take_losses(e, schedule, pass);
     }
     e->action = NULL;
 }
 
-// Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence through all units. Every rank calls it.
-static inline void executor_logits(Executor *e, const int32_t *tokens, int64_t n, float *logits) {
+// Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an
+// exchange costs a latency: *flag, whether this rank, then whether any rank has it. A rank's part of the message is its samples' values, in the order
+// of its schedule, and the flag. All ranks call it after the pass.
+static inline void executor_share(Executor *e, const Program *p, double *values, bool *flag) {
+    const int head = e->model->units - 1;
+    e->part[0] = 0;
+    for (int pass = 0; pass < 2; pass++) { // count and pack; then unpack
+        for (int r = 0; r < p->ranks; r++) {
+            int64_t at = e->part[r];
+            for (int i = 0; i < p->rank[r].count; i++) {
+                const Action *a = &p->rank[r].actions[i];
+                if (a->kind != ACT_FORWARD || a->unit != head) { continue; }
+                double *there = e->message + at, *here = values + a->first_row;
+                if (pass || r == e->comm->rank) { memcpy(pass ? here : there, pass ? there : here, (size_t)a->rows * sizeof(double)); }
+                at += a->rows;
+            }
+            if (pass) {
+                *flag |= e->message[at] != 0;
+            } else if (r == e->comm->rank) {
+                e->message[at] = *flag;
+            }
+            if (!pass) { e->part[r + 1] = at + 1; }
+        }
+        if (!pass) { comm_all_gather_doubles(e->comm, e->message, e->part); }
+    }
+}
+
+// Sum of the losses of a pass's samples, in their order, from all ranks. *stop: whether this rank, then whether any rank, was asked to stop.
+static inline double executor_sum_losses(Executor *e, const Program *program, const Pass *pass, bool *stop) {
+    double sum = 0;
+    executor_share(e, program, pass->sample_losses, stop);
+    for (int64_t i = 0; i < pass->samples; i++) { sum += pass->sample_losses[i]; }
+    return sum;
+}
+
+// What samples tell about the model.
+typedef struct {
+    double loss;            // summed over targets
+    int64_t targets, right; // right: labels, or choices of an example, that the model finds likeliest and that are so
+} Evaluation;
+
+// Runs samples 0 .. samples - 1 of the data through the model, by the schedule of passes that do not train. All ranks call it, and get the same.
+static inline Evaluation executor_evaluate(Executor *e, const Program *program, const Dataset *data, int64_t samples, int64_t step) {
+    Evaluation sum = {0, 0, 0};
+    Choice choice = {0, false};
+    for (int64_t first = 0; first < samples; first += program->samples) {
+        int64_t count = min_i64(program->samples, samples - first);
+        Pass pass = {data, first, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL};
+        int at = 0;
+        bool none = false; // to stop is asked of training steps only
+        executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);
+        sum.loss += executor_sum_losses(e, program, &pass, &none);
+        if (data->labels) { executor_share(e, program, e->right, &none); }
+        sum.targets += dataset_count_targets(data, first, count);
+        for (int64_t i = 0; i < count; i++) {
+            if (data->labels) { sum.right += e->right[i] != 0; }
+            if (data->rows) { sum.right += choice_add(&choice, data, first + i, e->losses[i]); }
+        }
+    }
+    return sum;
+}
+
+// The stage's part of a forward pass of one sequence: its units read what slot 0 holds, or input 0, and leave output 0, or logits(Vp) on the
+// host. All ranks of the stage call it.
+static inline void executor_stage_forward(Executor *e, int64_t n, float *logits) {
     const GptModel *m = e->model;
-    Work w;
-    memset(&w, 0, sizeof w);
-    w.rows = 1, w.T = w.N = n, w.elements = n * m->config.channels;
-    ops_from_host(e->stream, e->tokens, tokens, (size_t)n * sizeof(int32_t));
-    for (w.unit = 0; w.unit < m->units; w.unit++) {
+    for (int unit = e->shape.first; unit < e->shape.end; unit++) {
+        Work w = executor_work(e, unit, 0, 1, n);
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
             int64_t version = e->store->updates[storages[i]];
-            if (store_gathers_for_use(e->store)) { store_prefetch(e->store, storages[i], version, true, e->step); }
+            if (store_gathers_for_use(e->store, storages[i])) { store_prefetch(e->store, storages[i], version, true, e->step); }
             w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {
-            executor_logits_of_rows(e, &w.states, real_at_const(e->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
+            executor_logits_of_rows(e, &w.states, real_at_const(w.slot->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
         }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
+}
+// Logits(Vp), on the host, of the token that follows tokens(n), n <= T. No schedule: one sequence through all stages, where the first rank of each
+// sends it on. Every rank calls it, and gets the same.
+static inline void executor_logits(Executor *e, const Placement *placement, const int32_t *tokens, int64_t n, float *logits) {
+    const size_t bytes = (size_t)(n * e->model->config.channels) * dtype_size(e->shape.dtype);
+    const int mine = placement_stage_of_unit(placement, e->shape.first), last = placement->stages - 1;
+    const Stage *stage = &placement->stage[mine];
+    if (e->slot[0].tokens) { ops_from_host(e->stream, e->slot[0].tokens, tokens, (size_t)n * sizeof(int32_t)); }
+    bool leads = stage->ranks[0] == e->comm->rank;
+    if (leads && mine) { comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes)); }
+    executor_stage_forward(e, n, logits);
+    if (leads && mine < last) { comm_wait_message(e->comm, comm_send(e->comm, stage[1].ranks[0], e->output[0].p, bytes)); }
+    if (last) { comm_broadcast(e->comm, logits, (size_t)e->model->config.padded_vocab * sizeof(float), placement->stage[last].ranks[0]); }
 }
 
 // How tokens are drawn: by temperature (0: the likeliest), as a function of seed, step and the token's place.
@@ -534,12 +826,12 @@ static inline int32_t choose_token(Draws d, const float *logits, int64_t V, int6
     return (int32_t)best;
 }
 // `count` tokens that follow `first`. Every rank calls it, and gets the same.
-static inline void executor_generate(Executor *e, int32_t first, int32_t *out, int64_t count, Draws draws) {
-    int64_t T = e->T, n = 1;
+static inline void executor_generate(Executor *e, const Placement *placement, int32_t first, int32_t *out, int64_t count, Draws draws) {
+    int64_t T = e->shape.T, n = 1;
     int32_t *tokens = (int32_t *)checked_malloc((size_t)T * sizeof(int32_t), "sample");
     tokens[0] = first;
     for (int64_t i = 0; i < count; i++) {
-        executor_logits(e, tokens, n, e->host_logits);
+        executor_logits(e, placement, tokens, n, e->host_logits);
         out[i] = choose_token(draws, e->host_logits, e->model->config.vocab, i);
         if (n == T) { memmove(tokens, tokens + T / 2, (size_t)(T - T / 2) * sizeof(int32_t)), n = T - T / 2; } // slide: keep the newer half
         tokens[min_i64(n, T - 1)] = out[i];

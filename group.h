@@ -55,6 +55,15 @@ static inline Group group_part(const Group *g, const int *members, int n) {
     free(ranks), free(node_of);
     return part;
 }
+// The same group, seen from another of its members. Messages need their own.
+static inline Group group_seen_from(const Group *g, int member) {
+    int *members = (int *)checked_malloc((size_t)g->n * sizeof(int), "group");
+    for (int i = 0; i < g->n; i++) { members[i] = i; }
+    Group seen = group_part(g, members, g->n);
+    free(members);
+    seen.me = member;
+    return seen;
+}
 // All ranks of a cluster of equal nodes, seen from the first.
 static inline Group group_cluster(int nodes, int ranks_of_node) {
     int n = nodes * ranks_of_node, *ranks = (int *)checked_malloc((size_t)n * sizeof(int), "group"),
@@ -128,6 +137,14 @@ static inline void placement_free(Placement *p) {
     for (int s = 0; s < p->stages; s++) { free(p->stage[s].ranks); }
     free(p->stage);
     memset(p, 0, sizeof *p);
+}
+static inline int placement_stage_of_rank(const Placement *p, int rank) {
+    for (int s = 0; s < p->stages; s++) {
+        for (int i = 0; i < p->stage[s].replicas; i++) {
+            if (p->stage[s].ranks[i] == rank) { return s; }
+        }
+    }
+    return 0; // --cluster: the first stands for all
 }
 static inline int placement_stage_of_unit(const Placement *p, int unit) {
     int s = 0;

@@ -7,6 +7,7 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
+#include "pipeline.h" // kinds of schedules
 #include "quantize.h" // limits of blocks; base.h
 
 #include <ctype.h> // isdigit
@@ -43,17 +44,17 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "", "a new permutation of the windows each epoch; 0: in order")                         \
     X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the stream anywhere, or at documents; labelled shards: always there") \
     X(INT, "data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")                                                  \
-    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step")                                   \
+    X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step; in a pipeline, of the whole micro-batch") \
     X(INT, "data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens", "per optimizer step, all ranks; 0: micro-batch x T x ranks")     \
     X(TEXT, "model", model, "model", "e", "d12", 0, 0, "", "d12, gpt2:124M, gpt3:1.3B, \"layers=6,heads=6,channels=384,vocab=256\", or a .bin file") \
     X(INT, "run", steps, "steps", "x", "-1", -1, 1e12, "steps", "optimizer steps; -1: one epoch")                                              \
     X(TEXT, "run", out, "out", "o", "", 0, 0, "folder", "where checkpoints go; empty: none are written")                                       \
     X(TEXT, "run", log, "log", "", "", 0, 0, "file", "JSON lines")                                                                             \
-    X(FLAG, "run", json, "json", "", "0", 0, 1, "", "--dry-run or --dp-account as one JSON object on stdout")                                                  \
+    X(FLAG, "run", json, "json", "", "0", 0, 1, "", "--dry-run, --plan or --dp-account as one JSON object on stdout")                                                  \
     X(TEXT, "run", export_file, "export", "", "", 0, 0, "file", "write the model in llm.c's format after the last step")                       \
     X(FLAG, "run", dry_run, "dry-run", "", "0", 0, 1, "", "print the prediction of memory, traffic and time, and stop")                        \
     X(FLAG, "run", compat, "compat", "", "0", 0, 1, "", "print which flags do not combine, and stop")                                          \
-    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the action list of one step, and stop")                           \
+    X(FLAG, "run", show_schedule, "show-schedule", "", "0", 0, 1, "", "print the timeline and the action list of one step, and stop")                           \
     X(INT, "run", val_every, "val-every", "v", "20", 0, 1e12, "steps", "validate every N steps and at the end; 0: never")                      \
     X(INT, "run", val_batches, "val-batches", "m", "20", -1, 1e6, "batches", "per validation; -1: all of it once")                            \
     X(TEXT, "run", hellaswag, "hellaswag", "", "", 0, 0, "file", "score multiple choices (llm.c's hellaswag_val.bin) with each validation")    \
@@ -66,6 +67,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(INT, "run", seed, "seed", "", "42", 0, 9e15, "", "of initial weights, shuffling and sampling")                                           \
     X(INT, "run", threads, "threads", "", "0", 0, 1024, "threads", "per rank; 0: cores / ranks on the node")                                   \
     X(TEXT, "run", profile_steps, "profile-steps", "", "", 0, 0, "A:B", "tell where the time of steps A to B goes; on a GPU nsys can capture them") \
+    X(TEXT, "run", trace, "trace", "", "", 0, 0, "file", "when each action of a step runs, for chrome://tracing: planned with --show-schedule, measured with --profile-steps") \
     X(PICK, "optimizer", optimizer, "optimizer", "", "adamw", 0, 0, "adamw|sgd", "")                                                           \
     X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                                                            \
     X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                                                               \
@@ -90,6 +92,13 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(POWER, "ZeRO", zero_quant_block, "zero-quant-block", "", "256", QUANT_LEAST_BLOCK, QUANT_MOST_BLOCK, "elements", "that share a scale, a power of two")                 \
     X(PICK, "ZeRO", zero_gradient_bits, "zero-gradient-bits", "", "4", 0, 0, "4|8", "of quantized gradients")                                 \
     X(FLAG, "ZeRO", zero_error_feedback, "zero-error-feedback", "", "0", 0, 1, "", "what quantizing a gradient loses is added to the next one; begins anew with each checkpoint")  \
+    X(TEXT, "pipeline", pipeline, "pipeline", "", "1", 0, 0, "N|auto|SPEC", "N even stages, or units:replicas of each, such as 5:3,3:1 (blocks + 2 units, all ranks); auto: the planner chooses") \
+    X(PICK, "pipeline", pipeline_schedule, "pipeline-schedule", "", "dapple", 0, 0, "gpipe|dapple|zero-bubble", "order of forwards and backwards on a stage") \
+    X(PICK, "pipeline", pipeline_warmup, "pipeline-warmup", "", "a", 0, 0, "a|b", "forwards before the first backward of dapple: of stage i from 0 of S, S - i, or, for slow messages, 2 (S - i) - 1") \
+    X(INT, "pipeline", micro_batches, "micro-batches", "", "0", 0, 1e6, "micro-batches", "of --micro-batch samples in a step, over all ranks of a stage; 0: as --batch-tokens says") \
+    X(FLAG, "pipeline", plan, "plan", "", "0", 0, 1, "", "print the best pipeline for this model (or --profile) on these ranks (or --cluster), beside what others would choose, and stop") \
+    X(TEXT, "pipeline", profile, "profile", "", "", 0, 0, "file[:model]", "what --plan plans for: times and bytes of each unit (docs/formats.md)") \
+    X(TEXT, "pipeline", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes of a rank that a plan may take, with K, M, G or T; empty: any") \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
     X(NUM, "privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "", "chance that epsilon may not hold; 0: 0.1 / windows of the training data")   \
@@ -105,7 +114,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(TEXT, "privacy", dp_account, "dp-account", "", "", 0, 0, "q=,sigma=,steps=,delta=", "print epsilon of so many private steps, and stop")  \
     X(NUM, "cluster", watchdog, "watchdog", "", "20", 0, 1e9, "seconds", "a rank that others wait for and that is silent so long ends the job; 0: never") \
     X(INT, "cluster", ranks_per_node, "ranks-per-node", "", "0", 0, 1e6, "ranks", "pretend nodes of this many ranks; 0: as the hosts are") \
-    X(TEXT, "cluster", cluster, "cluster", "", "", 0, 0, "2x8,intra=25,inter=3", "--dry-run predicts for this cluster: nodes x ranks of a node, then its rates")
+    X(TEXT, "cluster", cluster, "cluster", "", "", 0, 0, "2x8,intra=25,inter=3", "--dry-run and --plan predict for this cluster: nodes x ranks of a node, then its rates")
 // clang-format on
 
 typedef struct {
@@ -314,7 +323,7 @@ static inline int64_t option_pick(const OptionSpec *spec, const char *text) {
 static inline void option_set(Options *options, const OptionSpec *spec, const char *text) {
     void *slot = option_slot(options, spec);
     if (strlen(text) > OPTION_TEXT_MAX) {
-        die(EXIT_INPUT, "use a shorter path", "--%s takes at most %d characters, found %zu", spec->name, OPTION_TEXT_MAX, strlen(text));
+        die(EXIT_INPUT, "shorten it", "--%s takes at most %d characters, found %zu", spec->name, OPTION_TEXT_MAX, strlen(text));
     }
     if (spec->kind == OPTION_TEXT || spec->kind == OPTION_SECRET) {
         *(const char **)slot = text;
@@ -381,8 +390,14 @@ typedef struct {
 static inline bool clash_resume_out(const Options *o, const OptionsGiven *g) { return (void)g, o->resume && !*o->out; }
 static inline bool clash_save_out(const Options *o, const OptionsGiven *g) { return (void)g, o->save_every && !*o->out; }
 static inline bool clash_hellaswag_val(const Options *o, const OptionsGiven *g) { return (void)g, *o->hellaswag && !o->val_every; }
-static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run && !*o->dp_account; }
-static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { return (void)g, *o->cluster && !o->dry_run; }
+static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run && !o->plan && !*o->dp_account; }
+static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { return (void)g, *o->cluster && !o->dry_run && !o->plan; }
+static inline bool clash_plan_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && o->dry_run; }
+static inline bool clash_profile_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !o->plan; }
+static inline bool clash_profile_cluster(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !*o->cluster; }
+static inline bool clash_memory_plan(const Options *o, const OptionsGiven *g) {
+    return (void)g, *o->device_memory && !o->plan && strcmp(o->pipeline, "auto") != 0;
+}
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -399,6 +414,7 @@ static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) 
     int64_t first, last;
     return (void)g, options_profile_steps(o, &first, &last) && o->steps >= 0 && last > o->steps;
 }
+static inline bool clash_trace_profile(const Options *o, const OptionsGiven *g) { return (void)g, *o->trace && !*o->profile_steps && !o->show_schedule; }
 static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
 
 static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) {
@@ -446,6 +462,22 @@ static inline bool clash_style_recompute(const Options *o, const OptionsGiven *g
 }
 static inline bool clash_quantized_private(const Options *o, const OptionsGiven *g) { return o->zero_quantized_gradients && options_private(o, g); }
 static inline bool clash_reduce_private(const Options *o, const OptionsGiven *g) { return o->reduce_dtype == DTYPE_BF16 && options_private(o, g); }
+static inline bool options_pipelined(const Options *o) { return strcmp(o->pipeline, "1") != 0; }
+static inline bool options_plans(const Options *o) { return !strcmp(o->pipeline, "auto"); } // the planner chooses stages
+static inline bool options_gives_stages(const Options *o) { return options_pipelined(o) && !options_plans(o); }
+static inline bool clash_pipeline_private(const Options *o, const OptionsGiven *g) { return options_pipelined(o) && options_private(o, g); }
+static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_pipeline_schedule] && !options_gives_stages(o);
+}
+static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_gives_stages(o); }
+static inline bool clash_auto_recompute(const Options *o, const OptionsGiven *g) { return options_plans(o) && g->at[OPTION_INDEX_recompute]; }
+static inline bool clash_auto_hpz(const Options *o, const OptionsGiven *g) { return (void)g, options_plans(o) && o->zero_hpz_partition_size > 1; }
+static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_pipeline_warmup] && o->pipeline_schedule != PIPELINE_DAPPLE;
+}
+static inline bool clash_bubble_recompute(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && o->recompute == RECOMPUTE_BLOCK;
+}
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
@@ -458,13 +490,18 @@ static const OptionPair option_pairs[] = {
     {"resume", "out", "needs the folder with the checkpoints", clash_resume_out},
     {"save-every", "out", "needs a folder to save into", clash_save_out},
     {"hellaswag", "val-every", "it is scored with each validation: give --val-every steps", clash_hellaswag_val},
-    {"json", "dry-run", "only this and --dp-account print an object; training writes JSON lines to --log FILE", clash_json_dry},
+    {"json", "dry-run", "only this, --plan and --dp-account print an object; training writes JSON lines to --log FILE", clash_json_dry},
     {"cluster", "dry-run", "a real run is on the ranks that there are", clash_cluster_dry},
+    {"plan", "dry-run", "both print and stop: give one", clash_plan_dry},
+    {"profile", "plan", "only plans are made from it", clash_profile_plan},
+    {"profile", "cluster", "needs it: which ranks there are, and how fast their links", clash_profile_cluster},
+    {"device-memory", "plan", "not yet without it", clash_memory_plan},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
     {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
     {"profile-steps", "steps", "the run ends before", clash_profile_steps},
+    {"trace", "profile-steps", "only profiled steps are timed: give it, or --show-schedule for the plan", clash_trace_profile},
     {"stochastic-rounding", "dtype", "only bf16 parameters are rounded: give --dtype bf16", clash_rounding_fp32},
     {"zero-quantized-weights", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_weights_stage},
     {"zero-hpz-partition-size", "zero", "only stage 3 gathers parameters for each use: give --zero 3", clash_hpz_stage},
@@ -495,6 +532,14 @@ static const OptionPair option_pairs[] = {
     {"skip-grad-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_grad_private},
     {"profile-steps", "dp-noise", "(or --dp-epsilon) the times of a step tell how many samples it drew: give --dp-show-private too", clash_profile_private},
     {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
+    {"pipeline", "dp-noise", "(or --dp-epsilon) private training does not cross stages yet: use ranks of one stage, --pipeline 1", clash_pipeline_private},
+    {"pipeline-schedule", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_schedule_pipeline},
+    {"pipeline-warmup", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_warmup_pipeline},
+    {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
+    {"pipeline", "recompute", "auto chooses it, for the memory that --device-memory tells", clash_auto_recompute},
+    {"pipeline", "zero-hpz-partition-size", "auto may choose stages of fewer ranks: give the stages", clash_auto_hpz},
+    {"pipeline-schedule", "recompute", "zero-bubble keeps activations until the weight parts run: leave --recompute out, or choose dapple",
+     clash_bubble_recompute},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
@@ -516,6 +561,19 @@ static inline void options_hide_secrets(Options *o) {
     }
 }
 
+// Bytes that a text such as 16G or 500M says, of powers of 1024; INFINITY for an empty one. Ends the program where it is no such text.
+static inline double option_size(const char *name, const char *text) {
+    static const char units[] = "KMGT";
+    char *end = NULL;
+    double bytes = strtod(text, &end);
+    if (!*text) { return INFINITY; }
+    const char *unit = end != text && *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    for (const char *u = units; unit && u <= unit; u++) { bytes *= 1024; }
+    if (!isdigit((unsigned char)*text) || (unit ? end[1] : *end) || !(bytes >= 1 && bytes <= 1e18)) {
+        die(EXIT_INPUT, "such as 16G; K, M, G, T are powers of 1024", "--%s takes a number of bytes, found \"%.80s\"", name, text);
+    }
+    return bytes;
+}
 static inline void options_check_privacy(const Options *o) {
     size_t digits = strspn(o->dp_key, "0123456789abcdefABCDEF"), length = strlen(o->dp_key);
     if (length && (digits != length || length != 64)) { // the key itself is not shown
@@ -536,7 +594,7 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     if (!options_profile_steps(options, &steps[0], &steps[1])) {
         die(EXIT_INPUT, "such as 3:5, both in it", "--profile-steps takes two steps A:B, the first at least 1, found \"%.80s\"", options->profile_steps);
     }
-    cluster_parse(options->cluster);
+    cluster_parse(options->cluster), option_size("device-memory", options->device_memory);
     options_check_privacy(options);
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];

@@ -13,7 +13,8 @@ static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "bl
 typedef struct {
     int64_t first, last, steps; // to profile, from 1, 0: none; profiled so far
     int actions;                // of a step
-    OpsMark **marks;            // [actions + 1]
+    OpsMark **marks;            // [actions][2]
+    ActionTime *times;          // [actions] of the last profiled step, from its NORM on, where all ranks meet
     double seconds[ACTION_KINDS][PROFILE_PLACES], total_s;
     int64_t count[ACTION_KINDS][PROFILE_PLACES];
 } Profile;
@@ -24,8 +25,9 @@ static inline Profile profile_make(const Options *o, int actions) {
     options_profile_steps(o, &p.first, &p.last);
     if (!p.first) { return p; }
     p.actions = actions;
-    p.marks = (OpsMark **)checked_calloc((size_t)actions + 1, sizeof(OpsMark *), "profile");
-    for (int i = 0; i <= actions; i++) { p.marks[i] = ops_mark_make(); }
+    p.times = (ActionTime *)checked_calloc((size_t)actions, sizeof(ActionTime), "profile");
+    p.marks = (OpsMark **)checked_calloc(2 * (size_t)actions, sizeof(OpsMark *), "profile");
+    for (int i = 0; i < 2 * actions; i++) { p.marks[i] = ops_mark_make(); }
     return p;
 }
 static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
@@ -39,20 +41,26 @@ static inline int profile_place(const Executor *e, const Action *a) {
 }
 // After the first `ran` actions of a step (an update that is skipped does not run).
 static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule, int ran) {
+    double met = 0;
     if (!e->marks) { return; }
-    ops_mark(e->stream, e->marks[ran]);
     ops_wait(e->stream);
+    memset(p->times, 0, (size_t)p->actions * sizeof(ActionTime));
     for (int i = 0; i < ran; i++) {
         const Action *a = &schedule->actions[i];
-        p->seconds[a->kind][profile_place(e, a)] += ops_mark_seconds(e->stream, p->marks[i], p->marks[i + 1]);
+        ActionTime *time = &p->times[i];
+        time->begin_s = ops_mark_seconds(e->stream, p->marks[0], p->marks[2 * i]);
+        time->end_s = ops_mark_seconds(e->stream, p->marks[0], p->marks[2 * i + 1]);
+        if (a->kind == ACT_NORM) { met = time->end_s; }
+        p->seconds[a->kind][profile_place(e, a)] += time->end_s - time->begin_s;
         p->count[a->kind][profile_place(e, a)]++;
     }
-    p->total_s += ops_mark_seconds(e->stream, p->marks[0], p->marks[ran]);
+    p->total_s += p->times[ran - 1].end_s;
+    for (int i = 0; i < ran; i++) { p->times[i].begin_s -= met, p->times[i].end_s -= met; }
     p->steps++, e->marks = NULL;
 }
 
 static inline void profile_tell(const Profile *p, Log *log) {
-    double ms = 1000 / (double)p->steps;
+    double ms = 1000 / (double)p->steps, waited = p->total_s;
     TextBuffer line = {NULL, 0, 0};
     printf("profile of %" PRId64 " steps from step %" PRId64 " on, rank 0: %.3f ms a step\n", p->steps, p->first, p->total_s * ms);
     text_add(&line, "{\"event\":\"profile\",\"first\":%" PRId64 ",\"steps\":%" PRId64, p->first, p->steps);
@@ -63,17 +71,32 @@ static inline void profile_tell(const Profile *p, Log *log) {
         double seconds = p->seconds[kind][place];
         int64_t count = ceil_div(p->count[kind][place], p->steps);
         if (!count) { continue; }
+        waited -= seconds;
         printf("  %-15s %-9s %6" PRId64 " x %10.3f ms %5.1f %%\n", action_names[kind], profile_place_names[place], count, seconds * ms,
                100 * seconds / p->total_s);
         text_add(&line, "%s{\"action\":\"%s\",\"unit\":\"%s\",\"count\":%" PRId64, separator, action_names[kind], profile_place_names[place], count);
         json_add_field(&line, "ms", seconds * ms), text_add(&line, "}");
         separator = ",";
     }
-    text_add(&line, "]}");
+    printf("  %-27s          %10.3f ms %5.1f %%\n", "waiting for other stages", waited * ms, 100 * waited / p->total_s);
+    text_add(&line, "]"), json_add_field(&line, "waiting_ms", waited * ms), text_add(&line, "}");
     log_line(log, &line);
 }
-// Tells, once: after the last of the steps, or at the end of a run that was shorter. Rank 0 speaks.
-static inline void profile_report(Profile *p, int rank, ProgressBar *bar, Log *log) {
+// What all ranks did in the last profiled step: drawn where there are several stages, and, where it is wanted, written as a trace. All ranks call it.
+static inline void profile_draw(const Profile *p, Comm *comm, const Program *program, const char *trace) {
+    int64_t *part = (int64_t *)checked_calloc((size_t)comm->ranks + 1, sizeof(int64_t), "profile");
+    for (int r = 0; r < comm->ranks; r++) { part[r + 1] = part[r] + 2 * program->rank[r].count; }
+    double *all = (double *)checked_calloc((size_t)part[comm->ranks], sizeof(double), "profile");
+    memcpy(all + part[comm->rank], p->times, (size_t)program->rank[comm->rank].count * sizeof(ActionTime));
+    comm_all_gather_doubles(comm, all, part);
+    ActionTime **times = schedule_times(program);
+    for (int r = 0; r < comm->ranks; r++) { memcpy(times[r], all + part[r], (size_t)program->rank[r].count * sizeof(ActionTime)); }
+    if (comm->rank == 0) { schedule_show_times(program, times, "measured", trace); }
+    schedule_times_free(program, times), free(all), free(part);
+}
+// Tells, once: after the last of the steps, or at the end of a run that was shorter. Rank 0 speaks. All ranks call it.
+static inline void profile_report(Profile *p, Comm *comm, const Program *program, const char *trace, ProgressBar *bar, Log *log) {
+    const int rank = comm->rank;
     if (!p->first) { return; }
     if (p->steps) { ops_profiler(false); }
     if (rank == 0 && !p->steps) {
@@ -82,8 +105,9 @@ static inline void profile_report(Profile *p, int rank, ProgressBar *bar, Log *l
         progress_break(bar);
         profile_tell(p, log);
     }
-    for (int i = 0; i <= p->actions; i++) { ops_mark_free(p->marks[i]); }
-    free(p->marks);
+    if (p->steps) { profile_draw(p, comm, program, trace); }
+    for (int i = 0; i < 2 * p->actions; i++) { ops_mark_free(p->marks[i]); }
+    free(p->marks), free(p->times);
     memset(p, 0, sizeof *p);
 }
 

@@ -7,7 +7,8 @@
 #define REPORT_H
 
 #include "checkpoint.h" // TextBuffer
-#include "executor.h"   // what is predicted
+#include "costs.h"      // what actions cost
+#include "timeline.h"   // schedules with their times
 #include "options.h"    // the flags in the log header
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -79,120 +80,6 @@ static inline void log_line(Log *log, TextBuffer *t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rates that predicted times refer to: of this machine, measured at start with all ranks at work, or of --cluster (what it does not tell
-// is measured here)
-typedef struct {
-    double flops_per_s;                     // matrix products of this rank, its threads
-    double bytes_per_s;                     // streaming memory
-    double message_bytes_per_s[LINK_KINDS]; // that a rank sends inside its node, and to other nodes, while all others do the same
-    double peak_flops_per_s;                // what MFU refers to: the same, or what the device's maker states
-    const char *device;                     // its name; "": the processor
-    double message_s[LINK_KINDS];           // latency
-    double half_tokens;                     // in a micro-step, at which products reach half of their rate
-    double lost;                            // share of a message's time that its rank cannot compute in
-} Rates;
-
-static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
-    size_t bytes = (size_t)(N * N) * ops_real_bytes();
-    Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
-    if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
-    double best = 0, start = seconds_now();
-    for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) { // a busy machine takes longer to show its best
-        double t = seconds_now();
-        ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
-        ops_wait(s);
-        double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
-        if (rate > best) { best = rate, unbeaten = 0; }
-    }
-    ops_free(a), ops_free(b), ops_free(c);
-    return best;
-}
-static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
-    int64_t N = 1024;
-    double best = measure_products(s, N);
-    for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) { N *= 2; }
-    return best;
-}
-static inline double measure_bytes(Stream *s) {
-    size_t bytes = (size_t)16 << 20;
-    char *a = (char *)ops_alloc(bytes), *b = (char *)ops_alloc(bytes);
-    if (!a || !b) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
-    double best = 0;
-    for (int i = 0; i < 4; i++) {
-        double t = seconds_now();
-        ops_copy(s, b, a, bytes);
-        ops_wait(s);
-        best = fmax(best, 2.0 * (double)bytes / (seconds_now() - t));
-    }
-    ops_free(a), ops_free(b);
-    return best;
-}
-// Seconds of a sum of n elements over the group, the best of a few, while other groups do the same: ranks share links.
-static inline double measure_sum(Stream *s, Comm *comm, const Group *group, float *data, int64_t n, int64_t sent[LINK_KINDS]) {
-    int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
-    double best = INFINITY;
-    for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
-    comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, 4, sent);
-    for (int i = 0; i < 3; i++) {
-        comm_barrier(comm);
-        double t = seconds_now();
-        comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
-        ops_wait(s);
-        comm_barrier(comm);
-        best = fmin(best, seconds_now() - t);
-    }
-    free(bounds);
-    return best;
-}
-// Messages of a link, by sums over a group that goes over it: short ones show the latency of their two phases, longer ones the rate.
-static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm *comm, const Group *group, int64_t n) {
-    const int64_t few = 1 << 10;
-    int64_t sent[LINK_KINDS] = {0, 0}, ignored[LINK_KINDS] = {0, 0};
-    rates->message_bytes_per_s[link] = INFINITY, rates->message_s[link] = 0;
-    if (group->n == 1) { return; }
-    float *data = (float *)ops_alloc((size_t)n * 4);
-    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
-    double shorter = measure_sum(s, comm, group, data, few, ignored), longer = measure_sum(s, comm, group, data, n, sent);
-    rates->message_s[link] = fmin(shorter, longer / 2) / 2;
-    rates->message_bytes_per_s[link] = (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
-    comm_reset_counters(comm);
-    ops_free(data);
-}
-
-// The kernel's record of this process's memory begins anew: buffers of measurements do not belong to the run. Failing is harmless.
-static inline void forget_peak_memory(void) {
-    FILE *f = fopen("/proc/self/clear_refs", "w");
-    if (f) { fputs("5", f), fclose(f); }
-}
-static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const ZeroGroups *groups, DType dtype) {
-    comm_barrier(comm);
-    rates->flops_per_s = measure_flops(s);
-    rates->bytes_per_s = measure_bytes(s);
-    const Group *all = groups->all, *between = groups->across.n > 1 ? &groups->across : &groups->node;
-    measure_messages(rates, LINK_INTRA, s, comm, &groups->node, 1 << 20);
-    rates->message_bytes_per_s[LINK_INTER] = INFINITY;
-    if (group_link(all, 0, all->n - 1) == LINK_INTER) { measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18); } // may be a slow link
-    rates->device = ops_device(&rates->peak_flops_per_s);
-    if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
-    forget_peak_memory();
-}
-static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
-    rates->flops_per_s = rates->peak_flops_per_s = c->tflops > 0 ? c->tflops * 1e12 : measure_flops(s);
-    rates->bytes_per_s = c->memory > 0 ? c->memory * 1e9 : measure_bytes(s);
-    rates->message_bytes_per_s[LINK_INTRA] = c->intra * 1e9, rates->message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
-    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6, rates->half_tokens = c->half, rates->lost = 1 - c->overlap;
-    rates->device = "";
-}
-static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const ZeroGroups *groups, DType dtype) {
-    memset(rates, 0, sizeof *rates);
-    if (cluster->nodes) {
-        cluster_rates(rates, cluster, s);
-    } else {
-        measure_rates(rates, s, comm, groups, dtype);
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Predictions
 typedef struct {
     size_t memory[MEMORY_KINDS], host; // host: resident bytes of the process besides these
@@ -229,75 +116,20 @@ static inline void predict_memory(const RunFacts *run, int64_t rows, bool recomp
     memory[MEMORY_BUFFERS] += memory_taken[MEMORY_BUFFERS] + executor_workspace_bytes(run->model, &shape, run->threads); // what messages take was taken first
 }
 
-// What an action of a storage sends; returns how many messages.
-static inline int action_messages(const Store *store, const Action *a, ZeroMessage m[2]) {
-    if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
-    m[0] = store_gather_message(store, a->storage, a->near);
-    return a->kind == ACT_PREFETCH;
-}
-// Traffic of one step: what each PREFETCH and REDUCE of this rank's schedule will send.
-static inline void predict_traffic(const Schedule *schedule, const Store *store, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+// Traffic of one step: what each PREFETCH, REDUCE and SEND of this rank's schedule will send.
+static inline void predict_traffic(const RunFacts *run, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    const Schedule *schedule = &run->program->rank[run->ranks->me];
+    const Store *store = run->store;
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
         ZeroMessage m[2];
+        if (action_sends(a->kind)) {
+            traffic[COMM_SEND][group_link(run->ranks, run->ranks->me, a->peer)] += a->rows * executor_row_bytes(&run->shape, run->model, a->kind, run->shape.T);
+        }
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
         }
     }
-}
-
-// Costs of one action for the simulator.
-typedef struct {
-    const GptModel *model;
-    const Store *store;
-    Rates rates;
-    double T;
-    ClipPolicy clip;
-} Costs;
-// A PREFETCH or REDUCE of this rank: its messages, level by level, and what is made into records and from them.
-static inline ActionCost message_cost(const Costs *c, const Action *a) { // of this rank: it stands for all
-    ZeroMessage m[2];
-    ActionCost cost = {store_coding_bytes(c->store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
-    for (int k = action_messages(c->store, a, m) - 1; k >= 0; k--) {
-        const Group *g = m[k].group;
-        int64_t sent[LINK_KINDS] = {0, 0};
-        comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
-        for (int l = 0; l < LINK_KINDS; l++) { cost.message_s += (double)sent[l] / c->rates.message_bytes_per_s[l]; }
-        bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, inside = g->n > 1 && (g->nodes > 1 || !spans);
-        cost.message_s += (spans ? c->rates.message_s[LINK_INTER] : 0) + (inside ? c->rates.message_s[LINK_INTRA] : 0);
-    }
-    cost.compute_s += c->rates.lost * cost.message_s;
-    return cost;
-}
-static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
-    const Costs *c = (const Costs *)context;
-    (void)rank;
-    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels, ranks = c->store->groups.all->n;
-    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
-    bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
-    double products_per_s = c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens);
-    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
-    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
-    double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
-    double norms = a->unit >= 0 ? clip_norm_flops(&c->clip, c->model, a->unit, (double)a->rows, c->T) / products_per_s : 0;
-    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0; // the gradient of wte is made with the embedding's
-    ActionCost cost = {0, 0};
-    switch (a->kind) {
-    case ACT_FORWARD:
-    case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
-    case ACT_BACKWARD_INPUT: cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat ? norms : 0) + (block ? 20 : 6) * pass; break;
-    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit ? 0 : tied) + (c->clip.flat ? 0 : norms) + 4 * pass; break;
-    case ACT_CLIP: cost.compute_s = norms; break;
-    case ACT_PREFETCH:
-    case ACT_REDUCE: return message_cost(c, a);
-    case ACT_ACQUIRE:
-        cost.compute_s = store_converts(c->store->dtype) ? elements * (double)(dtype_size(c->store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
-        break;
-    case ACT_NORM: cost.compute_s = (double)c->model->parameters * (c->clip.on ? 12 : 4) / ranks / c->rates.bytes_per_s; break; // with its noise
-    case ACT_UPDATE: cost.compute_s = elements * (c->store->adam ? 28 : 20) / ranks / c->rates.bytes_per_s; break;
-    default: break;
-    }
-    return cost;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -406,15 +238,64 @@ static inline double memory_available(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // All of it
 
+// The planned stores of all ranks. Those of a stage do alike: this rank's stands for its stage, the first rank's for each of the others.
+typedef struct {
+    const Store **of_rank; // [ranks of the program]
+    Store *stores;         // [stages] of others
+    Group *seen;           // [stages] all ranks, as they are seen from there
+    int stages;
+} StageStores;
+static inline StageStores stage_stores_make(const RunFacts *run) {
+    const Store *mine = run->store;
+    const Placement *placement = mine->placement;
+    StageStores s = {NULL, NULL, NULL, placement->stages};
+    s.of_rank = (const Store **)checked_calloc((size_t)run->program->ranks, sizeof(Store *), "stages");
+    s.stores = (Store *)checked_calloc((size_t)s.stages, sizeof(Store), "stages"), s.seen = (Group *)checked_calloc((size_t)s.stages, sizeof(Group), "stages");
+    for (int r = 0; r < run->program->ranks; r++) { s.of_rank[r] = mine; }
+    for (int i = 0; i < s.stages; i++) {
+        const Stage *stage = &placement->stage[i];
+        bool my_own = false;
+        for (int k = 0; k < stage->replicas; k++) { my_own = my_own || stage->ranks[k] == mine->ranks->ranks[mine->ranks->me]; }
+        if (my_own) { continue; }
+        s.seen[i] = group_seen_from(mine->ranks, stage->ranks[0]);
+        s.stores[i] = store_plan(run->model, &s.seen[i], placement, mine->policy, mine->dtype, mine->wire, mine->adam);
+        for (int k = 0; k < stage->replicas; k++) {
+            if (stage->ranks[k] < run->program->ranks) { s.of_rank[stage->ranks[k]] = &s.stores[i]; }
+        }
+    }
+    return s;
+}
+static inline void stage_stores_free(StageStores *s) {
+    for (int i = 0; i < s->stages; i++) {
+        if (s->seen[i].n) { store_free(&s->stores[i]), group_free(&s->seen[i]); }
+    }
+    free(s->of_rank), free(s->stores), free(s->seen);
+}
+
+// The time of a step among others; busy (NULL: not wanted): each rank's time of computing; times (too): of each action.
+static inline double predict_step(const RunFacts *run, double *busy, ActionTime **times) {
+    StageStores stages = stage_stores_make(run);
+    Costs costs = {run->model, &run->shape, stages.of_rank, *run->rates, (double)run->options->seq_len, run->shape.clip};
+    double step_s = schedule_simulate_times(run->program, action_cost, &costs, busy, times);
+    stage_stores_free(&stages);
+    return step_s;
+}
+// --show-schedule: when each action should run, and the list of them.
+static inline void show_schedule(const RunFacts *run) {
+    ActionTime **times = schedule_times(run->program);
+    predict_step(run, NULL, times);
+    schedule_show_times(run->program, times, "planned", run->options->trace);
+    schedule_print(stdout, run->program);
+    schedule_times_free(run->program, times);
+}
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
-    Costs costs = {run->model, run->store, *run->rates, (double)run->options->seq_len, run->shape.clip};
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
-    predict_traffic(&run->program->rank[run->ranks->me], run->store, p->traffic);
-    p->step_s = schedule_simulate(run->program, action_cost, &costs, busy);
+    predict_traffic(run, p->traffic);
+    p->step_s = predict_step(run, busy, NULL);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
     free(busy);
 }
@@ -422,42 +303,63 @@ static inline void predict(const RunFacts *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Does it fit?
 static inline int memory_sharers(const RunFacts *run) { return ops_memory_apart() ? run->comm->transport.sharing : run->comm->local_ranks; }
-// By all ranks on this memory, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step, for which the store has
-// another layout.
+// What all ranks on this memory need, over what this one does: ranks of other stages need other amounts. All ranks call it.
+static inline double memory_shares(const RunFacts *run, double mine) {
+    Comm *comm = (Comm *)(uintptr_t)run->comm;
+    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "memory"), sum = 0;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    for (int r = 0; r < comm->ranks; r++) { sum += strcmp(comm->peers[r].place.host, comm->peers[comm->rank].place.host) ? 0 : all[r]; }
+    free(all);
+    return ops_memory_apart() ? memory_sharers(run) : sum / fmax(mine, 1);
+}
+// By this rank, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step, for which the store has another layout.
 static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool recompute) {
     size_t memory[MEMORY_KINDS];
     const Store *s = run->store;
     ZeroPolicy policy = s->policy;
-    policy.accumulates = (run->options->batch_tokens || run->privacy->on) && ceil_div(run->most_samples, run->ranks->n) > rows;
-    Store planned = store_plan(run->model, s->groups.all, policy, s->dtype, s->wire, s->adam);
+    if (s->placement->stages == 1 && rows != run->shape.rows) {
+        policy.accumulates = (run->options->batch_tokens || run->privacy->on) && ceil_div(run->most_samples, run->ranks->n) > rows;
+    }
+    Store planned = store_plan(run->model, s->ranks, s->placement, policy, s->dtype, s->wire, s->adam);
     RunFacts facts = *run;
     facts.store = &planned;
     predict_memory(&facts, rows, recompute, memory);
     store_free(&planned);
-    return (double)(memory_device(memory) - memory_device(memory_taken)) * memory_sharers(run);
+    return (double)(memory_device(memory) - memory_device(memory_taken));
 }
 // Which flags would make the run fit into `there` bytes, as text: the micro-batch halved until it does, without and with recomputation.
-static inline void memory_advice(const RunFacts *run, double there, char *text, size_t bytes) {
+static inline void memory_advice(const RunFacts *run, double shares, double there, char *text, size_t bytes) {
     bool given = run->options->recompute == RECOMPUTE_BLOCK;
     size_t n = 0;
     for (int recompute = given; recompute < (run->shape.clip.flat ? 1 : 2); recompute++) { // flat clipping goes without
         int64_t rows = run->shape.rows;
-        while (rows && memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
+        const int64_t replicas = run->store->placement->stages > 1 ? ceil_div(run->options->micro_batch, rows) : 1; // --micro-batch is of a whole stage
+        while (rows && shares * memory_still_needed(run, rows, recompute) > there) { rows /= 2; }
         if (!rows) { continue; }
         n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", or" : "it fits with", recompute && !given ? " --recompute block" : "");
-        if (rows < run->shape.rows) { n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows); }
+        if (rows < run->shape.rows) { n += (size_t)snprintf(text + n, bytes - n, " --micro-batch %" PRId64, rows * replicas); }
     }
     if (!n) {
         snprintf(text, bytes, "no --micro-batch fits, nor does --recompute block help: use a smaller --model or --seq-len, or fewer ranks on a machine");
     }
 }
+// Do all ranks fit? Those of this memory need `needed` bytes, `shares` times what this one does. All ranks call it, and get the same.
+static inline bool memory_look(const RunFacts *run, double *needed, double *shares, double *there) {
+    const double mine = memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK);
+    *shares = memory_shares(run, mine), *needed = *shares * mine;
+    *there = ops_memory_apart() ? ops_memory_available() : memory_available();
+    return *needed <= *there;
+}
+static inline bool memory_fits(const RunFacts *run) {
+    double needed, shares, there;
+    return memory_look(run, &needed, &shares, &there);
+}
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
-    double needed = memory_still_needed(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK);
-    double there = ops_memory_apart() ? ops_memory_available() : memory_available();
-    if (needed <= there) { return; }
+    double needed, shares, there;
     char advice[400];
-    memory_advice(run, there, advice, sizeof advice);
+    if (memory_look(run, &needed, &shares, &there)) { return; }
+    memory_advice(run, shares, there, advice, sizeof advice);
     die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", memory_sharers(run), ops_memory_apart() ? "GPU" : "machine",
         needed / 0x1p30, there / 0x1p30);
 }
@@ -677,6 +579,13 @@ static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     text_add(line, "},\"predicted\":"), json_add_predicted(run->predicted, line);
     json_add_privacy(run->privacy, run->privacy->allowed, line);
     text_add(line, "}");
+}
+
+static inline void print_start_json(const RunFacts *run) { // --dry-run --json
+    TextBuffer line = {NULL, 0, 0};
+    json_add_start(run, &line);
+    printf("%s\n", line.text);
+    free(line.text);
 }
 
 // Seconds of this run's steps, of these waiting for messages, and between steps telling about them.

@@ -12,13 +12,14 @@
 //            peer              the other rank of SEND and RECV
 //            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
 // Invariants (proved by schedule_validate): every SEND meets its RECV with the same unit, micro-batch and rows, without
-//            deadlock when messages are rendezvous; a unit's forward follows its input, its backward input follows its
+//            deadlock when messages are rendezvous; it sends rows that were computed, and each row comes once, before its use; a unit's
+//            forward follows its input, all rows of it (several messages may bring them), its backward input follows its
 //            forward and the next unit's backward, its backward weight follows its backward input, and its micro-batch's CLIP
 //            where there is one, which follows all its backward inputs; parameters are acquired
 //            while they are used, and where they come for each use (UnitMap: gathers), a PREFETCH is under way by then, into a
 //            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
-//            update that makes it; live activations fit the slots; each unit computes each sample of the step once; all ranks
+//            update that makes it; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
 //            start the collectives in which they both take part in one order.
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
@@ -51,6 +52,7 @@ static inline bool action_computes(ActionKind kind) { return kind <= ACT_CLIP; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
 static inline bool action_sends(ActionKind kind) { return kind == ACT_SEND_FORWARD || kind == ACT_SEND_BACKWARD; }
 static inline bool action_receives(ActionKind kind) { return kind == ACT_RECV_FORWARD || kind == ACT_RECV_BACKWARD; }
+static inline bool action_is_message(ActionKind kind) { return action_sends(kind) || action_receives(kind); }
 
 typedef struct {
     ActionKind kind;
@@ -76,18 +78,34 @@ typedef struct {
     int *of_unit_count;
     unsigned char (*made)[2];    // which part of the unit contributes to the gradient: a GradientMaker
     int *param_room, *grad_room; // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
-    bool gathers;                // parameters come by PREFETCH before each use; else they stay
-    bool reduces_often;          // gradients leave by REDUCE in each micro-batch; else once
+    bool *gathers;               // [storages] parameters come by PREFETCH before each use; else they stay
+    bool *reduces_often;         // [storages] the gradient leaves by REDUCE in each micro-batch; else once
+    bool *tied;                  // [storages] several stages use it: the gradient leaves after all others
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
 } UnitMap;
+
+// What a rank has room for at once.
+typedef struct {
+    int64_t slots;             // micro-batches with activations: from its first forward to its last weight part
+    int64_t inputs, gradients; // micro-batches whose input, whose gradient was received: from then to the last weight part
+    int64_t works;             // backward inputs whose weight part has not run
+} Limits;
+
+static inline Limits limits_of_one(void) { // micro-batch, and no other stages
+    const Limits one = {1, 0, 0, 1};
+    return one;
+}
+static inline Limits limits_of_both(Limits a, Limits b) {
+    Limits both = {max_i64(a.slots, b.slots), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works)};
+    return both;
+}
 
 // The whole job: one schedule per rank.
 typedef struct {
     UnitMap map;
     int ranks, micro_batches;
     int64_t samples; // of a step: each unit computes each of them once, on some rank
-    int64_t slots;   // micro-batches whose activations a rank can hold at once
-    int64_t works;   // backward inputs that a rank can hold until their weight part has run
+    Limits *limits;  // [ranks]
     bool recompute;
     bool clips; // weight parts wait until the norms of all units are known
     Schedule *rank;
@@ -127,7 +145,14 @@ static inline void schedule_free(Schedule *s) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
+    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->limits);
     memset(p, 0, sizeof *p);
+}
+// The same limits for all ranks.
+static inline void program_limit(Program *p, Limits limits) {
+    free(p->limits);
+    p->limits = (Limits *)checked_malloc((size_t)p->ranks * sizeof(Limits), "limits");
+    for (int r = 0; r < p->ranks; r++) { p->limits[r] = limits; }
 }
 
 // Sequential accumulation (the schedule of plain data parallelism): the step's `samples` are dealt to the ranks in
@@ -148,7 +173,8 @@ static inline void schedule_sequential(Program *p, int64_t samples, int64_t micr
             }
         }
     }
-    p->samples = samples, p->slots = 1, p->works = 1;
+    p->samples = samples;
+    program_limit(p, limits_of_one());
 }
 
 // Lowering: keep only block inputs; compute a block's other activations again just before its backward.
@@ -172,25 +198,36 @@ static inline void schedule_lower_recompute(Program *p) {
 }
 
 // Lowering: the weight parts of a micro-batch wait until its last input part has run, since a sample's factor depends on the norm of its
-// gradient over all units (dp.h: flat clipping).
-static inline void schedule_lower_clip(Program *p) {
-    p->clips = true, p->works = p->map.units;
-    for (int r = 0; r < p->ranks; r++) {
-        Schedule out = {NULL, 0, 0}, *in = &p->rank[r];
-        for (int i = 0, waiting = 0; i < in->count; i++) { // waiting: the first action of the backward pass whose weight parts wait
-            Action a = in->actions[i];
-            bool last = i + 1 == in->count || in->actions[i + 1].micro != a.micro;
-            if (a.kind == ACT_FORWARD) { waiting = i + 1; }
-            if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
-            if (!last) { continue; }
-            a.kind = ACT_CLIP, a.unit = 0;
-            schedule_add(&out, a);
-            for (int k = waiting; k <= i; k++) {
-                if (in->actions[k].kind == ACT_BACKWARD_WEIGHT) { schedule_add(&out, in->actions[k]); }
-            }
+// gradient over all units of the rank (dp.h: flat clipping, and clipping by stages where a rank has one stage's). What other micro-batches
+// do meanwhile stays where it is.
+static inline void lower_clip(Schedule *in, int micro_batches) {
+    int *last = (int *)checked_malloc(2 * (size_t)micro_batches * sizeof(int), "lowering"), *first = last + micro_batches; // [micro] of its backward actions
+    Schedule out = {NULL, 0, 0};
+    for (int m = 0; m < micro_batches; m++) { first[m] = last[m] = -1; }
+    for (int i = 0; i < in->count; i++) {
+        const Action *a = &in->actions[i];
+        if (a->kind != ACT_BACKWARD_INPUT && a->kind != ACT_BACKWARD_WEIGHT) { continue; }
+        last[a->micro] = i, first[a->micro] = first[a->micro] < 0 ? i : first[a->micro];
+    }
+    for (int i = 0; i < in->count; i++) {
+        Action a = in->actions[i];
+        if (a.kind != ACT_BACKWARD_WEIGHT) { schedule_add(&out, a); }
+        if (a.micro < 0 || last[a.micro] != i) { continue; }
+        a.kind = ACT_CLIP, a.unit = 0;
+        schedule_add(&out, a);
+        for (int k = first[a.micro]; k <= i; k++) {
+            if (in->actions[k].kind == ACT_BACKWARD_WEIGHT && in->actions[k].micro == a.micro) { schedule_add(&out, in->actions[k]); }
         }
-        schedule_free(in);
-        *in = out;
+    }
+    free(last);
+    schedule_free(in);
+    *in = out;
+}
+static inline void schedule_lower_clip(Program *p) {
+    p->clips = true;
+    for (int r = 0; r < p->ranks; r++) {
+        p->limits[r].works = max_i64(p->limits[r].works, p->map.units);
+        lower_clip(&p->rank[r], p->micro_batches);
     }
 }
 
@@ -222,46 +259,90 @@ static inline int schedule_norm_index(const Schedule *s) {
     return s->count + 1;
 }
 
-// Lets rank r go on as far as it can; returns whether it moved.
-static inline bool walk_rank(const Program *p, int *at, int r, ScheduleVisit visit, void *context) {
-    bool moved = false;
-    for (; at[r] < p->rank[r].count; at[r]++, moved = true) {
-        const Action *a = &p->rank[r].actions[at[r]];
-        if (action_receives(a->kind)) { return moved; } // the sender's turn moves it
-        if (action_sends(a->kind)) {
-            int q = a->peer;
-            if (q < 0 || q >= p->ranks || at[q] >= p->rank[q].count || !actions_match(a, r, &p->rank[q].actions[at[q]], q)) { return moved; }
-            visit(context, r, a, q);
-            visit(context, q, &p->rank[q].actions[at[q]], r);
-            at[q]++;
-        } else if (a->kind == ACT_NORM) { // all ranks meet here
-            for (int q = 0; q < p->ranks; q++) {
-                if (at[q] < schedule_norm_index(&p->rank[q])) { return moved; }
-            }
-            visit(context, r, a, -1);
-        } else {
-            visit(context, r, a, -1);
-        }
+// Who can move is woken by who made it possible: so a walk takes as long as there are actions, however many ranks wait.
+typedef struct {
+    const Program *program;
+    ScheduleVisit visit;
+    void *context;
+    int *at;            // [ranks] the next action
+    int *norm;          // [ranks] schedule_norm_index
+    int *awake, count;  // [count] ranks that may be able to move
+    bool *listed, *met; // [ranks] it is among these; it has come to its NORM
+    int meeting;        // ranks that have
+} Walk;
+
+static inline void walk_wake(Walk *w, int r) {
+    if (!w->listed[r]) { w->listed[r] = true, w->awake[w->count++] = r; }
+}
+// Rank r has come to a NORM, where all ranks meet. May it go on?
+static inline bool walk_meet(Walk *w, int r) {
+    const int ranks = w->program->ranks;
+    if (w->at[r] != w->norm[r]) { return false; }
+    if (!w->met[r] && ++w->meeting == ranks) {
+        for (int q = 0; q < ranks; q++) { walk_wake(w, q); }
     }
-    return moved;
+    w->met[r] = true;
+    return w->meeting == ranks;
+}
+// Does the next action of rank r send what that of rank q receives?
+static inline bool walk_matches(const Walk *w, int r, int q) {
+    const Program *p = w->program;
+    if (r < 0 || r >= p->ranks || q < 0 || q >= p->ranks || w->at[r] >= p->rank[r].count || w->at[q] >= p->rank[q].count) { return false; }
+    return actions_match(&p->rank[r].actions[w->at[r]], r, &p->rank[q].actions[w->at[q]], q);
+}
+// Rank r has come to a SEND. If its peer waits for this, both go on.
+static inline bool walk_send(Walk *w, int r, const Action *a) {
+    const int q = a->peer;
+    if (!walk_matches(w, r, q)) { return false; }
+    w->visit(w->context, r, a, q);
+    w->visit(w->context, q, &w->program->rank[q].actions[w->at[q]], r);
+    w->at[q]++, walk_wake(w, q);
+    return true;
+}
+// Lets rank r go on as far as it can.
+static inline void walk_rank(Walk *w, int r) {
+    const Schedule *s = &w->program->rank[r];
+    for (; w->at[r] < s->count; w->at[r]++) {
+        const Action *a = &s->actions[w->at[r]];
+        if (action_receives(a->kind)) { // the sender's turn moves it
+            if (walk_matches(w, a->peer, r)) { walk_wake(w, a->peer); }
+            return;
+        }
+        if (action_sends(a->kind)) {
+            if (!walk_send(w, r, a)) { return; }
+            continue;
+        }
+        if (a->kind == ACT_NORM && !walk_meet(w, r)) { return; }
+        w->visit(w->context, r, a, -1);
+    }
 }
 
 // Returns -1, or the first rank that is stuck for ever; at[] (per rank) then says where each rank stands.
 static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, void *context) {
-    for (int r = 0; r < p->ranks; r++) { at[r] = 0; }
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int r = 0; r < p->ranks; r++) { moved |= walk_rank(p, at, r, visit, context); }
+    const size_t n = (size_t)p->ranks;
+    Walk w = {p, visit, context, at, NULL, NULL, 0, NULL, NULL, 0};
+    int stuck = -1;
+    w.norm = (int *)checked_malloc(2 * n * sizeof(int), "walk"), w.awake = w.norm + n;
+    w.listed = (bool *)checked_calloc(2 * n, sizeof(bool), "walk"), w.met = w.listed + n;
+    for (int r = p->ranks - 1; r >= 0; r--) { at[r] = 0, w.norm[r] = schedule_norm_index(&p->rank[r]), walk_wake(&w, r); }
+    while (w.count) {
+        int r = w.awake[--w.count];
+        w.listed[r] = false;
+        walk_rank(&w, r);
     }
-    for (int r = 0; r < p->ranks; r++) {
-        if (at[r] < p->rank[r].count) { return r; }
-    }
-    return -1;
+    for (int r = p->ranks - 1; r >= 0; r--) { stuck = at[r] < p->rank[r].count ? r : stuck; }
+    free(w.norm), free(w.listed);
+    return stuck;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Validator
-enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, RECOMPUTED = 32, CLIPPED = 64 }; // CLIPPED: at unit 0
+enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, CLIPPED = 32 }; // HAVE: rows received. CLIPPED: at unit 0
+enum { SAMPLE_COMPUTED = 1, SAMPLE_CAME = 2, SAMPLE_CAME_BACK = 4 }; // some forward computes it; some rank received it, its gradient
+
+typedef struct {
+    int64_t rows, first, end; // how many, from the first on, up to the end
+} Received;
 
 typedef struct {
     const Program *program;
@@ -273,9 +354,10 @@ typedef struct {
     signed char *flying, *gathered;  // [rank][storage] a gather is under way or its parameters are there; there was one
     int *param_user, *grad_user;     // [rank][room] storage that is in it now, or -1
     int64_t *rows;                   // [rank][unit][micro][2] first row and rows, as the forward had them
-    unsigned char *covered;          // [unit][sample] some forward computes it
-    int *live;                       // [rank] micro-batches with activations
-    int *pending;                    // [rank] backward inputs whose weight part has not run
+    Received *received;              // [rank][unit][micro][2] rows of the unit's input, of the gradient of its output
+    unsigned char *covered;          // [unit][sample] flags above
+    Limits *held;                    // [rank] as it stands
+    int64_t *recomputed;             // [rank] unit and micro-batch (their validator_index) whose block activations are there, or -1
     bool *member;                    // [rank][storage] the rank contributes to its gradient
     bool *normed;                    // [rank]
     char *error;                     // first violation, empty while valid
@@ -286,7 +368,7 @@ static inline size_t validator_index(const Validator *v, int rank, int unit, int
     return ((size_t)rank * (size_t)v->program->map.units + (size_t)unit) * (size_t)v->program->micro_batches + (size_t)micro;
 }
 static inline size_t validator_span(const Validator *v, int rank, int micro, int storage) {
-    int span = v->program->map.reduces_often ? micro : 0;
+    int span = v->program->map.reduces_often[storage] ? micro : 0;
     return ((size_t)rank * (size_t)v->spans + (size_t)span) * (size_t)v->program->map.storages + (size_t)storage;
 }
 static inline unsigned char *validator_done(Validator *v, int rank, int unit, int micro) { return &v->done[validator_index(v, rank, unit, micro)]; }
@@ -309,15 +391,17 @@ static inline void validate_parameters(Validator *v, int rank, const Action *a) 
     }
 }
 
-// No unit computes a sample twice.
-static inline void validate_coverage(Validator *v, int rank, const Action *a) {
-    int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
-    rows[0] = a->first_row, rows[1] = a->rows;
+// Once in a step: each sample of a unit's. False: not the first time.
+static inline bool validator_mark(Validator *v, int rank, const Action *a, int unit, unsigned char flag, const char *what) {
     for (int64_t i = a->first_row; i < a->first_row + a->rows; i++) {
-        unsigned char *covered = &v->covered[(int64_t)a->unit * v->program->samples + i];
-        if (*covered) { validator_fail(v, rank, a, "sample %" PRId64 " is computed already", i); }
-        *covered = 1;
+        unsigned char *sample = &v->covered[(int64_t)unit * v->program->samples + i];
+        if (*sample & flag) {
+            validator_fail(v, rank, a, "sample %" PRId64 " %s already", i, what);
+            return false;
+        }
+        *sample |= flag;
     }
+    return true;
 }
 // What follows a forward works on its rows.
 static inline void validate_rows(Validator *v, int rank, const Action *a) {
@@ -325,51 +409,69 @@ static inline void validate_rows(Validator *v, int rank, const Action *a) {
     bool forward = *validator_done(v, rank, a->unit, a->micro) & DONE_FORWARD;
     if (forward && (rows[0] != a->first_row || rows[1] != a->rows)) { validator_fail(v, rank, a, "rows differ from its forward's"); }
 }
+// Are all rows of an action there: from another unit of this rank, which has done its part, or received?
+static inline bool validator_there(Validator *v, int rank, const Action *a, int from, unsigned char done, bool backward) {
+    const int64_t *rows = &v->rows[2 * validator_index(v, rank, from, a->micro)];
+    const Received *r = &v->received[2 * validator_index(v, rank, a->unit, a->micro) + backward];
+    bool local = (*validator_done(v, rank, from, a->micro) & done) && rows[0] == a->first_row && rows[1] == a->rows;
+    return !a->rows || local || (r->rows == a->rows && r->first == a->first_row && r->end == a->first_row + a->rows);
+}
 static inline void validate_forward(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
     if (*me & DONE_FORWARD) { validator_fail(v, rank, a, "runs twice"); }
-    bool local_input = a->unit == 0 || (*validator_done(v, rank, a->unit - 1, a->micro) & DONE_FORWARD);
-    if (!local_input && !(*me & HAVE_INPUT)) { validator_fail(v, rank, a, "its input is not there"); }
+    if (a->unit && !validator_there(v, rank, a, a->unit - 1, DONE_FORWARD, false)) { validator_fail(v, rank, a, "its input is not there"); }
     bool first = true; // the first forward of a micro-batch on this rank takes a slot
     for (int u = 0; u < v->program->map.units; u++) { first = first && !(*validator_done(v, rank, u, a->micro) & DONE_FORWARD); }
-    if (first && ++v->live[rank] > v->program->slots) { validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->slots); }
+    if (first && ++v->held[rank].slots > v->program->limits[rank].slots) {
+        validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->limits[rank].slots);
+    }
     *me |= DONE_FORWARD;
-    validate_coverage(v, rank, a);
+    rows[0] = a->first_row, rows[1] = a->rows, v->recomputed[rank] = -1;
+    validator_mark(v, rank, a, a->unit, SAMPLE_COMPUTED, "is computed");
+}
+static inline bool validator_recomputed(const Validator *v, int rank, const Action *a) {
+    bool block = a->unit > 0 && a->unit < v->program->map.units - 1;
+    return !v->program->recompute || !block || v->recomputed[rank] == (int64_t)validator_index(v, rank, a->unit, a->micro);
 }
 static inline void validate_backward_input(Validator *v, int rank, const Action *a) {
-    int units = v->program->map.units;
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
-    bool block = a->unit > 0 && a->unit < units - 1;
     if (!(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "its forward has not run"); }
     if (*me & DONE_INPUT) { validator_fail(v, rank, a, "runs twice"); }
-    bool local = a->unit == units - 1 || (*validator_done(v, rank, a->unit + 1, a->micro) & DONE_INPUT);
-    if (!local && !(*me & HAVE_GRADIENT)) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
-    if (v->program->recompute && block && !(*me & RECOMPUTED)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
+    bool there = a->unit == v->program->map.units - 1 || validator_there(v, rank, a, a->unit + 1, DONE_INPUT, true);
+    if (!there) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
+    if (!validator_recomputed(v, rank, a)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_INPUT;
-    if (++v->pending[rank] > v->program->works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
+    if (++v->held[rank].works > v->program->limits[rank].works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
+}
+// The last weight part of a micro-batch on this rank gives back its places.
+static inline void validator_free(Validator *v, int rank, int micro) {
+    bool last = true;
+    for (int u = 0; u < v->program->map.units; u++) {
+        unsigned char d = *validator_done(v, rank, u, micro);
+        last = last && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
+    }
+    for (int u = 0; last && u < v->program->map.units; u++) {
+        unsigned char d = *validator_done(v, rank, u, micro);
+        v->held[rank].inputs -= (d & HAVE_INPUT) != 0, v->held[rank].gradients -= (d & HAVE_GRADIENT) != 0;
+    }
+    v->held[rank].slots -= last;
 }
 static inline void validate_backward_weight(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
-    bool ready = a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && ((*me & HAVE_GRADIENT) || (*validator_done(v, rank, 1, a->micro) & DONE_INPUT));
+    bool ready = a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && validator_there(v, rank, a, 1, DONE_INPUT, true);
     if (!ready) { validator_fail(v, rank, a, "its backward input has not run"); }
     if (*me & DONE_WEIGHT) { validator_fail(v, rank, a, "runs twice"); }
     if (v->program->clips && !(*validator_done(v, rank, 0, a->micro) & CLIPPED)) { validator_fail(v, rank, a, "norms are not known: CLIP has not run"); }
+    if (!validator_recomputed(v, rank, a)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_WEIGHT;
-    if (a->unit) { v->pending[rank]--; }
-    bool last = true; // the last backward of a micro-batch on this rank frees its slot
-    for (int u = 0; u < v->program->map.units; u++) {
-        unsigned char d = *validator_done(v, rank, u, a->micro);
-        last = last && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
-    }
-    if (last) { v->live[rank]--; }
+    if (a->unit) { v->held[rank].works--; }
+    validator_free(v, rank, a->micro);
 }
 static inline void validate_recompute(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     if (!(*me & DONE_FORWARD) || (*me & DONE_INPUT)) { validator_fail(v, rank, a, "belongs between its forward and its backward"); }
-    for (int u = 0; u < v->program->map.units; u++) { // one set of block activations: what was recomputed before is gone
-        for (int m = 0; m < v->program->micro_batches; m++) { *validator_done(v, rank, u, m) &= (unsigned char)~RECOMPUTED; }
-    }
-    *me |= RECOMPUTED;
+    v->recomputed[rank] = (int64_t)validator_index(v, rank, a->unit, a->micro); // one set of block activations: what was recomputed before is gone
 }
 static inline void validate_clip(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, 0, a->micro);
@@ -383,13 +485,38 @@ static inline void validate_clip(Validator *v, int rank, const Action *a) {
     if (!any) { validator_fail(v, rank, a, "no forward has run"); }
     *me |= CLIPPED;
 }
-static inline void validate_message(Validator *v, int rank, const Action *a) {
+// Does the rank compute the rows of a message in this unit?
+static inline bool validator_holds(Validator *v, int rank, const Action *a, int unit) {
+    const int64_t *rows = &v->rows[2 * validator_index(v, rank, unit, a->micro)];
+    return (*validator_done(v, rank, unit, a->micro) & DONE_FORWARD) && a->first_row >= rows[0] && a->first_row + a->rows <= rows[0] + rows[1];
+}
+static inline void validate_send(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
-    if (a->kind == ACT_SEND_FORWARD && !(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "sends an output that is not computed"); }
-    if (a->kind == ACT_SEND_BACKWARD && !(*me & DONE_INPUT)) { validator_fail(v, rank, a, "sends a gradient that is not computed"); }
-    // RECV_FORWARD(unit) brings the input of unit + 1, RECV_BACKWARD(unit) the gradient of the output of unit - 1
-    if (a->kind == ACT_RECV_FORWARD && a->unit + 1 < v->program->map.units) { *validator_done(v, rank, a->unit + 1, a->micro) |= HAVE_INPUT; }
-    if (a->kind == ACT_RECV_BACKWARD && a->unit > 0) { *validator_done(v, rank, a->unit - 1, a->micro) |= HAVE_GRADIENT; }
+    bool forward = a->kind == ACT_SEND_FORWARD;
+    if (forward && !(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "sends an output that is not computed"); }
+    if (forward && (*me & DONE_WEIGHT)) { validator_fail(v, rank, a, "sends an output that is gone"); }
+    if (!forward && !(*me & DONE_INPUT)) { validator_fail(v, rank, a, "sends a gradient that is not computed"); }
+    if (!a->rows || !validator_holds(v, rank, a, a->unit)) { validator_fail(v, rank, a, "sends rows that it does not hold"); }
+}
+// RECV_FORWARD(unit) brings rows of the input of unit + 1, RECV_BACKWARD(unit) of the gradient of the output of unit - 1.
+static inline void validate_receive(Validator *v, int rank, const Action *a) {
+    const bool backward = a->kind == ACT_RECV_BACKWARD;
+    const int to = backward ? a->unit - 1 : a->unit + 1;
+    if (to < 0 || to == v->program->map.units) {
+        validator_fail(v, rank, a, "no unit wants it");
+        return;
+    }
+    unsigned char *me = validator_done(v, rank, to, a->micro), flag = backward ? HAVE_GRADIENT : HAVE_INPUT;
+    Received *r = &v->received[2 * validator_index(v, rank, to, a->micro) + backward];
+    int64_t *held = backward ? &v->held[rank].gradients : &v->held[rank].inputs;
+    int64_t limit = backward ? v->program->limits[rank].gradients : v->program->limits[rank].inputs;
+    if (*me & (backward ? DONE_INPUT | DONE_WEIGHT : DONE_FORWARD)) { validator_fail(v, rank, a, "comes after its use"); }
+    if (backward && !validator_holds(v, rank, a, to)) { validator_fail(v, rank, a, "the rank does not compute these rows"); }
+    if (!validator_mark(v, rank, a, to, backward ? SAMPLE_CAME_BACK : SAMPLE_CAME, "has come")) { return; }
+    if (!(*me & flag) && ++*held > limit) { validator_fail(v, rank, a, "the places of %" PRId64 " micro-batches are taken", limit); }
+    *me |= flag;
+    r->first = r->rows ? min_i64(r->first, a->first_row) : a->first_row;
+    r->end = max_i64(r->end, a->first_row + a->rows), r->rows += a->rows;
 }
 
 // Who uses the room of a storage, if it shares one.
@@ -406,7 +533,8 @@ static inline void validate_contribution(Validator *v, int rank, const Action *a
 }
 static inline void validate_norm(Validator *v, int rank, const Action *a) {
     for (int s = 0; s < v->program->map.storages; s++) {
-        for (int i = 0; i < v->spans && v->member[rank * v->program->map.storages + s]; i++) {
+        const int spans = v->program->map.reduces_often[s] ? v->spans : 1;
+        for (int i = 0; i < spans && v->member[rank * v->program->map.storages + s]; i++) {
             if (!v->reduced[validator_span(v, rank, i, s)]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
         }
     }
@@ -416,17 +544,17 @@ static inline void validate_gather(Validator *v, int rank, const Action *a) {
     const UnitMap *map = &v->program->map;
     int at = rank * map->storages + a->storage, *user = validator_user(v, v->param_user, map->param_room, rank, a->storage);
     if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
-    if (v->acquired[at] || (map->gathers && v->flying[at])) { validator_fail(v, rank, a, "its parameters are in use"); }
+    if (v->acquired[at] || (map->gathers[a->storage] && v->flying[at])) { validator_fail(v, rank, a, "its parameters are in use"); }
     if (user && *user >= 0) { validator_fail(v, rank, a, "its room holds storage %d", *user); }
     if (a->near && !v->gathered[at]) { validator_fail(v, rank, a, "no gather has made the copies"); }
     if (user) { *user = a->storage; }
-    v->flying[at] = v->gathered[at] = map->gathers;
+    v->flying[at] = v->gathered[at] = map->gathers[a->storage];
 }
 static inline void validate_acquire(Validator *v, int rank, const Action *a) {
     int at = rank * v->program->map.storages + a->storage;
     if (v->acquired[at]) { validator_fail(v, rank, a, "is acquired already"); }
     if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
-    if (v->program->map.gathers && !v->flying[at]) { validator_fail(v, rank, a, "no gather is under way"); }
+    if (v->program->map.gathers[a->storage] && !v->flying[at]) { validator_fail(v, rank, a, "no gather is under way"); }
     v->acquired[at] = 1;
 }
 static inline void validate_release(Validator *v, int rank, const Action *a) {
@@ -454,11 +582,12 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     bool per_unit = action_computes(a->kind) || action_sends(a->kind) || action_receives(a->kind);
-    bool per_micro = per_unit || (a->kind == ACT_REDUCE && p->map.reduces_often);
+    bool of_storage = !per_unit && a->kind != ACT_NORM, good_storage = a->storage >= 0 && a->storage < p->map.storages;
+    bool per_micro = per_unit || (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
     bool good = !per_unit ||
                 (a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 && a->first_row >= 0 && a->rows <= p->samples && a->first_row <= p->samples - a->rows);
     good = good && (!per_micro || (a->micro >= 0 && a->micro < p->micro_batches));
-    good = good && (per_unit || a->kind == ACT_NORM || (a->storage >= 0 && a->storage < p->map.storages));
+    good = good && (!of_storage || good_storage);
     if (!good) { validator_fail(v, rank, a, "a field is out of range"); }
     return good;
 }
@@ -480,9 +609,9 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_RECOMPUTE: validate_recompute(v, rank, a); break;
     case ACT_CLIP: validate_clip(v, rank, a); break;
     case ACT_SEND_FORWARD:
+    case ACT_SEND_BACKWARD: validate_send(v, rank, a); break;
     case ACT_RECV_FORWARD:
-    case ACT_SEND_BACKWARD:
-    case ACT_RECV_BACKWARD: validate_message(v, rank, a); break;
+    case ACT_RECV_BACKWARD: validate_receive(v, rank, a); break;
     case ACT_PREFETCH: validate_gather(v, rank, a); break;
     case ACT_ACQUIRE: validate_acquire(v, rank, a); break;
     case ACT_RELEASE: validate_release(v, rank, a); break;
@@ -535,6 +664,9 @@ static inline void validate_end(Validator *v) {
                 if ((d & DONE_FORWARD) && !(d & DONE_WEIGHT) && !*v->error) {
                     snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has a forward but no backward weight", r, u, m);
                 }
+                if ((d & HAVE_INPUT) && !(d & DONE_FORWARD) && !*v->error) {
+                    snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has an input but no forward", r, u, m);
+                }
             }
         }
         for (int s = 0; s < p->map.storages; s++) {
@@ -545,7 +677,7 @@ static inline void validate_end(Validator *v) {
     }
     if (!*v->error) { validate_orders(v); }
     for (int64_t i = 0; i < p->map.units * p->samples; i++) {
-        if (!v->covered[i] && !*v->error) {
+        if (!(v->covered[i] & SAMPLE_COMPUTED) && !*v->error) {
             snprintf(v->error, v->error_bytes, "unit %" PRId64 " computes sample %" PRId64 " nowhere", i / p->samples, i % p->samples);
         }
     }
@@ -556,7 +688,8 @@ static inline void validator_start(Validator *v, const Program *p) {
     memset(v, 0, sizeof *v);
     v->program = p;
     v->done = (unsigned char *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, (size_t)max_i64(p->micro_batches, 1), "validator");
-    v->spans = p->map.reduces_often ? (int)max_i64(p->micro_batches, 1) : 1;
+    v->spans = 1;
+    for (int s = 0; s < p->map.storages; s++) { v->spans = p->map.reduces_often[s] ? (int)max_i64(p->micro_batches, 1) : v->spans; }
     v->contributions = (int *)checked_calloc(per_storage * (size_t)v->spans, sizeof(int), "validator");
     v->reduced = (signed char *)checked_calloc(per_storage * (size_t)v->spans, 1, "validator");
     v->acquired = (signed char *)checked_calloc(per_storage, 1, "validator");
@@ -567,10 +700,12 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->grad_user = (int *)checked_malloc(per_storage * sizeof(int), "validator");
     for (size_t i = 0; i < per_storage; i++) { v->param_user[i] = v->grad_user[i] = -1; }
     v->rows = (int64_t *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(int64_t) * (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->received = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->recomputed = (int64_t *)checked_malloc((size_t)p->ranks * sizeof(int64_t), "validator");
+    for (int r = 0; r < p->ranks; r++) { v->recomputed[r] = -1; }
     v->covered = (unsigned char *)checked_calloc((size_t)p->map.units, (size_t)p->samples, "validator");
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
-    v->pending = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
-    v->live = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
+    v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
@@ -599,27 +734,36 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
         validator_fail(&v, stuck, a, "deadlock: action %d waits for ever (peer %d)", at[stuck], a->peer);
     }
     if (!*error) { validate_end(&v); }
-    free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.live), free(v.normed);
-    free(v.rows), free(v.covered), free(v.pending), free(v.member), free(v.flying), free(v.gathered), free(v.param_user), free(v.grad_user);
+    free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.normed);
+    free(v.rows), free(v.received), free(v.recomputed), free(v.covered), free(v.held), free(v.member), free(v.flying), free(v.gathered), free(v.param_user),
+        free(v.grad_user);
     return !*error;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Simulator: each rank has a clock for compute and one for its collectives, which run beside it, one after another. NORM waits
 // for both and for all ranks; ACQUIRE for the gather of its storage; who writes a gradient into a room for the last REDUCE from it.
-// A step is looked at that follows another. Costs come from the caller.
+// Messages run beside compute too, in both directions at once: one begins when the sender comes to its SEND, the receiver to its RECV (it has a
+// room by then), and neither the sender's way out nor the receiver's way in carries another; the compute actions of its micro-batch wait for it.
+// A step is looked at that follows another (all ranks begin together where there is no NORM). Costs come from the caller.
 typedef struct {
     double compute_s, message_s;
 } ActionCost;
 typedef ActionCost (*ActionCosts)(const void *context, int rank, const Action *action);
 typedef struct {
+    double begin_s, end_s; // of a RECV: from when it waits until the message is there
+} ActionTime;
+typedef struct {
     const Program *program;
     ActionCosts cost;
     const void *context;
+    ActionTime **times;   // [rank][action] gets them; NULL: not wanted
     double *clock, *comm; // [rank]
+    double *out, *in;     // [rank] when its links are free
     double *busy;         // [rank] time spent computing
     double *ready;        // [rank][storage] when its parameters are there
     double *left;         // [rank][storages, then rooms] when the gradient there has left
+    double *arrived;      // [rank][micro][2] when its input, the gradient of its output is there
     double meeting;       // when all ranks have come to NORM; negative before
 } Simulation;
 
@@ -629,32 +773,59 @@ static inline double *simulator_left(const Simulation *s, int rank, int storage)
     bool shares = map->grad_room && map->grad_room[storage] >= 0;
     return &s->left[(int64_t)rank * 2 * map->storages + (shares ? map->storages + map->grad_room[storage] : storage)];
 }
-static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
-    Simulation *s = (Simulation *)context;
-    const UnitMap *map = &s->program->map;
-    ActionCost cost = s->cost(s->context, rank, a);
-    double slowest = 0, *ready = s->ready + (int64_t)rank * s->program->map.storages;
-    if (action_receives(a->kind)) { return; } // timed with its sender
-    if (action_sends(a->kind)) {
-        s->clock[rank] = s->clock[peer] = fmax(s->clock[rank], s->clock[peer]) + cost.message_s;
+static inline double *simulator_arrived(const Simulation *s, int rank, const Action *a) {
+    bool backward = a->kind == ACT_RECV_BACKWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
+    return &s->arrived[((int64_t)rank * s->program->micro_batches + a->micro) * 2 + backward];
+}
+static inline void simulator_time(const Simulation *s, int rank, const Action *a, double begin, double end) {
+    if (!s->times) { return; }
+    s->times[rank][a - s->program->rank[rank].actions].begin_s = begin, s->times[rank][a - s->program->rank[rank].actions].end_s = end;
+}
+// A message, with its sender's turn. What its ends compute for it (ActionCost) is done before.
+static inline void simulator_message(Simulation *s, int rank, const Action *a, ActionCost cost, int peer) {
+    s->clock[rank] += cost.compute_s, s->busy[rank] += cost.compute_s;
+    if (action_receives(a->kind)) {
+        double *arrived = simulator_arrived(s, rank, a);
+        *arrived = fmax(*arrived, s->in[rank]);
+        simulator_time(s, rank, a, s->clock[rank], s->in[rank]);
         return;
     }
-    if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
-    for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
+    double begin = fmax(fmax(s->clock[rank], s->clock[peer]), fmax(s->out[rank], s->in[peer]));
+    s->out[rank] = s->in[peer] = begin + cost.message_s;
+    simulator_time(s, rank, a, begin, s->out[rank]);
+}
+// A compute action waits for its messages and for the places it writes gradients into.
+static inline void simulator_await(Simulation *s, int rank, const Action *a) {
+    const UnitMap *map = &s->program->map;
+    s->clock[rank] = fmax(s->clock[rank], *simulator_arrived(s, rank, a));
+    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
         int storage = map->of_unit[a->unit][k];
         if (action_contributes(map, a, storage)) { s->clock[rank] = fmax(s->clock[rank], *simulator_left(s, rank, storage)); }
     }
+}
+static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
+    Simulation *s = (Simulation *)context;
+    ActionCost cost = s->cost(s->context, rank, a);
+    double slowest = 0, *ready = s->ready + (int64_t)rank * s->program->map.storages;
+    if (action_sends(a->kind) || action_receives(a->kind)) {
+        simulator_message(s, rank, a, cost, peer);
+        return;
+    }
+    if (action_computes(a->kind)) { simulator_await(s, rank, a); }
+    if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
         for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(s->clock[r], s->comm[r])); }
         if (s->meeting < 0) { s->meeting = slowest; }
         s->clock[rank] = s->meeting;
     }
+    double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
     if (cost.message_s > 0) { s->comm[rank] = fmax(s->comm[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? s->comm[rank] : s->clock[rank];
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
     if (a->kind == ACT_REDUCE) { *simulator_left(s, rank, a->storage) = done; }
+    simulator_time(s, rank, a, begin, done);
 }
 static inline double simulator_step(Simulation *s, int *at) { // returns when the last rank ends
     double end = 0;
@@ -662,23 +833,39 @@ static inline double simulator_step(Simulation *s, int *at) { // returns when th
     memset(s->busy, 0, (size_t)s->program->ranks * sizeof(double));
     schedule_walk(s->program, at, simulator_visit, s);
     for (int r = 0; r < s->program->ranks; r++) { end = fmax(end, s->clock[r]); }
+    for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { s->clock[r] = end; }
     return end;
 }
 
-// Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time.
-static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context, double *busy) {
-    size_t n = (size_t)p->ranks;
-    Simulation s = {p, cost, context, NULL, NULL, NULL, NULL, NULL, -1};
-    s.clock = (double *)checked_calloc(n, sizeof(double), "simulator");
-    s.comm = (double *)checked_calloc(n, sizeof(double), "simulator");
-    s.busy = (double *)checked_calloc(n, sizeof(double), "simulator");
-    s.ready = (double *)checked_calloc(n * (size_t)p->map.storages, sizeof(double), "simulator");
-    s.left = (double *)checked_calloc(n * 2 * (size_t)p->map.storages, sizeof(double), "simulator");
+// Room for the times of all actions of a program: [rank][action].
+static inline ActionTime **schedule_times(const Program *p) {
+    ActionTime **times = (ActionTime **)checked_malloc((size_t)p->ranks * sizeof(ActionTime *), "times");
+    for (int r = 0; r < p->ranks; r++) { times[r] = (ActionTime *)checked_calloc((size_t)p->rank[r].count, sizeof(ActionTime), "times"); }
+    return times;
+}
+static inline void schedule_times_free(const Program *p, ActionTime **times) {
+    for (int r = 0; r < p->ranks; r++) { free(times[r]); }
+    free(times);
+}
+
+// Predicted seconds of one step among others; busy (may be NULL) gets each rank's compute time, so the bubble of a rank is 1 - busy / step.
+// times (may be NULL): [rank][action] gets when each action begins and ends, from the end of the step before on.
+static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
+    size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
+    double *all = (double *)checked_calloc(n * (5 + 3 * storages + 2 * (size_t)p->micro_batches), sizeof(double), "simulator");
+    Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, all + 5 * n, NULL, NULL, -1};
+    s.left = s.ready + n * storages, s.arrived = s.left + 2 * n * storages;
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }
-    free(s.clock), free(s.comm), free(s.busy), free(s.ready), free(s.left), free(at);
+    for (int r = 0; r < p->ranks && times; r++) {
+        for (int i = 0; i < p->rank[r].count; i++) { times[r][i].begin_s -= first, times[r][i].end_s -= first; }
+    }
+    free(all), free(at);
     return second - first;
+}
+static inline double schedule_simulate(const Program *p, ActionCosts cost, const void *context, double *busy) {
+    return schedule_simulate_times(p, cost, context, busy, NULL);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

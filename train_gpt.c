@@ -3,22 +3,23 @@
 // Reading order: this file from the bottom (main is the recipe) to the top; then
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
-//   quantize.h    numbers in 8 or 4 bits for messages
+//   quantize.h    numbers in 8 or 4 bits for messages       layout.h      which ranks hold what (zero.h's)
 //   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
 //   dp.h          clips each sample's gradient              privacy.h     what a private run promises
 //   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
+//   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
 #include "ops_cpu.h"
-// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, possible: MPI reaches the processor's
-// memory.
-static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records) {
+// Makes the program's collectives, over up to `elements` fp32 elements or so many bytes of records, and messages possible: MPI reaches the
+// processor's memory.
+static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, size_t records, const CommTraffic *traffic) {
     size_t bytes = comm_staging_bytes(&c->everyone, wire, elements, COMM_STAGING_BYTES);
-    (void)s, (void)records;
+    (void)s, (void)records, (void)traffic;
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
@@ -52,17 +53,14 @@ typedef struct {
     int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
     Privacy privacy;                            // of a private run
     ExecutorShape shape;                        // of micro-steps
+    PipelinePlan plan;                          // stages of units on ranks
+    const Stage *stage;                         // this rank's
     Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Prediction predicted;
     // with what
     Store store;
     Executor executor;
-    int64_t *windows;        // [most_samples + 1] of the training data that a private step takes; last, how many
-    double *sample_losses;   // [most_samples] of a step or a validation batch
-    double *sample_right;    // [samples] of a validation batch of labelled data
-    int64_t *sample_bounds;  // [ranks + 1] which rank computes which
-    double *message;         // [most_samples + ranks] of sum_losses
-    int64_t *message_bounds; // [ranks + 1] whose part is which
+    int64_t *windows; // [most_samples + 1] of the training data that a private step takes; last, how many
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
@@ -132,18 +130,35 @@ static void setup_ranks(Trainer *t) {
     if (t->cluster.nodes) { t->cluster_ranks = group_cluster(t->cluster.nodes, t->cluster.ranks), t->ranks = &t->cluster_ranks; }
 }
 
-// Samples of a step and rows of a micro-step. --batch-tokens 0 stands for one micro-step of every rank.
+// Which units each rank computes. Of one stage all.
+static void setup_stages(Trainer *t) {
+    const Options *o = &t->options;
+    PipelinePlan *p = &t->plan;
+    p->depth = INT64_MAX;
+    p->placement = options_plans(o) ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &p->depth)
+                                    : pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
+    p->kind = (PipelineKind)o->pipeline_schedule, p->warmup = (Warmup)o->pipeline_warmup, p->recompute = o->recompute == RECOMPUTE_BLOCK;
+    t->shape.recompute = p->recompute, t->shape.limits = limits_of_one();
+    t->stage = &p->placement.stage[placement_stage_of_rank(&p->placement, t->ranks->me)];
+    t->shape.first = t->stage->first_unit, t->shape.end = t->stage->first_unit + t->stage->units;
+}
+
+// Samples of a step and of a micro-batch. --batch-tokens 0 stands for one micro-step of every rank, or as many as --micro-batches.
 static void setup_batch(Trainer *t) {
     const Options *o = &t->options;
-    int64_t tokens = o->batch_tokens ? o->batch_tokens : o->micro_batch * o->seq_len * t->ranks->n;
+    const bool whole = t->plan.placement.stages > 1 || o->micro_batches; // --micro-batch is of all of a stage's ranks
+    int64_t micro = whole ? o->micro_batch : o->micro_batch * t->ranks->n, tokens = micro * o->seq_len * max_i64(1, o->micro_batches);
+    if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
+        die(EXIT_INPUT, "leave one of them out", "--batch-tokens %" PRId64 " is not --micro-batches x --micro-batch x --seq-len, %" PRId64, o->batch_tokens,
+            tokens);
+    }
+    tokens = o->batch_tokens ? o->batch_tokens : tokens;
     if (tokens % o->seq_len) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
     t->samples = t->most_samples = tokens / o->seq_len;
-    ExecutorShape shape = {t->dtype,      min_i64(o->micro_batch, ceil_div(t->samples, t->ranks->n)),
-                           o->seq_len,    o->recompute == RECOMPUTE_BLOCK,
-                           LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
-    t->shape = shape;
+    t->plan.micro_rows = min_i64(micro, t->samples), t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
+    t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->stage->replicas), t->shape.T = o->seq_len, t->shape.logits = LOGITS_PLENTY;
     gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
 
@@ -163,21 +178,27 @@ static void setup_privacy(Trainer *t) {
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    ZeroPolicy policy = zero_policy(o, t->ranks->n, ceil_div(t->most_samples, t->ranks->n) > t->shape.rows, t->shape.clip.again);
-    t->store = store_plan(&t->model, t->ranks, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    const bool accumulates = t->plan.placement.stages > 1 ? t->plan.micro_batches > 1 : ceil_div(t->most_samples, t->ranks->n) > t->shape.rows;
+    ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
+    t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 // The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
 static Program make_program(const Trainer *t, int64_t samples, bool training) {
-    int alike = t->cluster.nodes ? t->ranks->n : 1;
+    const bool pipeline = t->plan.placement.stages > 1;
+    int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model, &t->store.policy, t->ranks->n, t->shape.clip.on);
+    p.map = unit_map(&t->model, &t->store.policy, &t->plan.placement, t->shape.clip.on);
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
     if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
-    schedule_sequential(&p, ceil_div(samples, alike), rows, training);
+    if (pipeline) {
+        schedule_pipeline(&p, &t->plan, samples, training);
+    } else {
+        schedule_sequential(&p, ceil_div(samples, alike), rows, training);
+    }
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
     if (training && t->shape.clip.flat) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);
@@ -190,6 +211,7 @@ static void check_program(const Program *p) {
 static void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
     t->evaluation = make_program(t, t->samples, false);
+    t->shape.limits = limits_of_both(t->program.limits[t->ranks->me % t->program.ranks], t->evaluation.limits[t->ranks->me % t->program.ranks]);
     check_program(&t->program);
     const int64_t extremes[] = {0, t->most_samples}; // what a private step may draw
     for (int i = 0; t->privacy.on && i < 2; i++) {
@@ -201,7 +223,9 @@ static void setup_schedule(Trainer *t) {
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes);
+    CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank, &t->program, &t->evaluation);
+    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes, &traffic);
+    free(traffic.peers);
     store_join(&t->store, &t->comm);
 }
 
@@ -249,18 +273,14 @@ static void setup_states(Trainer *t) {
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
     t->executor = executor_plan(&t->model, t->shape, &unused[0], &unused[1]);
-    executor_allocate(&t->executor, &t->program.map, &t->store, &t->stream, ceil_div(t->most_samples, t->comm.ranks));
-    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples + 1, sizeof(int64_t), "samples");
-    t->sample_losses = (double *)checked_calloc((size_t)t->most_samples, sizeof(double), "losses");
-    t->sample_right = (double *)checked_calloc((size_t)t->samples, sizeof(double), "losses");
-    t->sample_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-    t->message = (double *)checked_calloc((size_t)(t->most_samples + t->comm.ranks), sizeof(double), "losses");
-    t->message_bounds = (int64_t *)checked_calloc((size_t)t->comm.ranks + 1, sizeof(int64_t), "losses");
-}
-static void setup_profile(Trainer *t) {
     Program longest = make_program(t, t->most_samples, true);
+    const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
+    int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first), schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
+    mine = max_i64(mine, ceil_div(t->most_samples, t->comm.ranks)); // a rank's part of fewer samples may be larger
+    executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
     t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
     program_free(&longest);
+    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples + 1, sizeof(int64_t), "samples");
 }
 
 // Weights: from a checkpoint, a model file, or the seed.
@@ -295,25 +315,6 @@ static void setup_promise(Trainer *t) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
-
-// Sum of the losses of `samples` samples, in their order, from all ranks, whose schedules have `dealt` samples. What else the ranks have
-// to agree on in each step travels with them, since an exchange costs a latency: *stop, whether this rank, then whether any rank, was asked
-// to stop. A rank's part of the message is its samples' losses and this flag.
-static double sum_losses(Trainer *t, int64_t dealt, int64_t samples, bool *stop) {
-    int64_t *first = t->sample_bounds, *part = t->message_bounds;
-    int rank = t->comm.rank;
-    for (int r = 0; r <= t->comm.ranks; r++) { first[r] = part_begin(dealt, t->comm.ranks, r), part[r] = first[r] + r; }
-    memcpy(t->message + part[rank], t->sample_losses + first[rank], (size_t)(first[rank + 1] - first[rank]) * sizeof(double));
-    t->message[part[rank + 1] - 1] = *stop;
-    comm_all_gather_doubles(&t->comm, t->message, part);
-    for (int r = 0; r < t->comm.ranks; r++) {
-        memcpy(t->sample_losses + first[r], t->message + part[r], (size_t)(first[r + 1] - first[r]) * sizeof(double));
-        *stop |= t->message[part[r + 1] - 1] != 0;
-    }
-    double sum = 0;
-    for (int64_t i = 0; i < samples; i++) { sum += t->sample_losses[i]; }
-    return sum;
-}
 
 static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
@@ -378,7 +379,7 @@ static double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t 
 static void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
     int64_t targets = t->privacy.on ? 0 : dataset_count_targets(&t->train, t->progress.position, t->samples);
-    Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->sample_losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
+    Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
     if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, &pass); }
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     int at = 0;
@@ -388,7 +389,7 @@ static void train_step(Trainer *t) {
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
-    double loss = step_loss(t, &pass, sum_losses(t, pass.samples, pass.samples, &t->stopping), targets);
+    double loss = step_loss(t, &pass, executor_sum_losses(&t->executor, &t->program, &pass, &t->stopping), targets);
     const char *skip = reason_to_skip(t, loss, norm);
     if (!skip) {
         run_updates(t, schedule, &at, &pass, lr, norm);
@@ -407,43 +408,16 @@ static void train_step(Trainer *t) {
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     tell_step(t, &pass, loss, norm, lr, seconds);
-    if (t->progress.step == t->profile.last) { profile_report(&t->profile, t->comm.rank, &t->bar, &t->log); }
+    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Between steps: validation, a sample of text, checkpoints
 
-// What samples tell about the model.
-typedef struct {
-    double loss;            // summed over targets
-    int64_t targets, right; // right: labels, or choices of an example, that the model finds likeliest and that are so
-} Evaluation;
-
-// Runs samples 0 .. samples - 1 of the data through the model. All ranks call it, and get the same.
-static Evaluation evaluate(Trainer *t, const Dataset *data, int64_t samples) {
-    Evaluation e = {0, 0, 0};
-    Choice choice = {0, false};
-    for (int64_t first = 0; first < samples; first += t->samples) {
-        int64_t count = min_i64(t->samples, samples - first);
-        Pass pass = {data, first, NULL, count, t->sample_losses, 0.0f, false, data->labels ? t->sample_right : NULL};
-        int at = 0;
-        executor_run(&t->executor, &t->evaluation.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, NULL);
-        bool stop = false; // asked of training steps only
-        e.loss += sum_losses(t, t->samples, count, &stop);
-        e.targets += dataset_count_targets(data, first, count);
-        if (data->labels) { comm_all_gather_doubles(&t->comm, t->sample_right, t->sample_bounds); }
-        for (int64_t i = 0; i < count; i++) {
-            if (data->labels) { e.right += t->sample_right[i] != 0; }
-            if (data->rows) { e.right += choice_add(&choice, data, first + i, t->sample_losses[i]); }
-        }
-    }
-    return e;
-}
-
 static void validate(Trainer *t) {
     int64_t samples = validation_samples(t);
-    Evaluation e = evaluate(t, &t->val, samples);
+    Evaluation e = executor_evaluate(&t->executor, &t->evaluation, &t->val, samples, t->progress.step);
     if (t->comm.rank) { return; }
     double loss = e.loss / (double)max_i64(e.targets, 1), bits = NAN, accuracy = NAN;
     if (t->val_bytes > 0) { bits = e.loss / log(2.0) / (double)t->val_bytes; }
@@ -454,7 +428,7 @@ static void validate(Trainer *t) {
 
 static void score_hellaswag(Trainer *t) {
     int64_t rows = dataset_whole_windows(&t->hellaswag), examples = rows / CHOICES;
-    Evaluation e = evaluate(t, &t->hellaswag, rows);
+    Evaluation e = executor_evaluate(&t->executor, &t->evaluation, &t->hellaswag, rows, t->progress.step);
     if (t->comm.rank == 0) { report_choices(t->progress.step, e.right, examples, &t->bar, &t->log); }
 }
 
@@ -463,7 +437,7 @@ static void print_sample(Trainer *t) {
     const Options *o = &t->options;
     int32_t *text = (int32_t *)checked_malloc((size_t)o->sample_tokens * sizeof(int32_t), "sample");
     Draws draws = {o->temperature, (uint64_t)o->seed ^ 0x67656e6572617465u, (uint64_t)t->progress.step};
-    executor_generate(&t->executor, (int32_t)max_i64(t->tokenizer.eot, 0), text, o->sample_tokens, draws);
+    executor_generate(&t->executor, &t->plan.placement, (int32_t)max_i64(t->tokenizer.eot, 0), text, o->sample_tokens, draws);
     if (t->comm.rank == 0) {
         progress_break(&t->bar), printf("--- sample at step %" PRId64 " ---\n", t->progress.step);
         for (int64_t i = 0; i < o->sample_tokens; i++) { tokenizer_print(&t->tokenizer, text[i], stdout); }
@@ -524,41 +498,44 @@ static void start(Trainer *t, int argc, char **argv) {
 static void plan(Trainer *t) {
     setup_ranks(t);
     setup_model(t);
+    setup_stages(t);
     setup_batch(t);
     if (!t->options.dry_run && !t->options.show_schedule) { setup_data(t); }
     setup_privacy(t);
     setup_store(t);
     setup_schedule(t);
     if (!t->cluster.nodes) { setup_messages(t); }
-    find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.groups, t->dtype);
+    find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.world, t->dtype);
     RunFacts facts = run_facts(t);
+    if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     predict(&facts);
 }
 
 // The modes that only print; true when there was one.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
-    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule) { return false; }
-    if (o->compat || *o->dp_account) {
-        if (t->comm.rank == 0 && o->compat) { options_print_compat(stdout); }
-        if (t->comm.rank == 0 && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
+    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule && !o->plan) { return false; }
+    if (o->plan && !*o->profile) {
+        setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->plan.depth);
+        return true;
+    }
+    if (o->compat || *o->dp_account || o->plan) {
+        if (t->comm.rank) { return true; }
+        if (o->compat) { options_print_compat(stdout); }
+        if (o->plan && !o->compat) { planner_main(stdout, o, &t->given); }
+        if (!o->plan && !o->compat) { account_answer(stdout, o->dp_account, o->dp_accountant == DP_RDP, o->dp_neighbours == DP_REPLACE_ONE, o->json); }
         return true;
     }
     plan(t);
     RunFacts facts = run_facts(t);
     if (t->comm.rank) { return true; }
     if (o->show_schedule) {
-        schedule_print(stdout, &t->program);
-        return true;
-    }
-    if (!o->json) {
+        show_schedule(&facts);
+    } else if (o->json) {
+        print_start_json(&facts);
+    } else {
         print_start(&facts);
-        return true;
     }
-    TextBuffer line = {NULL, 0, 0};
-    json_add_start(&facts, &line);
-    printf("%s\n", line.text);
-    free(line.text);
     return true;
 }
 
@@ -571,7 +548,6 @@ static void prepare(Trainer *t) {
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
     setup_states(t);
-    setup_profile(t);
     setup_weights(t);
     setup_promise(t);
     store_settle(&t->store);
@@ -594,7 +570,7 @@ static void train(Trainer *t) {
 
 static int finish(Trainer *t) {
     store_settle(&t->store);
-    profile_report(&t->profile, t->comm.rank, &t->bar, &t->log);
+    profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
     report_end(&facts, t->progress.step, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {

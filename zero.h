@@ -10,6 +10,7 @@
 //            1  master and moments in slices                          the same
 //            2  gradients too: whole ones come and go, a unit at a time   reduce-scatter in each micro-step
 //            3  parameters too: gathered just before their use        two all-gathers and a reduce-scatter in each micro-step
+//            What several stages of a pipeline use travels once a step at every stage (layout.h: tied).
 // ZeRO++     arXiv 2306.10209, on top:
 //            qwZ  a gather carries INT8 records (ops.h), made by the owner once after its update
 //            hpZ  the first gather of a step leaves 1/partition of each storage on every rank; later gathers, until the
@@ -17,25 +18,18 @@
 //            qgZ  a reduction is two exchanges of INT4 or INT8 records, inside nodes and then between them: summed in fp32,
 //                 and never more than twice quantized (section 3.3 there). A parcel holds the records of a batch of storages:
 //                 for each member [for each storage of the batch [for each node [records of its slice]]]
-// Layout     a shelf for each kind of state, one allocation each, storages one after another:
-//            params  working parameters; with --dtype fp32 they are their own masters    master, m, v   fp32
-//            grads   fp32 sums          secondary  hpZ's slices          codes  qwZ's records
-//            A shelf that holds slices and lends whole arrays has ROOMS for these: blocks share a few, in turns; the few
-//            other storages have their own, in which the slice has its place where nothing else must be kept beside it.
-// Slices     are cut at multiples of NORM_CHUNK elements (and of the quantization block): no padding, and any number of ranks.
+// Who        holds what, in which slices and where: layout.h. The params shelf has working parameters (with --dtype fp32 they are their own
+//            masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records.
 // Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added exactly, so they do not
 //            depend on the layout.
 #ifndef ZERO_H
 #define ZERO_H
 
 #include "comm.h"     // collectives
-#include "gpt.h"      // storages
-#include "options.h"  // --zero
+#include "layout.h"   // who holds what
 #include "schedule.h" // lowering
 
 enum {
-    NORM_CHUNK = 256,
-    ROOMS = 2,         // that blocks share: one is in use while the other's block travels
     PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
     ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
 };
@@ -54,130 +48,6 @@ static union {
     float floats[STATE_PIECE_FLOATS];
 } state_piece;
 
-// What --zero and its companions ask for.
-typedef struct {
-    int stage;                                             // 0 .. 3
-    int partition;                                         // hpZ: ranks that together keep a copy of the parameters; 1: off
-    bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
-    QuantFormat weights, gradients;
-    bool accumulates; // a step has several micro-steps
-    bool lends;       // wte stays acquired from the head to the embedding (dp.h)
-} ZeroPolicy;
-
-static inline ZeroPolicy zero_policy(const Options *o, int ranks, bool accumulates, bool lends) {
-    if (o->zero_hpz_partition_size > ranks) {
-        die(EXIT_INPUT, "a partition is some of the ranks, those of a node", "--zero-hpz-partition-size %" PRId64 " is more than the %d ranks",
-            o->zero_hpz_partition_size, ranks);
-    }
-    ZeroPolicy z;
-    memset(&z, 0, sizeof z);
-    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size, z.accumulates = accumulates, z.lends = lends;
-    z.quantized_weights = o->zero_quantized_weights, z.quantized_gradients = o->zero_quantized_gradients, z.feedback = o->zero_error_feedback;
-    z.weights.bits = 8, z.gradients.bits = o->zero_gradient_bits == GRADIENT_BITS_8 ? 8 : 4;
-    z.weights.block = z.gradients.block = o->zero_quant_block;
-    return z;
-}
-
-// Do whole gradients come and go, in each micro-step? One rank has nothing to divide.
-static inline bool zero_reduces_often(const ZeroPolicy *z, int ranks) { return z->stage >= 2 && ranks > 1; }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Slices
-
-// The slices of a storage over n ranks, cut at multiples of `grain`; bounds has n + 1 elements. Equal, and the rest to the last, where
-// that makes it at most a 32nd longer: equal slices are one call of NCCL, in place. Else nearly equal.
-static inline void store_bounds(int64_t elements, int n, int64_t grain, int64_t *bounds) {
-    int64_t grains = ceil_div(elements, grain), each = elements / grain / n;
-    bool equal = elements - n * each * grain <= each * grain / 32;
-    for (int r = 0; r < n; r++) { bounds[r] = (equal ? r * each : part_begin(grains, n, r)) * grain; }
-    bounds[n] = elements;
-}
-
-// Bounds of the slices of each class of storages: in elements, or in the bytes of their records.
-typedef struct {
-    int n;
-    int64_t *of_class[STORAGE_CLASSES]; // [n + 1]
-} Slices;
-static inline Slices slices_make(const GptModel *m, int n, int64_t grain, const QuantFormat *records) {
-    Slices s = {n, {NULL}};
-    for (int c = 0; c < STORAGE_CLASSES; c++) {
-        s.of_class[c] = (int64_t *)checked_calloc((size_t)n + 1, sizeof(int64_t), "slices");
-        store_bounds(m->class_elements[c], n, grain, s.of_class[c]);
-        for (int r = 0; records && r <= n; r++) { s.of_class[c][r] = quant_bytes(*records, s.of_class[c][r]); }
-    }
-    return s;
-}
-static inline void slices_free(Slices *s) {
-    for (int c = 0; c < STORAGE_CLASSES; c++) { free(s->of_class[c]); }
-    memset(s, 0, sizeof *s);
-}
-static inline int64_t slice_length(const int64_t *bounds, int member) { return bounds[member + 1] - bounds[member]; }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Shelves
-
-// How many rooms the blocks share over n ranks; 0: each has its own, since that takes no more memory.
-static inline int shelf_rooms(const GptModel *m, int n, bool apart) {
-    int64_t spared = apart ? m->config.layers : m->config.layers * (n - 1) / n; // by not having them
-    return spared >= ROOMS ? ROOMS : 0;
-}
-// Which of the shared rooms a storage comes into; -1: its own.
-static inline int shelf_room(const GptModel *m, int n, bool apart, int storage) {
-    bool shares = gpt_storage_class(m, storage) == STORAGE_BLOCK && shelf_rooms(m, n, apart);
-    return shares ? storage % ROOMS : -1;
-}
-
-static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, int n, int storage) {
-    return zero_reduces_often(z, n) ? shelf_room(m, n, z->accumulates, storage) : -1;
-}
-static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, int n, int storage) {
-    return z->stage >= 3 ? shelf_room(m, n, z->quantized_weights, storage) : -1;
-}
-
-typedef enum { SHELF_NONE, SHELF_WHOLE, SHELF_SLICES, SHELF_ROOMS } ShelfLayout; // whole arrays; slices; slices, and rooms for whole ones
-typedef struct {
-    int64_t *slice, *whole; // [storages] where this rank's slice and the whole array begin, in bytes; whole -1: never here
-    size_t held, rooms;     // bytes of the states themselves, and of rooms beside them
-    char *base;
-} Shelf;
-
-// apart: slices lie beside their rooms, whatever comes into these. size: bytes of an element.
-static inline Shelf shelf_plan(const GptModel *m, ShelfLayout layout, const Slices *slices, int me, size_t size, bool apart) {
-    Shelf shelf = {NULL, NULL, 0, 0, NULL};
-    int64_t at = 0, room[ROOMS];
-    if (layout == SHELF_NONE) { return shelf; }
-    shelf.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
-    shelf.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
-    for (int i = 0; i < m->storages; i++) {
-        const int64_t *bounds = slices->of_class[gpt_storage_class(m, i)];
-        int64_t all = bounds[slices->n] * (int64_t)size, own = slice_length(bounds, me) * (int64_t)size;
-        bool here = layout == SHELF_WHOLE || (layout == SHELF_ROOMS && !apart && shelf_room(m, slices->n, apart, i) < 0);
-        shelf.slice[i] = here ? at + bounds[me] * (int64_t)size : at, shelf.whole[i] = here ? at : -1;
-        at += here ? all : own, shelf.held += (size_t)(layout == SHELF_WHOLE ? all : own);
-    }
-    const int64_t largest = slices->of_class[STORAGE_BLOCK][slices->n] * (int64_t)size;
-    for (int k = 0; layout == SHELF_ROOMS && k < shelf_rooms(m, slices->n, apart); k++) { room[k] = round_up(at, 64), at = room[k] + largest; }
-    for (int i = 0; layout == SHELF_ROOMS && i < m->storages; i++) {
-        int shared = shelf_room(m, slices->n, apart, i);
-        if (shared >= 0) { shelf.whole[i] = room[shared]; }
-        if (shelf.whole[i] < 0) {
-            shelf.whole[i] = round_up(at, 64), at = shelf.whole[i] + slices->of_class[gpt_storage_class(m, i)][slices->n] * (int64_t)size;
-        }
-    }
-    shelf.rooms = (size_t)at - shelf.held;
-    return shelf;
-}
-static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
-    if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
-}
-static inline void shelf_free(Shelf *shelf) {
-    ops_free(shelf->base);
-    free(shelf->slice), free(shelf->whole);
-    memset(shelf, 0, sizeof *shelf);
-}
-static inline char *shelf_slice(const Shelf *shelf, int storage) { return shelf->base ? shelf->base + shelf->slice[storage] : NULL; }
-static inline char *shelf_whole(const Shelf *shelf, int storage) { return shelf->base + shelf->whole[storage]; }
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The store
 
@@ -188,15 +58,9 @@ typedef struct {
     uint32_t key[8];
 } StoreNoise;
 
-// The ranks that share the gradients, and the parts of them that hpZ and qgZ exchange in. near: of my partition; node: on my node;
-// across: in my place of the other nodes. Where they do not lie evenly on several nodes, node has all and across me alone.
-typedef struct {
-    const Group *all;
-    Group near, node, across;
-} ZeroGroups;
-
 // Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
 typedef struct {
+    const Party *party; // that holds them
     int first, last;
     int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
 } Batch;
@@ -215,13 +79,15 @@ typedef struct {
     ZeroPolicy policy;
     Comm *comm;
     Stream *stream;
-    ZeroGroups groups;
-    DType dtype, wire; // of working parameters; of gradient messages
-    bool adam;         // two moments, else one
+    const Group *ranks;         // all
+    const Placement *placement; // of units on them
+    DType dtype, wire;          // of working parameters; of gradient messages
+    bool adam;                  // two moments, else one
     // layout
-    Slices slices, near_slices, weight_records, gradient_records; // elements, elements; bytes, where quantized
-    Batch *batches;                                               // NULL: gradients are not quantized
-    int *batch_of;                                                // [storages]
+    Layout layout;
+    Party world; // all ranks
+    Batch *batches;
+    int *batch_of; // [storages] -1: its gradient is not quantized, or not mine
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
@@ -250,14 +116,16 @@ typedef struct {
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
 
 static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
-static inline bool store_gathers_for_use(const Store *s) { return s->policy.stage == 3; }
-static inline bool store_has_secondary(const Store *s) { return s->policy.partition > 1; }
-static inline const int64_t *slices_of(const Store *s, const Slices *slices, int storage) { return slices->of_class[gpt_storage_class(s->model, storage)]; }
-static inline const int64_t *store_slices(const Store *s, int storage) { return slices_of(s, &s->slices, storage); } // [ranks + 1]
-static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                       // elements of my slice
+static inline bool store_holds(const Store *s, int storage) { return layout_holds(&s->layout, storage); }
+static inline const Party *store_party(const Store *s, int storage) { return layout_party(&s->layout, storage); }
+static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.holders, storage); }
+static inline bool store_has_secondary(const Store *s, int storage) { return s->policy.partition > 1 && store_gathers_for_use(s, storage); }
+static inline const int64_t *store_slices(const Store *s, int storage) { return layout_slices(&s->layout, SLICES_WHOLE, storage); } // of those who hold it
+static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                                      // elements of my slice
+    const Group *all = &store_party(s, storage)->all;
     const int64_t *bounds = store_slices(s, storage);
-    *begin = bounds[s->groups.all->me];
-    return slice_length(bounds, s->groups.all->me);
+    *begin = all->me < 0 ? 0 : bounds[all->me];
+    return all->me < 0 ? 0 : slice_length(bounds, all->me);
 }
 static inline int64_t store_own_elements(const Store *s, int storage) {
     int64_t begin;
@@ -271,51 +139,42 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
     return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
 }
 
-static inline ZeroGroups zero_groups(const Group *all, int partition) {
-    ZeroGroups g;
-    memset(&g, 0, sizeof g);
-    int *members = (int *)checked_malloc((size_t)all->n * sizeof(int), "groups"), n = 0;
-    g.all = all;
-    for (int i = all->me / partition * partition; i < all->n && n < partition; i++) { members[n++] = i; }
-    g.near = group_part(all, members, n);
-    for (n = 0; n < all->locals; n++) { members[n] = group_at(all, group_node(all, all->me), n); }
-    g.node = group_part(all, members, n);
-    for (n = 0; n < all->nodes; n++) { members[n] = group_at(all, n, group_local(all, all->me)); }
-    g.across = group_part(all, members, n);
-    free(members);
-    return g;
-}
-
-// Room for the compute-precision copies of the largest unit, or of the head and a block, since wte may stay (UnitMap: lent).
-static inline size_t store_unpacked_bytes(const GptModel *m, DType dtype, bool lends) {
+// Room for the compute-precision copies of the largest unit that this rank computes, or of the head and a block, since wte may stay
+// (UnitMap: lent).
+static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, bool lends) {
+    const GptModel *m = l->model;
     size_t most = 0, block = (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
     for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
         int storages[2], n = gpt_unit_storages(m, unit, storages);
         size_t bytes = 0;
-        for (int i = 0; i < n; i++) { bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64); }
+        bool mine = true; // who holds all of a unit computes it
+        for (int i = 0; i < n; i++) {
+            mine = mine && layout_holds(l, storages[i]);
+            bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
+        }
         if (unit == m->units - 1 && lends) { bytes += block; }
-        if (bytes > most) { most = bytes; }
+        if (mine && bytes > most) { most = bytes; }
     }
     return most;
 }
 
 // Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
 static inline int64_t store_record(const Store *s, int storage, int node, int local) {
-    return slice_length(slices_of(s, &s->gradient_records, storage), group_at(s->groups.all, node, local));
+    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage), group_at(&store_party(s, storage)->all, node, local));
 }
 static inline int64_t store_column(const Store *s, int storage, int local) {
     int64_t bytes = 0;
-    for (int n = 0; n < s->groups.all->nodes; n++) { bytes += store_record(s, storage, n, local); }
+    for (int n = 0; n < store_party(s, storage)->all.nodes; n++) { bytes += store_record(s, storage, n, local); }
     return bytes;
 }
 // What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
 // then to each node the sums for the owner in my place of it.
 static inline Batch store_plan_batch(const Store *s, int first, int last) {
-    const Group *all = s->groups.all;
+    const Group *all = &store_party(s, first)->all;
     const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
     int64_t *bounds[4];
     for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
-    Batch b = {first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
+    Batch b = {store_party(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
     for (int storage = first; storage >= last; storage--) {
         for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
         for (int n = 0; n < all->nodes; n++) {
@@ -327,53 +186,57 @@ static inline Batch store_plan_batch(const Store *s, int first, int last) {
     }
     return b;
 }
-static inline int64_t batch_bytes(const Store *s, const Batch *b) { // of its parcel
-    const Group *all = s->groups.all;
+static inline int64_t batch_bytes(const Batch *b) { // of its parcel
+    const Group *all = &b->party->all;
     int64_t inside = round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
     int64_t between = round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
-    return inside + (s->groups.across.n > 1 ? between : 0);
+    return inside + (b->party->across.n > 1 ? between : 0);
 }
+// Those of a batch have one party, and lie one after another on it.
 static inline void store_plan_batches(Store *s) {
-    s->batches = (Batch *)checked_calloc((size_t)s->model->storages, sizeof(Batch), "batches");
-    s->batch_of = (int *)checked_calloc((size_t)s->model->storages, sizeof(int), "batches");
     int64_t elements = 0;
     for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
+        const Party *party = store_party(s, storage);
+        s->batch_of[storage] = -1;
+        if (!s->policy.quantized_gradients || party->all.me < 0 || party->all.n == 1) { continue; }
+        if (!elements) { first = storage; }
         elements += gpt_storage_elements(s->model, storage);
         s->batch_of[storage] = s->batch_count;
-        if (elements < PARCEL_ELEMENTS && storage) { continue; }
+        if (elements < PARCEL_ELEMENTS && storage && store_party(s, storage - 1) == party) { continue; }
         Batch *b = &s->batches[s->batch_count++];
         *b = store_plan_batch(s, first, storage);
-        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(s, b));
-        first = storage - 1, elements = 0;
+        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(b));
+        elements = 0;
     }
 }
 
-// Decides where everything lies. Takes no memory but tables: predictions ask it, too. all must outlive the store.
-static inline Store store_plan(const GptModel *m, const Group *all, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
+// Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
+// is) and placement must outlive the store.
+static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
     Store s;
     memset(&s, 0, sizeof s);
-    s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam;
-    s.groups = zero_groups(all, policy.partition);
-    const bool divides = all->n > 1, secondary = policy.partition > 1;
-    const int64_t blocks = max_i64(policy.quantized_weights ? policy.weights.block : 1, policy.quantized_gradients ? policy.gradients.block : 1);
-    const int64_t grain = max_i64(NORM_CHUNK, blocks);
-    s.slices = slices_make(m, all->n, grain, NULL);
-    s.near_slices = slices_make(m, s.groups.near.n, NORM_CHUNK, NULL);
-    s.weight_records = slices_make(m, all->n, grain, policy.quantized_weights ? &policy.weights : NULL);
-    s.gradient_records = slices_make(m, all->n, grain, policy.quantized_gradients ? &policy.gradients : NULL);
-    if (policy.quantized_gradients && divides) { store_plan_batches(&s); }
-    const ShelfLayout params = policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, grads = zero_reduces_often(&policy, all->n) ? SHELF_ROOMS : SHELF_WHOLE;
+    s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam, s.ranks = ranks, s.placement = placement;
+    s.layout = layout_make(m, ranks, placement, &policy);
+    s.world = party_of_all(ranks);
+    s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
+    s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
+    store_plan_batches(&s);
+    bool *param_apart = (bool *)checked_calloc((size_t)m->storages, 2 * sizeof(bool), "layout"), *grad_apart = param_apart + m->storages;
+    for (int i = 0; i < m->storages; i++) { param_apart[i] = zero_param_apart(&policy), grad_apart[i] = zero_grad_apart(&policy, &s.layout.holders, i); }
     const ShelfLayout optimizer = policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
-    const int me = all->me;
-    s.params = shelf_plan(m, params, &s.slices, me, dtype_size(dtype), policy.quantized_weights);
-    s.master = shelf_plan(m, dtype == DTYPE_FP32 ? SHELF_NONE : optimizer, &s.slices, me, sizeof(float), false);
-    s.m = shelf_plan(m, optimizer, &s.slices, me, sizeof(float), false);
-    s.v = shelf_plan(m, adam ? optimizer : SHELF_NONE, &s.slices, me, sizeof(float), false);
-    s.grads = shelf_plan(m, grads, &s.slices, me, sizeof(float), policy.accumulates);
-    s.secondary = shelf_plan(m, secondary ? SHELF_SLICES : SHELF_NONE, &s.near_slices, s.groups.near.me, dtype_size(dtype), false);
-    s.codes = shelf_plan(m, policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, &s.weight_records, me, 1, false);
-    s.errors = shelf_plan(m, policy.feedback && divides ? SHELF_WHOLE : SHELF_NONE, &s.slices, me, sizeof(uint16_t), false);
-    s.unpacked_bytes = store_unpacked_bytes(m, dtype, policy.lends);
+    const bool feedback = policy.feedback && s.batch_count > 0;
+    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart};
+    const ShelfPlan grads = {policy.stage >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart};
+    const ShelfPlan master = {dtype == DTYPE_FP32 ? SHELF_NONE : optimizer, SLICES_WHOLE, sizeof(float), NULL};
+    const ShelfPlan moments[2] = {{optimizer, SLICES_WHOLE, sizeof(float), NULL}, {adam ? optimizer : SHELF_NONE, SLICES_WHOLE, sizeof(float), NULL}};
+    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL};
+    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL};
+    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL};
+    s.params = shelf_plan(&s.layout, params), s.grads = shelf_plan(&s.layout, grads), s.master = shelf_plan(&s.layout, master);
+    s.m = shelf_plan(&s.layout, moments[0]), s.v = shelf_plan(&s.layout, moments[1]), s.secondary = shelf_plan(&s.layout, secondary);
+    s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
+    s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, policy.lends);
+    free(param_apart);
     return s;
 }
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
@@ -384,29 +247,42 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
         s->params.rooms + s->grads.rooms + s->codes.held + s->codes.rooms + s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
-// Makes the collectives of a planned store possible; those among all ranks are.
-static inline void store_join(Store *s, Comm *comm) {
-    Group *parts[] = {&s->groups.near, &s->groups.node, &s->groups.across};
-    for (int i = 0; i < 3; i++) {
-        if (parts[i]->n == s->groups.all->n) {
-            parts[i]->channel = s->groups.all->channel;
-        } else {
-            comm_join(comm, parts[i]);
-        }
+// One more group of collectives; equal lists of ranks share what the transport keeps for them.
+static inline void store_join_group(Comm *comm, Group *g, const Group **joined, int *count) {
+    if (g->me < 0) { return; }
+    for (int i = 0; i < *count && !g->channel; i++) {
+        if (joined[i]->n == g->n && !memcmp(joined[i]->ranks, g->ranks, (size_t)g->n * sizeof(int))) { g->channel = joined[i]->channel; }
     }
+    if (!g->channel) { comm_join(comm, g); }
+    joined[(*count)++] = g;
+}
+// Makes the collectives of a planned store possible; those among all ranks are. All ranks call it.
+static inline void store_join(Store *s, Comm *comm) {
+    const Group **joined = (const Group **)checked_malloc((4 * (size_t)s->layout.holders.count + 5) * sizeof(Group *), "groups");
+    int count = 0;
+    joined[count++] = s->ranks;
+    for (int i = -1; i < s->layout.holders.count; i++) {
+        Party *p = i < 0 ? &s->world : &s->layout.parties[i];
+        store_join_group(comm, &p->all, joined, &count), store_join_group(comm, &p->near, joined, &count);
+        store_join_group(comm, &p->node, joined, &count), store_join_group(comm, &p->across, joined, &count);
+    }
+    free(joined);
 }
 
-// Takes the memory of a planned store, after store_join. comm and stream must outlive it. All members call it, in one order with what else
+// Takes the memory of a planned store, after store_join. comm and stream must outlive it. All ranks call it, in one order with what else
 // they start.
 static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
-    const Group *all = s->groups.all;
     size_t n = (size_t)s->model->storages;
     s->comm = comm, s->stream = stream;
     shelf_allocate(&s->params, MEMORY_PARAMETERS, "parameters"), shelf_allocate(&s->secondary, MEMORY_PARAMETERS, "secondary parameters");
     shelf_allocate(&s->grads, MEMORY_GRADIENTS, "gradients"), shelf_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
     shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
     shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
-    comm_share(comm, all, s->params.base, s->params.held + s->params.rooms), comm_share(comm, all, s->grads.base, s->grads.held + s->grads.rooms);
+    for (int i = 0; i < s->layout.holders.count; i++) {
+        const Group *all = &s->layout.parties[i].all;
+        if (all->me < 0) { continue; }
+        comm_share(comm, all, s->params.base, s->params.held + s->params.rooms), comm_share(comm, all, s->grads.base, s->grads.held + s->grads.rooms);
+    }
     s->unpacked = s->unpacked_bytes ? (char *)memory_take(MEMORY_BUFFERS, s->unpacked_bytes, "unpacked parameters") : NULL;
     s->parcel_base = s->parcel_bytes ? (char *)memory_take(MEMORY_BUFFERS, PARCELS * s->parcel_bytes, "quantized gradients") : NULL;
     s->fresh = (bool *)checked_calloc(n, sizeof(bool), "store"), s->summed = (bool *)checked_calloc(n, sizeof(bool), "store");
@@ -426,12 +302,11 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 static inline void store_free(Store *s) {
     Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors};
     for (int i = 0; i < 8; i++) { shelf_free(shelves[i]); }
-    slices_free(&s->slices), slices_free(&s->near_slices), slices_free(&s->weight_records), slices_free(&s->gradient_records);
     for (int i = 0; i < s->batch_count; i++) {
         free(s->batches[i].to_node), free(s->batches[i].from_node), free(s->batches[i].to_nodes), free(s->batches[i].from_nodes);
     }
     free(s->batches), free(s->batch_of);
-    group_free(&s->groups.near), group_free(&s->groups.node), group_free(&s->groups.across);
+    layout_free(&s->layout), party_free(&s->world);
     ops_free(s->unpacked), ops_free(s->parcel_base);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
     free(s->sums), free(s->noised), free(s->unpacked_at);
@@ -439,7 +314,14 @@ static inline void store_free(Store *s) {
     memset(s, 0, sizeof *s);
 }
 
-// States by name, for checkpoints: my slice of a storage, fp32, on the device; NULL where there is no such state, or I own nothing.
+// How many updates the parameters have seen that this rank holds; what it does not hold stays behind.
+static inline int64_t store_version(const Store *s) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->updates[i]); }
+    return most;
+}
+
+// States by name, for checkpoints: my slice of a storage, fp32, on the device; nothing to look at where there is no such state, or I own nothing.
 typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
 static inline bool store_has_state(const Store *s, StateKind kind) { return kind != STATE_V || s->adam; }
@@ -469,28 +351,30 @@ typedef struct {
 static inline bool store_gathers_records(const Store *s, bool near) { return s->policy.quantized_weights && !near; }
 static inline ZeroMessage store_gather_message(const Store *s, int storage, bool near) {
     bool coded = store_gathers_records(s, near);
-    const Slices *slices = near ? &s->near_slices : coded ? &s->weight_records : &s->slices;
-    ZeroMessage m = {COMM_ALL_GATHER, near ? &s->groups.near : s->groups.all, slices_of(s, slices, storage), coded ? 1 : dtype_size(s->dtype)};
+    const SliceKind slices = near ? SLICES_NEAR : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
+    const Party *party = store_party(s, storage);
+    ZeroMessage m = {COMM_ALL_GATHER, near ? &party->near : &party->all, layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
 // The messages of a reduction; returns how many. Those of a batch are its last storage's.
 static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
-    ZeroMessage plain = {COMM_REDUCE_SCATTER, s->groups.all, store_slices(s, storage), dtype_size(s->wire)};
+    const Party *party = store_party(s, storage);
+    ZeroMessage plain = {COMM_REDUCE_SCATTER, &party->all, store_slices(s, storage), dtype_size(s->wire)};
     m[0] = plain;
-    if (!s->batches) { return 1; }
+    if (s->batch_of[storage] < 0) { return 1; }
     const Batch *b = &s->batches[s->batch_of[storage]];
-    ZeroMessage inside = {COMM_ALL_TO_ALL, &s->groups.node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &s->groups.across, b->to_nodes, 1};
+    ZeroMessage inside = {COMM_ALL_TO_ALL, &party->node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &party->across, b->to_nodes, 1};
     m[0] = inside, m[1] = between;
-    return storage > b->last ? 0 : s->groups.across.n > 1 ? 2 : 1;
+    return storage > b->last ? 0 : party->across.n > 1 ? 2 : 1;
 }
 
 // Bytes of memory that a gather's or a reduction's records take beside the messages: written by those who quantize, read by those who add.
 static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
     double elements = (double)gpt_storage_elements(s->model, storage), size = (double)dtype_size(s->dtype);
-    const int64_t *records = slices_of(s, reduces ? &s->gradient_records : &s->weight_records, storage);
-    double coded = (double)records[s->groups.all->n];
-    if (reduces) { return s->batches ? elements * 4 + 3 * coded : 0; } // made, added on the node, made again, added: the sums are few
-    double kept = store_has_secondary(s) && !near ? elements * 2 * size / s->groups.near.n : 0;
+    const int64_t *records = layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
+    double coded = (double)records[store_party(s, storage)->all.n];
+    if (reduces) { return s->batch_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; } // made, added on the node, made again, added: the sums are few
+    double kept = store_has_secondary(s, storage) && !near ? elements * 2 * size / store_party(s, storage)->near.n : 0;
     return kept + (store_gathers_records(s, near) ? coded + elements * size : 0);
 }
 
@@ -518,15 +402,15 @@ static inline void store_unpack_arrived(Store *s, int storage) {
     if (s->policy.quantized_weights) {
         ops_dequantize(s->stream, whole, s->dtype, shelf_whole(&s->codes, storage), gpt_storage_elements(s->model, storage), s->policy.weights);
     }
-    if (!store_has_secondary(s)) { return; }
-    const int64_t *bounds = slices_of(s, &s->near_slices, storage), me = s->groups.near.me, size = (int64_t)dtype_size(s->dtype);
+    if (!store_has_secondary(s, storage)) { return; }
+    const int64_t *bounds = layout_slices(&s->layout, SLICES_NEAR, storage), me = store_party(s, storage)->near.me, size = (int64_t)dtype_size(s->dtype);
     ops_copy(s->stream, shelf_slice(&s->secondary, storage), whole + bounds[me] * size, (size_t)(slice_length(bounds, (int)me) * size));
     s->near_valid[storage] = true;
 }
 
 // Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(version == s->updates[storage] && (!store_gathers_for_use(s) || s->arriving[storage]));
+    assert(version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage]));
     (void)version;
     comm_wait(s->comm, s->gathering[storage]);
     if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
@@ -554,16 +438,6 @@ static inline void store_settle(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
     ops_wait(s->stream);
 }
-// All working parameters of a storage as they are (not quantized), valid until the next verb. After store_settle; all members call it.
-static inline const void *store_whole(Store *s, int storage) {
-    if (store_gathers_for_use(s)) {
-        ZeroMessage exact = {COMM_ALL_GATHER, s->groups.all, store_slices(s, storage), dtype_size(s->dtype)};
-        store_gather(s, storage, exact, shelf_whole(&s->params, storage), shelf_slice(&s->params, storage), s->comm->step);
-        comm_wait(s->comm, s->gathering[storage]);
-    }
-    return shelf_whole(&s->params, storage);
-}
-
 // The working parameters of my slice are new: what was made of the old ones is void.
 static inline void store_slice_changed(Store *s, int storage) {
     s->near_valid[storage] = false;
@@ -575,11 +449,12 @@ static inline void store_slice_changed(Store *s, int storage) {
 static inline void store_masters_changed(Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         int64_t begin, n = store_own(s, i, &begin);
+        if (!store_holds(s, i)) { continue; }
         if (s->dtype != DTYPE_FP32) {
             ops_convert_float(s->stream, shelf_slice(&s->params, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));
         }
         store_slice_changed(s, i);
-        if (!store_gathers_for_use(s)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
+        if (!store_gathers_for_use(s, i)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
     }
 }
 static inline void store_initialise(Store *s, uint64_t seed) {
@@ -607,7 +482,7 @@ static inline void store_finish_reduce(Store *s, int storage) {
 }
 // Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    int room = zero_grad_room(s->model, &s->policy, s->groups.all->n, storage);
+    int room = zero_grad_room(s->model, &s->policy, &s->layout.holders, storage);
     int before = room < 0 ? storage : s->occupant[room];
     if (s->fresh[storage] && before >= 0) { store_finish_reduce(s, before); }
     if (room >= 0) { s->occupant[room] = storage; }
@@ -618,9 +493,9 @@ static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
 
 // The second exchange of a parcel: its node's sums, quantized, to their owners on the other nodes.
 static inline void parcel_send_on(Store *s, Parcel *p) {
-    if (p->hop != 1 || s->groups.across.n == 1) { return; }
-    const Group *all = s->groups.all;
     const Batch *b = p->batch;
+    if (p->hop != 1 || b->party->across.n == 1) { return; }
+    const Group *all = &b->party->all;
     const int local = group_local(all, all->me);
     const char *in = p->received;
     comm_wait(s->comm, p->handle);
@@ -633,13 +508,13 @@ static inline void parcel_send_on(Store *s, Parcel *p) {
         }
     }
     comm_label(s->comm, "gradient", b->last, p->step);
-    p->handle = comm_all_to_all(s->comm, &s->groups.across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
+    p->handle = comm_all_to_all(s->comm, &b->party->across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
 // The last sums of a parcel, into my slices.
 static inline void parcel_finish(Store *s, Parcel *p) {
     if (!p->hop) { return; }
-    const Group *all = s->groups.all, *senders = p->hop == 2 ? &s->groups.across : &s->groups.node;
+    const Group *all = &p->batch->party->all, *senders = p->hop == 2 ? &p->batch->party->across : &p->batch->party->node;
     const int64_t stride = p->hop == 2 ? p->batch->from_nodes[1] : p->batch->from_node[1];
     const char *in = p->hop == 2 ? p->arrived : p->received;
     comm_wait(s->comm, p->handle);
@@ -654,7 +529,7 @@ static inline void parcel_finish(Store *s, Parcel *p) {
 static inline Parcel *parcel_newest(Store *s) { return &s->parcel[(s->parcels + PARCELS - 1) % PARCELS]; }
 // Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members start them in one order.
 static inline Parcel *parcel_open(Store *s, const Batch *b, bool add, int64_t step) {
-    const Group *all = s->groups.all;
+    const Group *all = &b->party->all;
     int index = (int)(s->parcels++ % PARCELS);
     Parcel *p = &s->parcel[index];
     parcel_finish(s, p);
@@ -678,8 +553,8 @@ static inline void store_quantize(Store *s, char *out, int storage, int64_t begi
 }
 // Puts this rank's contribution into the parcel of its batch, and sends this when it is full.
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Group *all = s->groups.all;
     const Batch *b = &s->batches[s->batch_of[storage]];
+    const Group *all = &b->party->all;
     Parcel *p = storage == b->first ? parcel_open(s, b, add, step) : parcel_newest(s);
     for (int l = 0; l < all->locals; l++) {
         char *out = p->sent + b->to_node[l];
@@ -692,16 +567,16 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
     }
     if (storage > b->last) { return; }
     comm_label(s->comm, "gradient", storage, step);
-    p->handle = comm_all_to_all(s->comm, &s->groups.node, p->sent, b->to_node, p->received, b->from_node, 1);
+    p->handle = comm_all_to_all(s->comm, &b->party->node, p->sent, b->to_node, p->received, b->from_node, 1);
     p->hop = 1;
 }
 
-// All contributions of this rank are in: starts summing over the group. All members call it, storages in the same order.
+// All contributions of this rank are in: starts summing over those who hold the storage. All of them call it, storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
     bool accumulate, add = s->summed[storage];
     if (s->fresh[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = s->summed[storage] = true;
-    if (s->batches) {
+    if (s->batch_of[storage] >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
     }
@@ -710,7 +585,7 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     float *grad = (float *)(void *)shelf_whole(&s->grads, storage), *slice = (float *)(void *)shelf_slice(&s->grads, storage);
     s->folds[storage] = add;
     comm_label(s->comm, "gradient", storage, step);
-    s->reducing[storage] = comm_reduce_scatter(s->comm, s->groups.all, grad, add ? grad + begin : slice, store_slices(s, storage), s->wire);
+    s->reducing[storage] = comm_reduce_scatter(s->comm, &store_party(s, storage)->all, grad, add ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
 // Adds the noise of a step to my slice of a storage's gradient, whose reduction has ended: it is a function of key, step and element alone.
@@ -731,7 +606,7 @@ static inline void store_add_noise(Store *s, int storage, int64_t step) {
 static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised); }
 
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
-// every storage counted once. All members call it.
+// every storage counted once. All ranks call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
     Parcel *newest = parcel_newest(s), *older = &s->parcel[s->parcels % PARCELS];
     double *end = s->partials;
@@ -739,7 +614,9 @@ static inline double store_norm(Store *s, int64_t step) {
     memset(&sum, 0, sizeof sum);
     parcel_send_on(s, newest), parcel_finish(s, older), parcel_finish(s, newest);
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i); }
-    for (int i = 0; s->noise.on && i < s->model->storages; i++) { store_add_noise(s, i, step); }
+    for (int i = 0; s->noise.on && i < s->model->storages; i++) {
+        if (store_holds(s, i)) { store_add_noise(s, i, step); }
+    }
     for (int i = 0; i < s->model->storages; i++) {
         int64_t n = store_own_elements(s, i);
         ops_norm_partials(s->stream, end, (const float *)(void *)shelf_slice(&s->grads, i), n, NORM_CHUNK);
@@ -756,21 +633,24 @@ static inline double store_norm(Store *s, int64_t step) {
 }
 
 // Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.
-static inline void store_forget_errors(Store *s) {
-    if (s->errors.base) { ops_zero(s->stream, s->errors.base, s->errors.held); }
+static inline void store_forget_errors(Store *s, int storage) {
+    if (s->errors.base && store_holds(s, storage)) {
+        ops_zero(s->stream, shelf_whole(&s->errors, storage), (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
+    }
 }
 
 // One optimizer update of my slice of a storage, weight decay on 2-D tensors only. All members call it.
 static inline void store_update(Store *s, int storage, OptimizerStep o) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(s->model, storage, parts);
-    int64_t first = store_slices(s, storage)[s->groups.all->me], size = (int64_t)dtype_size(s->dtype);
+    int64_t first, size = (int64_t)dtype_size(s->dtype);
+    store_own(s, storage, &first);
     float decay = o.weight_decay, *master = store_state(s, STATE_MASTER, storage), *m = store_state(s, STATE_M, storage), *v = store_state(s, STATE_V, storage);
     const float *grad = (const float *)(void *)shelf_slice(&s->grads, storage);
-    assert(s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
+    assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
     s->noised[storage] = false;
     o.step = ++s->updates[storage];
-    if (storage == 0 && o.step % ERROR_STEPS == 0) { store_forget_errors(s); }
+    if (o.step % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
     for (int i = 0; i < n; i++) {
         int64_t begin, count = store_own_part(s, storage, &parts[i], &begin), at = begin - first;
         if (!count) { continue; }
@@ -789,32 +669,45 @@ static inline void store_update(Store *s, int storage, OptimizerStep o) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Lowering: the store's part of the schedule
 
-// What the plan must know of the model and of the rooms that storages share. clips: samples are clipped.
-static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, int ranks, bool clips) {
+// What the plan must know of the model, of who holds what, and of the rooms that storages share. clips: samples are clipped.
+static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, const Placement *placement, bool clips) {
     UnitMap map;
+    const size_t storages = (size_t)m->storages;
     memset(&map, 0, sizeof map);
     map.units = m->units, map.storages = m->storages;
     map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
     map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
     map.made = (unsigned char(*)[2])checked_calloc((size_t)m->units, sizeof *map.made, "unit map");
-    map.param_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
-    map.grad_room = (int *)checked_calloc((size_t)m->storages, sizeof(int), "unit map");
-    map.gathers = policy->stage >= 3, map.reduces_often = zero_reduces_often(policy, ranks);
-    map.lent = policy->lends ? 0 : -1;
-    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
-    map.made[m->units - 1][1] = clips ? MADE_ELSEWHERE : MADE_BY_INPUT_PART; // the head's part of the wte gradient
-    for (int s = 0; s < m->storages; s++) { map.param_room[s] = zero_param_room(m, policy, ranks, s), map.grad_room[s] = zero_grad_room(m, policy, ranks, s); }
+    map.param_room = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_room = (int *)checked_calloc(storages, sizeof(int), "unit map");
+    map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
+    map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
+    for (int u = 0; u < m->units; u++) {
+        map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]);
+        if (u == m->units - 1) { map.made[u][1] = clips ? MADE_ELSEWHERE : MADE_BY_INPUT_PART; } // the head's part of the wte gradient
+    }
+    Holders holders = holders_make(m, placement);
+    for (int s = 0; s < m->storages; s++) {
+        map.param_room[s] = zero_param_room(m, policy, &holders, s), map.grad_room[s] = zero_grad_room(m, policy, &holders, s);
+        map.gathers[s] = zero_gathers(policy, &holders, s), map.reduces_often[s] = zero_reduces_often(policy, &holders, s), map.tied[s] = holders.tied[s];
+    }
+    map.lent = policy->lends && !holders.tied[0] ? 0 : -1;
+    holders_free(&holders);
     return map;
 }
 
+// Does the next action of this direction read the parameters of a unit? Messages between do not count: the ranks of a stage have different
+// ones, and must gather alike.
+static inline bool lower_neighbour_reads(const Schedule *s, int i, int direction, int unit) {
+    do { i += direction; } while (i >= 0 && i < s->count && action_is_message(s->actions[i].kind));
+    return i >= 0 && i < s->count && action_reads_parameters(s->actions[i].kind) && s->actions[i].unit == unit;
+}
 // ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours of the same unit.
 static inline void lower_uses(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < in->count; i++) {
         Action a = in->actions[i];
         bool reads = action_reads_parameters(a.kind);
-        bool held = reads && i > 0 && action_reads_parameters(in->actions[i - 1].kind) && in->actions[i - 1].unit == a.unit;
-        bool kept = reads && i + 1 < in->count && action_reads_parameters(in->actions[i + 1].kind) && in->actions[i + 1].unit == a.unit;
+        bool held = reads && lower_neighbour_reads(in, i, -1, a.unit), kept = reads && lower_neighbour_reads(in, i, 1, a.unit);
         for (int k = 0; reads && !held && k < map->of_unit_count[a.unit]; k++) {
             schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1));
         }
@@ -831,7 +724,7 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
 
 // PREFETCH in the order of the uses, each as soon as its storage, and whatever else is in its room, is released; at most 2 ROOMS storages
 // before their ACQUIRE. From the secondary copies (near) where an earlier gather of the step has made them; a pass that does not train
-// takes them if they are there.
+// takes them if they are there. What stays is not gathered for its uses.
 static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in, bool training) {
     Schedule out = {NULL, 0, 0};
     bool *busy = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"); // gathered, and its use has not ended
@@ -840,7 +733,7 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
     for (int i = 0, next = 0; i < in->count; i++) {
         for (; next < in->count && ahead < 2 * ROOMS; next++) {
             Action a = in->actions[next];
-            if (a.kind != ACT_ACQUIRE) { continue; }
+            if (a.kind != ACT_ACQUIRE || !map->gathers[a.storage]) { continue; }
             int room = map->param_room[a.storage];
             if (busy[a.storage] || (room >= 0 && taken[room])) { break; }
             a.kind = ACT_PREFETCH, a.near = policy->partition > 1 && (seen[a.storage] || !training);
@@ -850,7 +743,7 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
         }
         Action a = in->actions[i];
         schedule_add(&out, a);
-        ahead -= a.kind == ACT_ACQUIRE;
+        ahead -= a.kind == ACT_ACQUIRE && map->gathers[a.storage];
         if (a.kind != ACT_RELEASE) { continue; }
         busy[a.storage] = false;
         if (map->param_room[a.storage] >= 0) { taken[map->param_room[a.storage]] = false; }
@@ -860,28 +753,32 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
     *in = out;
 }
 
-// REDUCE right after a storage's last contribution, of the step or of each micro-batch. The order is the same on every rank: lnf, blocks
-// from the last to the first, then wpe and wte.
+// REDUCE right after a storage's last contribution, of the step or of each micro-batch. The order is the same on all ranks of a stage: for
+// sequential schedules lnf, blocks from the last to the first, then wpe and wte. What several stages use leaves after all else of the step:
+// then every rank has what it shares with few others in front of what it shares with more, so that no ranks wait for one another in a circle,
+// and nothing waits behind a sum for which other stages have yet to come to their ends.
 static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_batches) {
     Schedule out = {NULL, 0, 0};
-    int spans = map->reduces_often ? micro_batches : 1;
-    int *last = (int *)checked_malloc((size_t)map->storages * (size_t)spans * sizeof(int), "lowering"); // [spans][storages]
-    for (int i = 0; i < spans * map->storages; i++) { last[i] = -1; }
+    int *last = (int *)checked_malloc((size_t)map->storages * (size_t)micro_batches * sizeof(int), "lowering"), end = -1; // [micro-batches][storages]
+    for (int i = 0; i < micro_batches * map->storages; i++) { last[i] = -1; }
     for (int i = 0; i < in->count; i++) {
         const Action *a = &in->actions[i];
         for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
-            int storage = map->of_unit[a->unit][k], span = map->reduces_often ? a->micro : 0;
-            if (action_contributes(map, a, storage)) { last[span * map->storages + storage] = i; }
+            int storage = map->of_unit[a->unit][k], span = map->reduces_often[storage] ? a->micro : 0;
+            if (action_contributes(map, a, storage)) { last[span * map->storages + storage] = end = i; }
         }
     }
     for (int i = 0; i < in->count; i++) {
         Action a = in->actions[i];
         schedule_add(&out, a);
-        int span = map->reduces_often ? a.micro : 0;
         for (int k = 1; action_computes(a.kind) && k >= 0; k--) { // a unit's storages from the last to the first
             int storage = k < map->of_unit_count[a.unit] ? map->of_unit[a.unit][k] : -1;
-            bool due = storage >= 0 && last[span * map->storages + storage] == i;
-            if (due) { schedule_add(&out, action_make(ACT_REDUCE, -1, storage, map->reduces_often ? a.micro : -1)); }
+            bool often = storage >= 0 && map->reduces_often[storage];
+            bool due = storage >= 0 && !map->tied[storage] && last[(often ? a.micro : 0) * map->storages + storage] == i;
+            if (due) { schedule_add(&out, action_make(ACT_REDUCE, -1, storage, often ? a.micro : -1)); }
+        }
+        for (int storage = map->storages - 1; i == end && storage >= 0; storage--) {
+            if (map->tied[storage] && last[storage] >= 0) { schedule_add(&out, action_make(ACT_REDUCE, -1, storage, -1)); }
         }
     }
     free(last);
@@ -900,7 +797,7 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
         if (used[storage]) { schedule_add(s, action_make(ACT_UPDATE, -1, storage, -1)); }
-        if (used[storage] && !map->gathers) { schedule_add(s, gather); }
+        if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);
 }
@@ -909,7 +806,7 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
 static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool training) {
     for (int r = 0; r < p->ranks; r++) {
         lower_uses(&p->map, &p->rank[r]);
-        if (p->map.gathers) { lower_gathers(&p->map, policy, &p->rank[r], training); }
+        lower_gathers(&p->map, policy, &p->rank[r], training);
         if (training) { lower_reductions(&p->map, &p->rank[r], p->micro_batches), lower_updates(&p->map, &p->rank[r]); }
     }
 }

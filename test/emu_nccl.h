@@ -3,7 +3,9 @@
 //
 // Order      A collective is work of its stream. When it gets to the front, its input is read and sent; it is done when all that it
 //            needs has come from the other members, and only then is its output written. Members may get there in any order; a
-//            collective whose turn has not come on some member lets the others wait, as on a GPU.
+//            collective whose turn has not come on some member lets the others wait, as on a GPU. Rendezvous: what is sent has left
+//            when the other end has come to its call, and must not have changed meanwhile. Sends and receives match between two members in
+//            their order, whatever others there are.
 // Sums       as a ring takes them: from the member behind the owner around to the owner, rounded to the type at each addition.
 // Adversary  Calls answer "in progress" and put their work into the stream only when asked again, some time later: who records an
 //            event before, records too early. What the members say about a collective (kind, count, type, place in the order) is
@@ -40,8 +42,9 @@ struct EmuNcclOp {
 };
 struct EmuNcclComm {
     int me, n, tag;
-    std::vector<int> ranks; // of the world
-    uint64_t order;         // of the next group of calls
+    std::vector<int> ranks;                // of the world
+    uint64_t order;                        // of the next group of calls that all members take part in
+    std::vector<uint64_t> sends, receives; // [n] so far, to and from each
     bool in_progress;
     std::vector<EmuNcclOp> called; // and not yet in the stream
     cudaStream_t stream;
@@ -61,8 +64,8 @@ struct EmuNcclMessage {
 // A group of calls under way.
 struct EmuNcclRun {
     EmuNcclComm *comm;
-    uint64_t order;
     std::vector<EmuNcclOp> ops;
+    std::vector<uint64_t> orders;       // of each call
     std::vector<std::vector<char>> own; // input of each call, as it was when the group got to the front
     std::deque<EmuNcclMessage> sent, received;
     bool begun;
@@ -81,8 +84,21 @@ static inline bool emu_nccl_with(const EmuNcclOp &op, int me, int other, bool se
     const bool one = op.kind == EMU_SEND || op.kind == EMU_RECV || (op.kind == EMU_REDUCE && sending) || (op.kind == EMU_BROADCAST && !sending);
     return other != me && (!one || other == op.peer) && (sending ? emu_nccl_sends(op, me) : emu_nccl_receives(op, me));
 }
-static inline EmuNcclHeader emu_nccl_header(const EmuNcclRun &run, const EmuNcclOp &op) {
-    EmuNcclHeader h = {run.order, (uint64_t)(op.kind == EMU_RECV ? EMU_SEND : op.kind), op.count, (uint64_t)op.type};
+static inline bool emu_nccl_pairwise(const EmuNcclOp &op) { return op.kind == EMU_SEND || op.kind == EMU_RECV; }
+// Numbers the calls of a group, as the other members do.
+static inline void emu_nccl_number(EmuNcclRun &run) {
+    EmuNcclComm *c = run.comm;
+    bool all = false;
+    for (const EmuNcclOp &op : run.ops) {
+        std::vector<uint64_t> &count = op.kind == EMU_SEND ? c->sends : c->receives;
+        run.orders.push_back(emu_nccl_pairwise(op) ? count[(size_t)op.peer]++ : c->order);
+        all = all || !emu_nccl_pairwise(op);
+    }
+    c->order += all;
+}
+static inline EmuNcclHeader emu_nccl_header(const EmuNcclRun &run, size_t i) {
+    const EmuNcclOp &op = run.ops[i];
+    EmuNcclHeader h = {run.orders[i], (uint64_t)(op.kind == EMU_RECV ? EMU_SEND : op.kind), op.count, (uint64_t)op.type};
     return h;
 }
 static inline void emu_nccl_begin(EmuNcclRun &run) {
@@ -93,14 +109,14 @@ static inline void emu_nccl_begin(EmuNcclRun &run) {
         const size_t bytes = op.count * emu_nccl_size(op.type), whole = bytes * (op.kind == EMU_REDUCE_SCATTER ? (size_t)c->n : 1);
         run.own.push_back({});
         if (op.kind != EMU_RECV && (op.kind != EMU_BROADCAST || c->me == op.peer)) { run.own.back().assign((const char *)op.in, (const char *)op.in + whole); }
-        const EmuNcclHeader header = emu_nccl_header(run, op);
+        const EmuNcclHeader header = emu_nccl_header(run, i);
         for (int m = 0; m < c->n; m++) {
             if (emu_nccl_with(op, c->me, m, true)) {
                 const char *from = run.own[i].data() + (op.kind == EMU_REDUCE_SCATTER ? (size_t)m * bytes : 0);
                 run.sent.push_back({std::vector<char>((const char *)&header, (const char *)(&header + 1)), MPI_REQUEST_NULL, (int)i, m});
                 EmuNcclMessage &message = run.sent.back();
                 message.data.insert(message.data.end(), from, from + bytes);
-                MPI_Isend(message.data.data(), (int)message.data.size(), MPI_BYTE, c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
+                MPI_Issend(message.data.data(), (int)message.data.size(), MPI_BYTE, c->ranks[(size_t)m], c->tag, MPI_COMM_WORLD, &message.request);
             }
             if (emu_nccl_with(op, c->me, m, false)) {
                 run.received.push_back({std::vector<char>(sizeof header + bytes), MPI_REQUEST_NULL, (int)i, m});
@@ -150,7 +166,7 @@ static inline void emu_nccl_end(EmuNcclRun &run) {
         const EmuNcclOp &op = run.ops[i];
         const size_t bytes = op.count * emu_nccl_size(op.type);
         const bool sums = op.kind == EMU_REDUCE_SCATTER || op.kind == EMU_REDUCE || op.kind == EMU_ALL_REDUCE;
-        const EmuNcclHeader header = emu_nccl_header(run, op);
+        const EmuNcclHeader header = emu_nccl_header(run, i);
         std::vector<const char *> inputs((size_t)c->n, run.own[i].data());
         if (op.kind == EMU_REDUCE_SCATTER) { inputs[(size_t)c->me] += (size_t)c->me * bytes; }
         for (EmuNcclMessage &m : run.received) {
@@ -159,6 +175,7 @@ static inline void emu_nccl_end(EmuNcclRun &run) {
             inputs[(size_t)m.from] = m.data.data() + sizeof header;
         }
         if (sums && (op.kind != EMU_REDUCE || c->me == op.peer)) { emu_nccl_sum(op, inputs, op.kind == EMU_ALL_REDUCE ? -1 : c->me); }
+        if (op.kind == EMU_SEND && memcmp(op.in, run.own[i].data(), bytes)) { emu_fail("NCCL: what is being sent has changed"); }
         if (op.kind == EMU_ALL_GATHER) {
             for (size_t m = 0; m < (size_t)c->n; m++) { memcpy((char *)op.out + m * bytes, inputs[m], bytes); }
         }
@@ -192,7 +209,8 @@ static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclU
     int numbers[2], world, mine[2];
     memcpy(numbers, id.internal, sizeof numbers);
     MPI_Comm_rank(MPI_COMM_WORLD, &world);
-    EmuNcclComm *c = *comm = new EmuNcclComm{me, n, numbers[1], std::vector<int>((size_t)n), 0, true, {}, NULL, 0};
+    EmuNcclComm *c = *comm = new EmuNcclComm{
+        me, n, numbers[1], std::vector<int>((size_t)n), 0, std::vector<uint64_t>((size_t)n), std::vector<uint64_t>((size_t)n), true, {}, NULL, 0};
     c->ranks[(size_t)me] = world;
     mine[0] = me, mine[1] = world;
     if (world != numbers[0]) {
@@ -218,7 +236,8 @@ static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *sta
     if (*state == ncclSuccess) { c->in_progress = false; }
     if (*state == ncclSuccess && !c->called.empty()) {
         auto run = std::make_shared<EmuNcclRun>();
-        run->comm = c, run->order = c->order++, run->ops.swap(c->called), run->begun = false;
+        run->comm = c, run->ops.swap(c->called), run->begun = false;
+        emu_nccl_number(*run);
         c->stream->queue.push_back({NULL, NULL, 0, [=] { return emu_nccl_attempt(*run); }});
     }
     return ncclSuccess;

@@ -92,13 +92,15 @@ static void choose_seed(void) {
 
 static Comm comm;
 static Group world;
+static Placement placement;
 static Stream stream;
 static GptModel model;
 static const GptConfig config = {2, 1, 16, 50, 128, 8};
 
 static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
     const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
-    Store s = store_plan(m, &world, plain, dtype, DTYPE_FP32, adam);
+    placement_free(&placement), placement = placement_whole(m->units, 1);
+    Store s = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, adam);
     store_allocate(&s, &comm, &stream);
     return s;
 }

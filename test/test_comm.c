@@ -8,6 +8,7 @@
 //   test_comm            all tests; last line "N passed, N failed" counts the groups of cases; exit code 1 if any failed
 //   test_comm bench      bus bandwidth next to MPI's own collectives (as nccl-tests defines it), and overlap with computing
 //   test_comm stuck      the watchdog: rank 0 waits for what rank 1 never starts; must end with exit code 4
+//   test_comm message    the same of a message between two ranks, test_comm full: of the first of more than there is room for
 #include "comm.h"
 
 enum { MAX_RANKS = 8, GUARD = 16, LONGEST = 9000, SHAPES = 7, STAGING = 1 << 16 };
@@ -321,6 +322,75 @@ static void test_flights(void) {
     report("several collectives in flight, any order of waiting");
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Messages between two ranks: between all pairs, both ways, several of each in flight, waited for in another order.
+enum { MESSAGES = 6, MESSAGE_LONGEST = (3 << 20) + 5, MANY = COMM_MESSAGES * 3 / 2 };
+static const size_t message_bytes[MESSAGES] = {1, 0, 4097, MESSAGE_LONGEST, 37, 1 << 20};
+
+// Neighbours differ, and so do the same places of other messages.
+static unsigned char message_byte(int from, int to, int k, size_t i) {
+    return (unsigned char)((size_t)(from * 89 + to * 31 + k * 7) + i + (i >> 8) + (i >> 16));
+}
+static unsigned char *make_message(int from, int to, int k) {
+    unsigned char *data = (unsigned char *)checked_malloc(message_bytes[k] + 1, "message");
+    for (size_t i = 0; i < message_bytes[k]; i++) { data[i] = message_byte(from, to, k, i); }
+    data[message_bytes[k]] = 0xa5;
+    return data;
+}
+static bool same_message(const unsigned char *data, int from, int to, int k) {
+    bool good = data[message_bytes[k]] == 0xa5;
+    for (size_t i = 0; i < message_bytes[k]; i++) { good = good && data[i] == message_byte(from, to, k, i); }
+    return good;
+}
+static void messages_in_layout(int layout) {
+    unsigned char *data[2 * MAX_RANKS * MESSAGES];
+    Ticket tickets[2 * MAX_RANKS * MESSAGES];
+    const int all = 2 * comm.ranks * MESSAGES; // of them those of no pair are empty
+    int64_t sent[LINK_KINDS] = {0, 0};
+    comm_place(&comm, layout);
+    for (int i = 0; i < all; i++) {
+        const int k = i / (2 * comm.ranks), peer = i / 2 % comm.ranks;
+        const bool send = (i + comm.rank) % 2;
+        data[i] = NULL, tickets[i] = 0;
+        if (peer == comm.rank) { continue; }
+        data[i] = send ? make_message(comm.rank, peer, k) : (unsigned char *)checked_calloc(message_bytes[k] + 1, 1, "message");
+        data[i][message_bytes[k]] = 0xa5;
+        tickets[i] = send ? comm_send(&comm, peer, data[i], message_bytes[k]) : comm_receive(&comm, peer, data[i], message_bytes[k]);
+        if (send) { sent[peer / layout == comm.rank / layout ? LINK_INTRA : LINK_INTER] += (int64_t)message_bytes[k]; }
+    }
+    for (int i = 0; i < all; i++) {
+        const int at = (int)((int64_t)(i + comm.rank) * 65537 % all), k = at / (2 * comm.ranks), peer = at / 2 % comm.ranks; // 65537 is prime
+        if (!data[at]) { continue; }
+        comm_wait_message(&comm, tickets[at]);
+        const bool send = (at + comm.rank) % 2;
+        check(send ? same_message(data[at], comm.rank, peer, k) : same_message(data[at], peer, comm.rank, k), "a message", NULL, layout, k);
+        free(data[at]);
+    }
+    for (int kind = 0; kind < COMM_KINDS; kind++) {
+        for (int l = 0; l < LINK_KINDS; l++) { check(comm.bytes[kind][l] == (kind == COMM_SEND ? sent[l] : 0), "bytes of messages", NULL, layout, kind); }
+    }
+    comm_reset_counters(&comm);
+}
+// More than there is room for, around a ring of ranks; the first are waited for when their places have long been taken again.
+static void many_messages(void) {
+    const int next = (comm.rank + 1) % comm.ranks, last = (comm.rank + comm.ranks - 1) % comm.ranks;
+    static int sent[MANY], received[MANY];
+    static Ticket tickets[2 * MANY];
+    for (int i = 0; i < MANY && comm.ranks > 1; i++) {
+        sent[i] = comm.rank * MANY + i, received[i] = -1;
+        tickets[i] = comm_send(&comm, next, &sent[i], sizeof sent[i]), tickets[MANY + i] = comm_receive(&comm, last, &received[i], sizeof received[i]);
+    }
+    for (int i = 2 * MANY - 1; i >= 0 && comm.ranks > 1; i--) { comm_wait_message(&comm, tickets[i]); }
+    for (int i = 0; i < MANY && comm.ranks > 1; i++) { check(received[i] == last * MANY + i, "one of many messages", NULL, 0, i); }
+    check(comm.settled <= comm.posted && comm.posted - comm.settled <= COMM_MESSAGES, "room for messages", NULL, 0, 0);
+    comm_reset_counters(&comm);
+}
+static void test_messages(void) {
+    for (int layout = 1; layout <= comm.ranks; layout++) { messages_in_layout(layout); }
+    many_messages();
+    report("messages between two ranks, any order of waiting");
+}
+
 // Setup exchanges, and the text for the dying.
 static void test_small(void) {
     int mine = 100 + comm.rank, all[MAX_RANKS], word = comm.rank == comm.ranks - 1 ? 4711 : 0;
@@ -458,6 +528,24 @@ static int test_stuck(void) {
     return 1;
 }
 
+// The same of messages. `full`: nobody waits for one, but there is no room for another.
+static int test_stuck_message(bool full) {
+    static char data[COMM_MESSAGES + 1];
+    comm.timeout_s = 1;
+    comm_label(&comm, "activations", 3, 17);
+    if (comm.rank == 0) {
+        Ticket first = comm_receive(&comm, 1, data, 1);
+        for (int i = 1; i <= COMM_MESSAGES && full; i++) {
+            comm_label(&comm, "gradients", 4, 17);
+            comm_receive(&comm, 1, data + i, 1);
+        }
+        comm_wait_message(&comm, first);
+    }
+    struct timespec nap = {20, 0};
+    nanosleep(&nap, NULL);
+    return 1;
+}
+
 int main(int argc, char **argv) {
     comm_start(&comm, &argc, &argv);
     bool benchmark = argc > 1 && !strcmp(argv[1], "bench");
@@ -467,7 +555,7 @@ int main(int argc, char **argv) {
     comm_allocate(&comm, checked_malloc(staging, "staging"), staging);
     comm.timeout_s = 120;
     buffers = (Buffers *)checked_calloc(1, sizeof(Buffers), "buffers");
-    if (argc > 1 && !benchmark) { return test_stuck(); }
+    if (argc > 1 && !benchmark) { return strcmp(argv[1], "stuck") ? test_stuck_message(!strcmp(argv[1], "full")) : test_stuck(); }
     if (benchmark) {
         bench();
     } else {
@@ -476,6 +564,7 @@ int main(int argc, char **argv) {
         over_groups(all_reduce_cases, "all_reduce, fp32 and bf16");
         over_groups(exchange_cases, "all_gather and all_to_all, 1- and 8-byte elements");
         test_flights();
+        test_messages();
         test_small();
         if (comm.rank == 0) { printf("%d passed, %d failed\n", groups - red_groups, red_groups); }
     }

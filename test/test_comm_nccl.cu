@@ -1,4 +1,4 @@
-// test_comm_nccl.cu: collectives over the memory of GPUs. Run as `mpirun -np N build/test_comm_nccl`, N = 1 to 4.
+// test_comm_nccl.cu: collectives and messages over the memory of GPUs. Run as `mpirun -np N build/test_comm_nccl`, N = 1 to 4.
 //
 // Every collective over subsets of the ranks (TEST_ALL=1: all of them, in ascending and descending order), by NCCL and staged, must
 // leave every bit as comm.h's messages between processors do (which test_comm.c checks), guards and bytes sent included. Values are
@@ -6,7 +6,10 @@
 //
 // All collectives of a round are in flight together. Their inputs are still being written when they are started, their results are
 // copied away and overwritten as soon as they are waited for, all on the compute stream without the host: the emulation runs streams
-// in any order that events allow, so a missing event shows as a wrong bit.
+// in any order that events allow, so a missing event shows as a wrong bit. Messages likewise; all ranks post them in one order, so they
+// may wait for each other.
+//
+//   test_comm_nccl stuck   rank 0 has a message open for longer than the watchdog, and says so; then it needs it: must end with exit code 4
 #define OPS_IMPLEMENTATION
 #include "attention_cuda.cuh" // all of ops.h
 #include "comm_nccl.cuh"
@@ -134,6 +137,145 @@ static void test_round(const Group *g, int shape, Carrier processor, Carrier gpu
     if (memcmp(bytes, comm.bytes, sizeof bytes)) { good = false, fprintf(stderr, "FAILED on rank %d: bytes sent, by %s\n", comm.rank, comm.transport.name); }
     passed += good, failed += !good;
 }
+// ---------------------------------------------------------------------------------------------------------------------
+// Messages
+enum { MESSAGES = 3, MESSAGE_ROOM = 3, PAIRS = MAX_RANKS * MAX_RANKS, MANY = NCCL_MOST + 40 };
+static const size_t message_elements[MESSAGES] = {1, ROOM, 0};
+static float *sent[MESSAGES * PAIRS], *received[MESSAGES * PAIRS], *arrived[MESSAGES * PAIRS];
+static int peers[MAX_RANKS];
+
+static CommTraffic traffic(void) {
+    CommTraffic t = {comm.ranks > 1 ? BYTES : 0, MESSAGE_ROOM, peers, 0};
+    for (int r = 0; r < comm.ranks; r++) {
+        if (r != comm.rank) { peers[t.count++] = r; }
+    }
+    return t;
+}
+static void check_round(bool good, const char *what) {
+    passed += good, failed += !good;
+    if (!good) { fprintf(stderr, "FAILED on rank %d: %s, by %s\n", comm.rank, what, comm.transport.name); }
+}
+// Of one of the messages between all pairs: its ends; false: this rank has no part in it.
+static bool message_ends(int m, int *from, int *to) {
+    *from = m / MAX_RANKS % MAX_RANKS, *to = m % MAX_RANKS;
+    return *from != *to && *from < comm.ranks && *to < comm.ranks && (*from == comm.rank || *to == comm.rank);
+}
+static float message_value(int m, int round, size_t e) { return (float)(m * 8 + round) + (float)e * 0x1p-12f; }
+static void fill_message(int m, int round) {
+    for (size_t e = 0; e < ROOM; e++) { filled[e] = message_value(m, round, e); }
+}
+// All under way together; each is filled behind what is in the stream, and overwritten once it is waited for.
+static void post_messages(int round, Ticket *tickets) {
+    for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
+        if (!message_ends(m, &from, &to)) { continue; }
+        size_t bytes = message_elements[m / PAIRS] * sizeof(float);
+        fill_message(from == comm.rank ? m : -m, round);
+        ops_from_host(&stream, from == comm.rank ? sent[m] : received[m], filled, BYTES);
+        tickets[m] = from == comm.rank ? comm_send(&comm, to, sent[m], bytes) : comm_receive(&comm, from, received[m], bytes);
+    }
+}
+static void take_messages(const Ticket *tickets) {
+    for (int i = 0, from, to; i < MESSAGES * PAIRS; i++) {
+        int m = (i * 11 + 5) % (MESSAGES * PAIRS);
+        if (!message_ends(m, &from, &to)) { continue; }
+        comm_wait_message(&comm, tickets[m]);
+        if (to == comm.rank) { ops_copy(&stream, arrived[m], received[m], BYTES); }
+        ops_zero(&stream, from == comm.rank ? sent[m] : received[m], BYTES);
+    }
+}
+static bool messages_arrived(int round) {
+    bool good = true;
+    for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
+        if (!message_ends(m, &from, &to) || to != comm.rank) { continue; }
+        ops_to_host(&stream, found, arrived[m], BYTES);
+        for (size_t e = 0; e < ROOM; e++) { good = good && found[e] == message_value(e < message_elements[m / PAIRS] ? m : -m, round, e); }
+    }
+    return good;
+}
+static void test_messages(void) {
+    Ticket tickets[MESSAGES * PAIRS];
+    int64_t expected_bytes[LINK_KINDS] = {0, 0};
+    comm_reset_counters(&comm);
+    const bool all = getenv("TEST_ALL") && atoi(getenv("TEST_ALL"));
+    for (int round = 0; round < (all ? 4 : 2); round++) {
+        for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
+            bool mine = message_ends(m, &from, &to) && from == comm.rank;
+            if (mine) { expected_bytes[comm.node_of[to] != comm.node] += (int64_t)(message_elements[m / PAIRS] * sizeof(float)); }
+        }
+        comm_label(&comm, "messages", round, 0);
+        post_messages(round, tickets), take_messages(tickets);
+        check_round(messages_arrived(round), "messages");
+    }
+    check_round(!memcmp(expected_bytes, comm.bytes[COMM_SEND], sizeof expected_bytes), "bytes of messages");
+}
+// More than there is room for.
+static void test_many_messages(void) {
+    static Ticket tickets[2 * MANY];
+    const int next = (comm.rank + 1) % comm.ranks, last = (comm.rank + comm.ranks - 1) % comm.ranks;
+    comm_label(&comm, "many messages", 0, 0);
+    for (int i = 0; i < MANY; i++) { filled[i] = (float)(comm.rank * MANY + i); }
+    ops_from_host(&stream, sent[0], filled, MANY * sizeof(float));
+    ops_zero(&stream, received[0], BYTES);
+    for (int i = 0; i < MANY * comm.ranks; i++) { // in the order of all
+        const int from = i % comm.ranks, k = i / comm.ranks;
+        if (from == comm.rank) { tickets[k] = comm_send(&comm, next, sent[0] + k, sizeof(float)); }
+        if (from == last) { tickets[MANY + k] = comm_receive(&comm, last, received[0] + k, sizeof(float)); }
+    }
+    for (int i = 2 * MANY - 1; i >= 0; i--) { comm_wait_message(&comm, tickets[i]); }
+    ops_to_host(&stream, found, received[0], MANY * sizeof(float));
+    bool good = true;
+    for (int i = 0; i < MANY; i++) { good = good && found[i] == (float)(last * MANY + i); }
+    check_round(good, "many messages");
+}
+// One after another, with nothing that would let the host wait for the device: a place is filled again before what came first has left it.
+static void test_one_way(void) {
+    enum { TURNS = 4 * MESSAGE_ROOM };
+    bool good = true;
+    comm_label(&comm, "one way", 0, 0);
+    for (int i = 0; i < TURNS && comm.rank < 2; i++) {
+        fill_message(i, 7);
+        if (comm.rank) { ops_from_host(&stream, sent[i], filled, BYTES); }
+        comm_wait_message(&comm, comm.rank ? comm_send(&comm, 0, sent[i], BYTES) : comm_receive(&comm, 1, received[i], BYTES));
+    }
+    for (int i = 0; i < TURNS && comm.rank == 0; i++) {
+        fill_message(i, 7), ops_to_host(&stream, found, received[i], BYTES);
+        good = good && !memcmp(found, filled, BYTES);
+    }
+    check_round(good, "messages one way");
+}
+// A collective of both ends of a message that waits.
+static void test_message_beside_collective(void) {
+    const int64_t bounds[MAX_RANKS + 1] = {0, 1, 2, 3, 4};
+    comm_label(&comm, "beside", 0, 0);
+    Ticket t = comm.rank == 0 ? comm_receive(&comm, 1, received[0], sizeof(float)) : 0;
+    ops_zero(&stream, taken[0], BYTES);
+    comm_wait(&comm, comm_all_reduce(&comm, &comm.everyone, taken[0], bounds, DTYPE_FP32));
+    ops_to_host(&stream, found, taken[0], sizeof(float)); // only now the other end comes
+    filled[0] = 42 + found[0];
+    ops_from_host(&stream, sent[0], filled, sizeof(float));
+    if (comm.rank == 1) { t = comm_send(&comm, 0, sent[0], sizeof(float)); }
+    comm_wait_message(&comm, t);
+    ops_to_host(&stream, found, received[0], sizeof(float));
+    check_round(comm.rank || found[0] == 42, "a message beside a collective");
+}
+static void test_all_messages(void) {
+    if (comm.ranks == 1) { return; }
+    test_messages(), test_many_messages(), test_one_way(), test_message_beside_collective();
+}
+static int test_stuck(void) {
+    comm.timeout_s = 1;
+    comm_label(&comm, "activations", 3, 17);
+    if (comm.rank == 0) {
+        Ticket t = comm_receive(&comm, 1, received[0], BYTES);
+        for (double end = seconds_now() + 3; seconds_now() < end; usleep(1000)) { comm_progress(); }
+        printf("still open, by %s\n", comm.transport.name), fflush(stdout);
+        comm_wait_message(&comm, t);
+        ops_wait(&stream);
+    }
+    sleep(20);
+    return 1;
+}
+
 static bool test_groups(Carrier processor) { // were all good?
     bool all = getenv("TEST_ALL") && atoi(getenv("TEST_ALL"));
     Carrier gpu = carrier();
@@ -151,6 +293,7 @@ static bool test_groups(Carrier processor) { // were all good?
             group_free(&g);
         }
     }
+    test_all_messages();
     int mine[2] = {passed, failed}, sums[2 * MAX_RANKS], sum[2] = {0, 0};
     comm_all_gather_small(&comm, mine, sums, sizeof mine);
     for (int r = 0; r < comm.ranks; r++) { sum[0] += sums[2 * r], sum[1] += sums[2 * r + 1]; }
@@ -177,17 +320,21 @@ int main(int argc, char **argv) {
         expected[i].in = (float *)checked_malloc(BYTES, "expected"), expected[i].out = (float *)checked_malloc(BYTES, "expected");
         device[i].in = on_device(), device[i].out = on_device(), taken[i] = on_device();
     }
+    for (int m = 0; m < MESSAGES * PAIRS; m++) { sent[m] = on_device(), received[m] = on_device(), arrived[m] = on_device(); }
     comm_allocate(&comm, checked_malloc(STAGING, "staging"), STAGING);
     Carrier processor = carrier();
-    bool good = true;
+    bool good = true, stuck = argc > 1;
+    const CommTraffic messages = traffic();
     int sharing;
     if (gpus_apart(&comm, &sharing)) {
         comm_allocate(&comm, on_device(), BYTES);
-        nccl_open(&comm, &stream);
+        nccl_open(&comm, &stream, &messages);
+        if (stuck) { return test_stuck(); }
         good = test_groups(processor);
         comm.transport.end(&comm);
     }
-    staged_open(&comm, &stream, 2 * BYTES, STAGING);
+    staged_open(&comm, &stream, 2 * BYTES, STAGING, &messages);
+    if (stuck) { return test_stuck(); }
     good = test_groups(processor) && good;
     comm_end(&comm);
     return !good;

@@ -72,6 +72,7 @@ typedef struct {
     GptModel model;
     Program program;
     Stream stream;
+    Placement placement;
     Store store;
     Executor executor;
     Dataset batch;
@@ -82,7 +83,9 @@ static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, 
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(m, &plain, 1, false), p.ranks = 1;
+    Placement placement = placement_whole(m->units, 1);
+    p.map = unit_map(m, &plain, &placement, false), p.ranks = 1;
+    placement_free(&placement);
     p.rank = calloc(1, sizeof(Schedule));
     schedule_sequential(&p, B, setting.rows, training);
     if (training && setting.recompute) { schedule_lower_recompute(&p); }
@@ -101,18 +104,20 @@ static Rig *rig_make(Setting setting) {
     OpsShape shape = {setting.rows, T, C, 3, V, VP, LOGITS_PLENTY};
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
-    r->store = store_plan(&r->model, &world, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
+    r->placement = placement_whole(r->model.units, 1);
+    r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    ExecutorShape works = {setting.dtype, setting.rows, T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}};
+    ExecutorShape works = {setting.dtype,  setting.rows,        T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}, 0,
+                           r->model.units, r->program.limits[0]};
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
-    executor_allocate(&r->executor, &r->program.map, &r->store, &r->stream, B);
+    executor_allocate(&r->executor, &r->program.map, &r->store, &comm, &r->stream, B, B, r->program.micro_batches);
     model_file_load(model_path, &r->store, file_dtype);
     r->batch = batch_dataset();
     return r;
 }
 static void rig_free(Rig *r) {
     ops_free(r->stream.workspace);
-    executor_free(&r->executor), store_free(&r->store), program_free(&r->program);
+    executor_free(&r->executor), store_free(&r->store), placement_free(&r->placement), program_free(&r->program);
     free(r);
 }
 static double rig_loss(const Rig *r) {
@@ -180,7 +185,7 @@ static void test_logits(void **state) {
         Rig *r = rig_make(setting);
         float logits[VP];
         for (int i = 0; i < B * T; i++) {
-            executor_logits(&r->executor, golden.x[i / T], i % T + 1, logits);
+            executor_logits(&r->executor, &r->placement, golden.x[i / T], i % T + 1, logits);
             check_close("logits", logits, golden.logits[i / T][i % T], V, GRADIENT_FP32);
         }
         rig_free(r);

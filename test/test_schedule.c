@@ -3,6 +3,7 @@
 // with a pencil, that the printer leaves nothing out, that each sample is dealt to exactly one rank, and how often and how far ahead
 // parameters travel.
 #include "ops_cpu.h"
+#include "pipeline.h"
 #include "zero.h"
 
 #include <setjmp.h> // cmocka needs it
@@ -20,7 +21,10 @@ typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipSty
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
-    return unit_map(&m, policy, ranks, style != NOT_CLIPPED);
+    Placement placement = placement_whole(m.units, ranks);
+    UnitMap map = unit_map(&m, policy, &placement, style != NOT_CLIPPED);
+    placement_free(&placement);
+    return map;
 }
 static Program empty_program(int layers, int ranks, const ZeroPolicy *policy, ClipStyle style) {
     Program p;
@@ -74,7 +78,9 @@ static Program pipeline(int stages, const char *const steps[]) {
             if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
         }
     }
-    p.micro_batches = 2, p.slots = 2, p.samples = 4, p.works = 1;
+    const Limits limits = {2, 2, 2, 1};
+    p.micro_batches = 2, p.samples = 4;
+    program_limit(&p, limits);
     zero_lower(&p, &plain, true);
     return p;
 }
@@ -83,6 +89,19 @@ static const char *const three_stages[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 S0 
 // Natural, but each waits for the other: rank 0 sends an activation while rank 1 sends a gradient.
 static const char *const crossing_sends[] = {"F0 S0 F1 S1 r0 B0 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
 static const char *const crossing_receives[] = {"F0 r0 S0 B0 F1 S1 r1 B1", "R0 F0 B0 s0 R1 F1 B1 s1"};
+
+// A pipeline by pipeline.h: 3 micro-batches of 3 samples in stages of 2 units, on 3 ranks. split: the first stage on rank 0, its outputs
+// go to ranks 1 (1 sample of each micro-batch) and 2 (2 samples); else the first stage on ranks 0 and 1, and both send to rank 2.
+static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle style) {
+    Program p = empty_program(2, 3, &plain, style);
+    PipelinePlan plan = {pipeline_placement(split ? "2:1,2:2" : "2:2,2:1", 4, 3), kind, WARMUP_A, 3, 3, INT64_MAX, recompute};
+    schedule_pipeline(&p, &plan, 9, true);
+    if (recompute) { schedule_lower_recompute(&p); }
+    if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
+    zero_lower(&p, &plain, true);
+    placement_free(&plan.placement);
+    return p;
+}
 
 typedef enum {
     BASE_PLAIN,
@@ -95,7 +114,11 @@ typedef enum {
     BASE_THREE,
     BASE_SENDS,
     BASE_RECEIVES,
-    BASES
+    BASE_SPLIT,
+    BASE_JOIN,
+    BASE_REMADE,
+    BASE_STAGE_CLIP,
+    BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
     switch (base) {
@@ -108,7 +131,12 @@ static Program base_program(Base base) {
     case BASE_TWO: return pipeline(2, two_stages);
     case BASE_THREE: return pipeline(3, three_stages);
     case BASE_SENDS: return pipeline(2, crossing_sends);
-    default: return pipeline(2, crossing_receives);
+    case BASE_RECEIVES: return pipeline(2, crossing_receives);
+    case BASE_SPLIT: return built(true, PIPELINE_DAPPLE, false, NOT_CLIPPED);
+    case BASE_JOIN: return built(false, PIPELINE_DAPPLE, false, NOT_CLIPPED);
+    case BASE_REMADE: return built(true, PIPELINE_DAPPLE, true, NOT_CLIPPED);
+    case BASE_STAGE_CLIP: return built(true, PIPELINE_DAPPLE, false, CLIPPED_FLAT);
+    default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
 
@@ -175,9 +203,10 @@ static void test_clipped_programs_are_valid(void **state) {
 static void test_pipelines_are_valid(void **state) {
     (void)state;
     char error[400];
-    for (int base = BASE_TWO; base <= BASE_THREE; base++) {
+    for (int base = BASE_TWO; base <= BASE_ZERO_BUBBLE; base++) {
+        if (base == BASE_SENDS || base == BASE_RECEIVES) { continue; } // these are not
         Program p = base_program((Base)base);
-        if (!schedule_validate(&p, error, sizeof error)) { fail_msg("%d stages: %s", p.ranks, error); }
+        if (!schedule_validate(&p, error, sizeof error)) { fail_msg("program %d: %s", base, error); }
         program_free(&p);
     }
 }
@@ -195,7 +224,13 @@ typedef enum {
     TO_FRONT,
     TO_END,
     MOVE_UP,
-    DROP_MESSAGE, // of the action; MOVE_UP: `value` places
+    MOVE_DOWN,
+    DROP_MESSAGE, // of the action; MOVE_UP, MOVE_DOWN: `value` places
+    REPEAT_MESSAGE,
+    MESSAGE_ROWS,
+    MESSAGE_FIRST_ROW,
+    MESSAGE_MICRO,
+    MESSAGE_UNIT, // = value, at both ends
     UNIT,
     STORAGE,
     MICRO,
@@ -206,7 +241,10 @@ typedef enum {
     COPIES,
     KIND, // = value
     SLOTS,
-    WORKS,
+    INPUTS,
+    GRADIENTS,
+    WORKS, // of the rank = value
+    REMAKES,
     MICRO_BATCHES, // of the program = value
 } Change;
 typedef struct {
@@ -253,13 +291,15 @@ static const Damage damages[] = {
     {"unit missing", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, UNIT, -1, "a field is out of range"},
     {"micro-batch too large", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO, 2, "a field is out of range"},
     {"micro-batch negative", BASE_PLAIN, 0, ACT_BACKWARD_WEIGHT, 0, 0, MICRO, -1, "a field is out of range"},
-    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, ROWS, 0, "rows differ from its forward's"},
+    {"no rows", BASE_PLAIN, 0, ACT_FORWARD, 1, 0, ROWS, 0, "FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
     {"negative rows", BASE_PLAIN, 0, ACT_BACKWARD_INPUT, 1, 0, ROWS, -2, "a field is out of range"},
     {"fewer micro-batches than used", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, MICRO_BATCHES, 1, "a field is out of range"},
     {"no slots", BASE_PLAIN, 0, ACT_FORWARD, 0, 0, SLOTS, 0, "more live micro-batches than the 0 slots"},
     {"not recomputed", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 2, 0, DROP, 0, "BACKWARD_INPUT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
     {"recomputed too late", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 1, SWAP, 0,
      "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
+    {"another block recomputed before the weight part", BASE_RECOMPUTE, 0, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_DOWN, 2,
+     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: its activations were not recomputed"},
     {"recomputed before its forward", BASE_RECOMPUTE, 0, ACT_FORWARD, 1, 0, KIND, ACT_RECOMPUTE, "belongs between its forward and its backward"},
     {"recomputed for the other micro-batch", BASE_RECOMPUTE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "belongs between its forward and its backward"},
     // parameters
@@ -365,6 +405,77 @@ static const Damage damages[] = {
     {"gradient sent before it is computed", BASE_THREE, 2, ACT_SEND_BACKWARD, 4, 0, MOVE_UP, 10, "sends a gradient that is not computed"},
     {"sent after the norm", BASE_TWO, 1, ACT_SEND_BACKWARD, 2, 1, TO_END, 0, "deadlock"},
     {"too few slots for a pipeline", BASE_TWO, 0, ACT_FORWARD, 0, 0, SLOTS, 1, "more live micro-batches than the 1 slots"},
+    // stages of unequal width: 2 units each. SPLIT: rank 0, then 1 and 2. JOIN: ranks 0 and 1, then 2. Micro-batch 0 has samples 0..2, of
+    // which the first replica of two has sample 0, the second samples 1 and 2
+    {"a part of an input missing", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, DROP_MESSAGE, 0,
+     "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"the only part of an input missing", BASE_SPLIT, 2, ACT_RECV_FORWARD, 1, 2, DROP_MESSAGE, 0,
+     "rank 2: FORWARD unit 2 storage -1 micro-batch 2: its input is not there"},
+    {"a part of a gradient missing", BASE_SPLIT, 0, ACT_RECV_BACKWARD, 2, 1, DROP_MESSAGE, 0,
+     "rank 0: BACKWARD_INPUT unit 1 storage -1 micro-batch 1: the gradient of its output is not there"},
+    {"a part sent and not received", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 1, DROP, 0, "deadlock"},
+    {"a part received and not sent", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, DROP, 0, "deadlock"},
+    {"a part of a part", BASE_SPLIT, 2, ACT_RECV_FORWARD, 1, 0, MESSAGE_ROWS, 1, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a part of a part of a gradient", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, MESSAGE_ROWS, 1, "the gradient of its output is not there"},
+    {"a part twice", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, REPEAT_MESSAGE, 0,
+     "rank 2: RECV_FORWARD unit 1 storage -1 micro-batch 0: sample 0 has come already"},
+    {"a part of a gradient twice", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 2, REPEAT_MESSAGE, 0,
+     "rank 0: RECV_BACKWARD unit 2 storage -1 micro-batch 2: sample 7 has come already"},
+    {"a part that covers another", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_ROWS, 2,
+     "rank 2: RECV_FORWARD unit 1 storage -1 micro-batch 0: sample 1 has come already"},
+    {"rows that the sender does not compute", BASE_JOIN, 0, ACT_SEND_FORWARD, 1, 0, MESSAGE_ROWS, 2,
+     "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 0: sends rows that it does not hold"},
+    {"rows from others of the sender's", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 1, MESSAGE_FIRST_ROW, 3, "sends rows that it does not hold"},
+    {"gradients that the sender does not compute", BASE_SPLIT, 1, ACT_SEND_BACKWARD, 2, 1, MESSAGE_ROWS, 2,
+     "rank 1: SEND_BACKWARD unit 2 storage -1 micro-batch 1: sends rows that it does not hold"},
+    {"gradients of rows that the receiver does not compute", BASE_JOIN, 2, ACT_SEND_BACKWARD, 2, 0, MESSAGE_FIRST_ROW, 1,
+     "rank 0: RECV_BACKWARD unit 2 storage -1 micro-batch 0: the rank does not compute these rows"},
+    {"a message of no rows", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_ROWS, 0, "sends rows that it does not hold"},
+    {"rows of another micro-batch", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_FIRST_ROW, 3, "sends rows that it does not hold"},
+    {"another micro-batch's message", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_MICRO, 1, "rank 0: SEND_FORWARD unit 1 storage -1 micro-batch 1: sends"},
+    {"a message of no micro-batch", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_MICRO, 3, "a field is out of range"},
+    {"the output of the unit before", BASE_SPLIT, 1, ACT_RECV_FORWARD, 1, 0, MESSAGE_UNIT, 0,
+     "rank 1: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"the gradient of the unit after", BASE_SPLIT, 1, ACT_SEND_BACKWARD, 2, 0, MESSAGE_UNIT, 3, "the rank does not compute these rows"},
+    {"sent to the other replica", BASE_SPLIT, 0, ACT_SEND_FORWARD, 1, 0, PEER, 2, "deadlock"},
+    {"received from the other replica", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, PEER, 1, "deadlock"},
+    {"one end of other rows", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, ROWS, 2, "deadlock"},
+    {"one end from another row", BASE_SPLIT, 0, ACT_RECV_BACKWARD, 2, 0, FIRST_ROW, 1, "deadlock"},
+    {"one end of another micro-batch", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 2, MICRO, 1, "deadlock"},
+    {"an input sent as a gradient", BASE_SPLIT, 0, ACT_SEND_FORWARD, 1, 1, KIND, ACT_SEND_BACKWARD, "deadlock"},
+    {"sent before it is computed", BASE_JOIN, 1, ACT_SEND_FORWARD, 1, 0, TO_FRONT, 0, "rank 1: SEND_FORWARD unit 1 storage -1 micro-batch 0: sends an output"},
+    {"a gradient sent before it is computed", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, MOVE_UP, 4, "sends a gradient that is not computed"},
+    {"a gradient sent at the end of the step", BASE_SPLIT, 2, ACT_SEND_BACKWARD, 2, 0, TO_END, 0, "deadlock"},
+    {"an input received before a gradient is sent", BASE_JOIN, 2, ACT_SEND_BACKWARD, 2, 0, MOVE_DOWN, 40, "deadlock"},
+    {"received after its use", BASE_JOIN, 2, ACT_RECV_FORWARD, 1, 0, MOVE_DOWN, 5, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a slot less than policy A takes", BASE_SPLIT, 0, ACT_FORWARD, 0, 0, SLOTS, 1, "rank 0: FORWARD unit 0 storage -1 micro-batch 1: more live micro-batches"},
+    {"no place for the input that comes ahead", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, INPUTS, 1,
+     "rank 2: RECV_FORWARD unit 1 storage -1 micro-batch 1: the places of 1 micro-batches are taken"},
+    {"no place for a gradient", BASE_JOIN, 1, ACT_FORWARD, 0, 0, GRADIENTS, 0,
+     "rank 1: RECV_BACKWARD unit 2 storage -1 micro-batch 0: the places of 0 micro-batches are taken"},
+    {"a replica without the last weight part", BASE_SPLIT, 2, ACT_BACKWARD_WEIGHT, 2, 2, DROP, 0,
+     "rank 2: unit 2 micro-batch 2 has a forward but no backward weight"},
+    {"a replica of other rows", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, FIRST_ROW, 0, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a replica with a row less", BASE_SPLIT, 2, ACT_FORWARD, 2, 0, ROWS, 1, "rank 2: FORWARD unit 2 storage -1 micro-batch 0: its input is not there"},
+    {"a stage that does not meet the others", BASE_SPLIT, 1, ACT_NORM, -1, -1, DROP, 0,
+     "rank 1: UPDATE unit -1 storage 0 micro-batch -1: needs REDUCE and NORM"},
+    {"wte not reduced on the last stage", BASE_SPLIT, 2, ACT_REDUCE, 0, -1, DROP, 0,
+     "rank 2: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
+    {"wte reduced in another order on a replica", BASE_SPLIT, 2, ACT_REDUCE, 0, -1, MOVE_DOWN, 4,
+     "rank 2: REDUCE of storage 4 where rank 1 has REDUCE of storage 0"},
+    {"a storage of another stage updated", BASE_SPLIT, 0, ACT_UPDATE, 2, -1, STORAGE, 3, "rank 0: UPDATE unit -1 storage 3 micro-batch -1: needs REDUCE"},
+    {"remade for the next micro-batch", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "rank 0: RECOMPUTE unit 1 storage -1 micro-batch 1: rows differ from"},
+    {"not remade in a pipeline", BASE_REMADE, 2, ACT_RECOMPUTE, 2, 1, DROP, 0,
+     "rank 2: BACKWARD_INPUT unit 2 storage -1 micro-batch 1: its activations were not"},
+    {"remade, then overwritten by a forward", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 1, MOVE_UP, 3,
+     "rank 0: BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations were not recomputed"},
+    {"activations of zero bubble remade", BASE_ZERO_BUBBLE, 0, ACT_FORWARD, 0, 0, REMAKES, 1, "its activations were not recomputed"},
+    {"a weight part before its input part", BASE_ZERO_BUBBLE, 1, ACT_BACKWARD_WEIGHT, 3, 0, TO_FRONT, 0, "its backward input has not run"},
+    {"no place for weight parts that wait", BASE_ZERO_BUBBLE, 2, ACT_FORWARD, 2, 0, WORKS, 1, "the weight part before it has not run"},
+    {"no clipping of a stage", BASE_STAGE_CLIP, 0, ACT_CLIP, 0, 1, DROP, 0, "rank 0: BACKWARD_WEIGHT unit 1 storage -1 micro-batch 1: norms are not known"},
+    {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 0, 0, MICRO, 1, "rank 1: CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
+    {"clipped before the norms of the stage", BASE_STAGE_CLIP, 2, ACT_CLIP, 0, 1, MOVE_UP, 3,
+     "rank 2: CLIP unit 0 storage -1 micro-batch 1: the norms of unit 2"},
 };
 enum { DAMAGES = (int)(sizeof damages / sizeof damages[0]) };
 
@@ -386,13 +497,27 @@ static void move_action(Schedule *s, int from, int to) {
 }
 static void drop_action(Schedule *s, int i) { move_action(s, i, s->count - 1), s->count--; }
 static void repeat_action(Schedule *s, int i) { schedule_add(s, s->actions[i]), move_action(s, s->count - 1, i); }
-static void drop_message(Program *p, Action a) { // the send and the receive
-    ActionKind send = a.kind == ACT_RECV_FORWARD ? ACT_SEND_FORWARD : a.kind == ACT_RECV_BACKWARD ? ACT_SEND_BACKWARD : a.kind;
-    for (int r = 0; r < p->ranks; r++) {
-        for (int i = p->rank[r].count - 1; i >= 0; i--) {
-            const Action *b = &p->rank[r].actions[i];
-            if ((b->kind == send || b->kind == (ActionKind)(send + 1)) && b->unit == a.unit && b->micro == a.micro) { drop_action(&p->rank[r], i); }
-        }
+// The other end of a message.
+static int find_end(const Program *p, int rank, Action a) {
+    ActionKind kind = action_sends(a.kind) ? (ActionKind)(a.kind + 1) : (ActionKind)(a.kind - 1);
+    for (int i = 0; i < p->rank[a.peer].count; i++) {
+        const Action *b = &p->rank[a.peer].actions[i];
+        if (b->kind == kind && b->peer == rank && b->unit == a.unit && b->micro == a.micro && b->first_row == a.first_row) { return i; }
+    }
+    fail_msg("a message has one end");
+    return -1;
+}
+static void damage_message(Program *p, const Damage *d, int i) {
+    Schedule *s = &p->rank[d->rank], *t = &p->rank[s->actions[i].peer];
+    int j = find_end(p, d->rank, s->actions[i]);
+    Action *a = &s->actions[i], *b = &t->actions[j];
+    switch (d->change) {
+    case DROP_MESSAGE: drop_action(s, i), drop_action(t, j); break;
+    case REPEAT_MESSAGE: repeat_action(s, i), repeat_action(t, j); break;
+    case MESSAGE_ROWS: a->rows = b->rows = d->value; break;
+    case MESSAGE_FIRST_ROW: a->first_row = b->first_row = d->value; break;
+    case MESSAGE_MICRO: a->micro = b->micro = d->value; break;
+    default: a->unit = b->unit = d->value; break;
     }
 }
 static void damage(Program *p, const Damage *d) {
@@ -407,7 +532,13 @@ static void damage(Program *p, const Damage *d) {
     case TO_FRONT: move_action(s, i, 0); break;
     case TO_END: move_action(s, i, s->count - 1); break;
     case MOVE_UP: move_action(s, i, i - d->value); break;
-    case DROP_MESSAGE: drop_message(p, *a); break;
+    case MOVE_DOWN: move_action(s, i, i + d->value); break;
+    case DROP_MESSAGE:
+    case REPEAT_MESSAGE:
+    case MESSAGE_ROWS:
+    case MESSAGE_FIRST_ROW:
+    case MESSAGE_MICRO:
+    case MESSAGE_UNIT: damage_message(p, d, i); break;
     case UNIT: a->unit = d->value; break;
     case STORAGE: a->storage = d->value; break;
     case MICRO: a->micro = d->value; break;
@@ -417,8 +548,11 @@ static void damage(Program *p, const Damage *d) {
     case PEER: a->peer = d->value; break;
     case COPIES: a->near = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
-    case SLOTS: p->slots = d->value; break;
-    case WORKS: p->works = d->value; break;
+    case SLOTS: p->limits[d->rank].slots = d->value; break;
+    case INPUTS: p->limits[d->rank].inputs = d->value; break;
+    case GRADIENTS: p->limits[d->rank].gradients = d->value; break;
+    case WORKS: p->limits[d->rank].works = d->value; break;
+    case REMAKES: p->recompute = d->value; break;
     case MICRO_BATCHES: p->micro_batches = d->value; break;
     }
 }
@@ -493,7 +627,8 @@ static const Timing timings[] = {
     {"a rank without samples", 1, 2, 1, 1, {0, 0, 0, 1, 1, 0}, 13, {5, 13}},
     // F costs 2; B costs 3 on the first stage (no input gradient of the embedding), 4 on others. See the steps above.
     {"bubble of two stages", 2, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 17, {10, 12}},
-    {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0}, 21, {10, 12}},
+    // messages take 1: R0 is there at 3, R1 received while rank 1 goes backward (5 to 9) and there at 10, r0 at 10, r1 at 17
+    {"with messages", 2, 0, 0, 0, {0, 1, 0, 0, 0, 0}, 20, {10, 12}},
     {"bubble of three stages", 3, 0, 0, 0, {0, 0, 0, 0, 0, 0}, 23, {10, 12, 12}},
 };
 static void test_simulated_times(void **state) {

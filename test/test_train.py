@@ -914,9 +914,12 @@ class Failures(TestCase):
              ("log in no folder", dict(log="/nowhere/log"), "/nowhere/log"), ("nothing to resume", dict(resume=1, out="empty"), "no valid checkpoint in empty")]
     PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("hellaswag", "val-every"), dict(hellaswag="file")), (("json", "dry-run"), dict(json=1)),
              (("cluster", "dry-run"), dict(cluster="2x1,inter=1")),
+             (("plan", "dry-run"), dict(plan=1, dry_run=1)), (("profile", "plan"), dict(profile="file", cluster="2x1,inter=1", dry_run=1)),
+             (("profile", "cluster"), dict(plan=1, profile="file")), (("device-memory", "plan"), dict(device_memory="1G")),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
+             (("trace", "profile-steps"), dict(trace="file")),
              (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32")),
             (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
             (("zero-hpz-partition-size", "zero"), dict(zero=2, zero_hpz_partition_size=2)),
@@ -935,7 +938,14 @@ class Failures(TestCase):
             (("zero-quantized-gradients", "dp-noise"), dict(zero=2, zero_quantized_gradients=1, dp_noise=1)),
             (("reduce-dtype", "dp-noise"), dict(reduce_dtype="bf16", dp_epsilon=8)),
             (("skip-loss-z", "dp-noise"), dict(skip_loss_z=5, dp_noise=1)), (("skip-grad-z", "dp-noise"), dict(skip_grad_z=5, dp_epsilon=8)),
-            (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp"))]
+            (("profile-steps", "dp-noise"), dict(profile_steps="2:3", dp_noise=1)),
+            (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp")),
+            (("pipeline", "dp-noise"), dict(pipeline=2, dp_noise=1)), (("pipeline-schedule", "pipeline"), dict(pipeline_schedule="gpipe")),
+            (("pipeline-warmup", "pipeline"), dict(pipeline_warmup="a")),
+            (("pipeline-warmup", "pipeline-schedule"), dict(pipeline=2, pipeline_schedule="gpipe", pipeline_warmup="b")),
+            (("pipeline", "recompute"), dict(pipeline="auto", recompute="none")),
+            (("pipeline", "zero-hpz-partition-size"), dict(pipeline="auto", zero=3, zero_hpz_partition_size=2)),
+            (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
@@ -1012,12 +1022,14 @@ class Failures(TestCase):
             subprocess.run(["umount", "-l", disk], check=True)
 
     def test_watchdog(self):
-        """A collective that waits in vain ends the job with the code for a lost peer and says what it waited for."""
+        """A collective or a message that waits in vain ends the job with the code for a lost peer and says what it waited for."""
         if not os.path.exists("build/test_comm"):
             self.skipTest("build/test_comm is not built")
-        run = subprocess.run(["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", "stuck"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        self.assertEqual(run.returncode, 4)
-        self.assertIn("in all_gather of block 3, step 18", run.stderr)
+        for how, what in (("stuck", "all_gather of block 3"), ("message", "activations of unit 3 from rank 1"), ("full", "activations of unit 3 from rank 1")):
+            command = ["mpirun", "--oversubscribe", "-np", "2", "build/test_comm", how]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+            self.assertEqual(run.returncode, 4, how)
+            self.assertIn(f"in {what}, step 18", run.stderr)
 
     def test_export_where_no_file_can_be(self):
         """Found before anything is trained; and what is no file stays what it is."""

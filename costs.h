@@ -1,0 +1,388 @@
+// costs.h: what an action costs: how fast this rank computes and sends, measured at start with all ranks at work or told by --cluster, and
+// what that makes of each action of a schedule. The simulator (schedule.h) adds it up.
+//
+// Units      Where stages share the work, their balance decides: then the model's units themselves are timed (UnitTimes), one block standing
+//            for all. Else, and for ranks that are not there, a unit's time follows from its arithmetic and the rate of matrix products.
+#ifndef COSTS_H
+#define COSTS_H
+
+#include "executor.h" // what costs
+#include "planner.h"  // plans of stages
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rates that predicted times refer to: of this machine, measured at start with all ranks at work, or of --cluster (what it does not tell
+// is measured here)
+enum { UNIT_CLASSES = 3, TIMED_ROUNDS = 7 }; // embedding, block, head
+typedef struct {
+    bool known;
+    double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+} UnitTimes;
+typedef struct {
+    double flops_per_s;                     // matrix products of this rank, its threads
+    double bytes_per_s;                     // streaming memory
+    double message_bytes_per_s[LINK_KINDS]; // that a rank sends inside its node, and to other nodes, while all others do the same
+    double peak_flops_per_s;                // what MFU refers to: the same, or what the device's maker states
+    const char *device;                     // its name; "": the processor
+    double message_s[LINK_KINDS];           // latency
+    double half_tokens;                     // in a micro-step, at which products reach half of their rate
+    double lost;                            // share of a message's time that its rank cannot compute in
+    UnitTimes units;
+} Rates;
+
+static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
+    size_t bytes = (size_t)(N * N) * ops_real_bytes();
+    Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
+    if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    double best = 0, start = seconds_now();
+    for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) { // a busy machine takes longer to show its best
+        double t = seconds_now();
+        ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
+        ops_wait(s);
+        double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
+        if (rate > best) { best = rate, unbeaten = 0; }
+    }
+    ops_free(a), ops_free(b), ops_free(c);
+    return best;
+}
+static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
+    int64_t N = 1024;
+    double best = measure_products(s, N);
+    for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) { N *= 2; }
+    return best;
+}
+static inline double measure_bytes(Stream *s) {
+    size_t bytes = (size_t)16 << 20;
+    char *a = (char *)ops_alloc(bytes), *b = (char *)ops_alloc(bytes);
+    if (!a || !b) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    double best = 0;
+    for (int i = 0; i < 4; i++) {
+        double t = seconds_now();
+        ops_copy(s, b, a, bytes);
+        ops_wait(s);
+        best = fmax(best, 2.0 * (double)bytes / (seconds_now() - t));
+    }
+    ops_free(a), ops_free(b);
+    return best;
+}
+// Seconds of a sum of n elements over the group, the best of a few, while other groups do the same: ranks share links.
+static inline double measure_sum(Stream *s, Comm *comm, const Group *group, float *data, int64_t n, int64_t sent[LINK_KINDS]) {
+    int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
+    double best = INFINITY;
+    for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
+    comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, 4, sent);
+    for (int i = 0; i < 3; i++) {
+        comm_barrier(comm);
+        double t = seconds_now();
+        comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
+        ops_wait(s);
+        comm_barrier(comm);
+        best = fmin(best, seconds_now() - t);
+    }
+    free(bounds);
+    return best;
+}
+// Messages of a link, by sums over a group that goes over it: short ones show the latency of their two phases, longer ones the rate.
+static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm *comm, const Group *group, int64_t n) {
+    const int64_t few = 1 << 10;
+    int64_t sent[LINK_KINDS] = {0, 0}, ignored[LINK_KINDS] = {0, 0};
+    rates->message_bytes_per_s[link] = INFINITY, rates->message_s[link] = 0;
+    if (group->n == 1) { return; }
+    float *data = (float *)ops_alloc((size_t)n * 4);
+    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
+    double shorter = measure_sum(s, comm, group, data, few, ignored), longer = measure_sum(s, comm, group, data, n, sent);
+    rates->message_s[link] = fmin(shorter, longer / 2) / 2;
+    rates->message_bytes_per_s[link] = (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
+    comm_reset_counters(comm);
+    ops_free(data);
+}
+
+// The kernel's record of this process's memory begins anew: buffers of measurements do not belong to the run. Failing is harmless.
+static inline void forget_peak_memory(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    if (f) { fputs("5", f), fclose(f); }
+}
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Party *world, DType dtype) {
+    comm_barrier(comm);
+    rates->flops_per_s = measure_flops(s);
+    rates->bytes_per_s = measure_bytes(s);
+    const Group *all = &world->all, *between = world->across.n > 1 ? &world->across : &world->node;
+    measure_messages(rates, LINK_INTRA, s, comm, &world->node, 1 << 20);
+    rates->message_bytes_per_s[LINK_INTER] = INFINITY;
+    if (group_link(all, 0, all->n - 1) == LINK_INTER) { measure_messages(rates, LINK_INTER, s, comm, between, 1 << 18); } // may be a slow link
+    rates->device = ops_device(&rates->peak_flops_per_s);
+    if (dtype != DTYPE_BF16 || rates->peak_flops_per_s == 0) { rates->peak_flops_per_s = rates->flops_per_s; }
+    forget_peak_memory();
+}
+static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
+    rates->flops_per_s = rates->peak_flops_per_s = c->tflops > 0 ? c->tflops * 1e12 : measure_flops(s);
+    rates->bytes_per_s = c->memory > 0 ? c->memory * 1e9 : measure_bytes(s);
+    rates->message_bytes_per_s[LINK_INTRA] = c->intra * 1e9, rates->message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
+    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6, rates->half_tokens = c->half, rates->lost = 1 - c->overlap;
+    rates->device = "";
+}
+static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const Party *world, DType dtype) {
+    memset(rates, 0, sizeof *rates);
+    if (cluster->nodes) {
+        cluster_rates(rates, cluster, s);
+    } else {
+        measure_rates(rates, s, comm, world, dtype);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Units
+static inline void *costs_take(Stream *s, size_t bytes) { // zeros: what is multiplied does not matter, but numbers that are no numbers are slow
+    void *p = ops_alloc(bytes);
+    if (!p) { die(EXIT_RESOURCES, "use a smaller --micro-batch", "cannot allocate %zu bytes to time the model's units", bytes); }
+    ops_zero(s, p, bytes);
+    return p;
+}
+static inline void spread_tokens(Stream *s, int32_t *tokens, int64_t n, int64_t vocab) { // hardly two alike, as in text
+    int32_t *ids = (int32_t *)checked_malloc((size_t)n * sizeof(int32_t), "tokens");
+    for (int64_t i = 0; i < n; i++) { ids[i] = (int32_t)(i * 7919 % vocab); }
+    ops_from_host(s, tokens, ids, (size_t)n * sizeof(int32_t));
+    ops_wait(s);
+    free(ids);
+}
+// Runs a unit's forward, input and weight part once; seconds[kind] = theirs.
+static inline void time_unit(Executor *e, Work *w, double seconds[3]) {
+    const ActionKind kinds[] = {ACT_FORWARD, ACT_BACKWARD_INPUT, ACT_BACKWARD_WEIGHT};
+    Pass pass;
+    memset(&pass, 0, sizeof pass);
+    for (int k = 0; k < 3; k++) {
+        double start = seconds_now();
+        w->kind = kinds[k];
+        if (w->unit || w->kind != ACT_BACKWARD_INPUT) { run_work(e, w, &pass); }
+        ops_wait(e->stream);
+        seconds[kinds[k]] = seconds_now() - start;
+    }
+}
+static inline int compare_seconds(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+// Times embedding, one block and head, micro-batches of shape->rows samples, or fewer where these take long. Where even one takes very long it does
+// nothing. All ranks call it at once.
+static inline void time_units(UnitTimes *times, const GptModel *m, const ExecutorShape *shape, double flops_per_s, Stream *s) {
+    const double MOST_S = 0.3;
+    GptConfig config = m->config;
+    config.layers = 1;
+    GptModel one = gpt_model(config);
+    ExecutorShape small = *shape;
+    small.first = 0, small.end = one.units, small.limits = limits_of_one();
+    while (small.rows > 1 && gpt_step_flops(&one, (double)(small.rows * small.T), (double)small.T) > MOST_S * flops_per_s) { small.rows /= 2; }
+    memset(times, 0, sizeof *times);
+    if (gpt_step_flops(&one, (double)small.T, (double)small.T) > 10 * MOST_S * flops_per_s) { return; }
+    size_t activations, buffers;
+    Executor e = executor_plan(&one, small, &activations, &buffers);
+    executor_place(&e, costs_take(s, activations), costs_take(s, buffers));
+    Stream mine = *s;
+    mine.workspace_bytes = executor_workspace_bytes(&one, &small, s->threads), mine.workspace = costs_take(s, mine.workspace_bytes);
+    e.stream = &mine;
+    spread_tokens(s, e.slot[0].tokens, small.rows * small.T, config.vocab), spread_tokens(s, e.slot[0].targets, small.rows * small.T, config.vocab);
+    Work work[UNIT_CLASSES];
+    void *states[2 * STORAGE_CLASSES] = {NULL};
+    for (int c = 0; c < STORAGE_CLASSES; c++) {
+        const size_t n = (size_t)one.class_elements[c];
+        states[2 * c] = costs_take(s, n * ops_real_bytes()), states[2 * c + 1] = costs_take(s, n * sizeof(float));
+    }
+    for (int u = 0; u < UNIT_CLASSES; u++) {
+        work[u] = executor_work(&e, u, 0, small.rows, small.T);
+        for (int c = 0; c < STORAGE_CLASSES; c++) {
+            work[u].states.params[c] = (const Real *)states[2 * c], work[u].states.grads[c] = (float *)states[2 * c + 1], work[u].states.accumulate[c] = true;
+        }
+        time_unit(&e, &work[u], times->row_s[u]);
+    }
+    double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS] = {0};
+    int rounds = 0;
+    for (double start = seconds_now(); rounds < 2 || (rounds < TIMED_ROUNDS && seconds_now() - start < MOST_S); rounds++) {
+        for (int u = 0; u < UNIT_CLASSES; u++) { time_unit(&e, &work[u], seconds[rounds][u]); }
+    }
+    for (int i = 0; i < UNIT_CLASSES * 3; i++) { // the middle: others may use the machine now and then
+        for (int r = 0; r < rounds; r++) { sorted[r] = seconds[r][i / 3][i % 3]; }
+        qsort(sorted, (size_t)rounds, sizeof *sorted, compare_seconds);
+        times->row_s[i / 3][i % 3] = sorted[(rounds - 1) / 2] / (double)small.rows;
+    }
+    times->known = true;
+    for (int c = 0; c < 2 * STORAGE_CLASSES; c++) { ops_free(states[c]); }
+    ops_free(mine.workspace);
+    executor_free(&e);
+    forget_peak_memory();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Plans of this run: --pipeline auto
+
+// The units as the planner knows them. shape: of a micro-batch; its rows do not matter.
+static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape, const UnitTimes *times) {
+    PlanModel model = plan_model_make(m->units);
+    const double cut = (double)(shape->T * m->config.channels) * (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2; // of activations and gradients
+    for (int u = 0; u < m->units; u++) {
+        const int place = u == 0 ? 0 : u < m->units - 1 ? 1 : 2;
+        int storages[2], n = gpt_unit_storages(m, u, storages);
+        double elements = 0;
+        for (int i = 0; i < n; i++) { elements += (double)gpt_storage_elements(m, storages[i]); }
+        ExecutorShape alone = *shape;
+        size_t activations, buffers;
+        alone.rows = 1, alone.first = u, alone.end = u + 1, alone.recompute = false;
+        Executor counted = executor_plan(m, alone, &activations, &buffers);
+        executor_free(&counted);
+        plan_model_add(&model, u, times->row_s[place][0], times->row_s[place][1] + times->row_s[place][2], (double)activations, 4 * elements);
+        model.cut[u] = u ? cut : 0;
+    }
+    return model;
+}
+// Seconds of a message of so many bytes from this rank to `to` and one from `from`, the best of a few, while all ranks do so.
+static inline double measure_exchange(Comm *comm, int to, int from, char *data, size_t bytes) {
+    double best = INFINITY;
+    for (int i = 0; i < 4; i++) {
+        comm_barrier(comm);
+        double start = seconds_now();
+        comm_label(comm, "measuring links", -1, 0);
+        Ticket in = comm_receive(comm, from, data + bytes, bytes), out = comm_send(comm, to, data, bytes);
+        comm_wait_message(comm, in), comm_wait_message(comm, out);
+        best = fmin(best, seconds_now() - start);
+    }
+    return best;
+}
+// The ranks that there are, and their links, as the planner knows them. All ranks call it, and get what rank 0 finds. Nodes have equally many ranks.
+static inline Cluster cluster_of_run(Comm *comm) {
+    const size_t little = 1 << 10, much = 1 << 20;
+    Cluster c = cluster_parse("1x1");
+    c.nodes = comm->nodes, c.ranks = comm->ranks / comm->nodes;
+    bool even = c.nodes * c.ranks == comm->ranks;
+    for (int r = 0; r < comm->ranks; r++) { even = even && comm->node_of[r] == r / c.ranks; }
+    if (!even) {
+        die(EXIT_INPUT, "give the stages, or start as many ranks on each, node by node",
+            "--pipeline auto: %d ranks are not equally many on %d nodes, in their order", comm->ranks, c.nodes);
+    }
+    char *data = (char *)checked_calloc(2, much, "measuring links");
+    for (int between = 0; between < 2; between++) {
+        const int step = between ? c.ranks : 1; // to the same place of the next node; to the next rank, which is on this node but for the last one's
+        if ((between && c.nodes == 1) || comm->ranks == 1) { continue; }
+        const int to = (comm->rank + step) % comm->ranks, from = (comm->rank + comm->ranks - step) % comm->ranks;
+        double shorter = measure_exchange(comm, to, from, data, little), longer = measure_exchange(comm, to, from, data, much);
+        const double rate = (double)(much - little) / fmax(longer - shorter, 1e-9) * 1e-9;
+        if (between) {
+            c.inter = c.gather = rate;
+        } else {
+            c.intra = rate;
+        }
+        c.latency = fmax(c.latency, 1e6 * shorter);
+    }
+    if (c.nodes == 1) { c.inter = c.gather = c.intra; }
+    free(data);
+    comm_reset_counters(comm);
+    comm_broadcast(comm, &c, sizeof c, 0);
+    return c;
+}
+
+// What the planner chooses for this model, timed here, on these ranks or on --cluster, becomes what the flags say. Rank 0 tells. All ranks call it.
+// *depth: micro-batches that the memory allows in flight.
+static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m, DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
+                                 int64_t *depth) {
+    ExecutorShape shape;
+    UnitTimes times;
+    memset(&shape, 0, sizeof shape);
+    shape.dtype = dtype, shape.rows = o->micro_batch, shape.T = o->seq_len, shape.logits = LOGITS_PLENTY, shape.end = m->units, shape.limits = limits_of_one();
+    gpt_work_check(&m->config, shape.rows, shape.T);
+    time_units(&times, m, &shape, measure_flops(s), s);
+    comm_broadcast(comm, &times, sizeof times, 0);
+    if (!times.known) { die(EXIT_INPUT, "give the stages", "--pipeline auto: one sample takes this processor too long to time the model's units by it"); }
+    PlanModel model = plan_model_of_run(m, &shape, &times);
+    Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
+    PlanTask task = planner_task(&model, &cluster, o, given);
+    Plan best = planner_tell(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
+    o->batch_tokens = task.samples * o->seq_len, o->micro_batch = best.stages > 1 ? best.micro_batch : ceil_div(best.micro_batch, task_ranks(&task));
+    o->micro_batches = best.stages > 1 ? task.samples / best.micro_batch : 0, *depth = plan_depth(&task, &best);
+    o->recompute = best.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE, o->pipeline_schedule = best.kind, o->pipeline_warmup = best.warmup;
+    plan_model_free(&model);
+    return plan_placement(&task, &best);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Actions
+
+// What an action of a storage sends; returns how many messages.
+static inline int action_messages(const Store *store, const Action *a, ZeroMessage m[2]) {
+    if (a->kind == ACT_REDUCE) { return store_reduce_messages(store, a->storage, m); }
+    m[0] = store_gather_message(store, a->storage, a->near);
+    return a->kind == ACT_PREFETCH;
+}
+// Elements that a rank owns, as if slices were equal.
+static inline double store_share(const Store *s) {
+    double elements = 0;
+    for (int i = 0; i < s->model->storages; i++) {
+        if (store_holds(s, i)) { elements += (double)gpt_storage_elements(s->model, i) / store_party(s, i)->all.n; }
+    }
+    return elements;
+}
+
+// Costs of one action for the simulator.
+typedef struct {
+    const GptModel *model;
+    const ExecutorShape *shape;
+    const Store **stores; // [ranks of the program]
+    Rates rates;
+    double T;
+    ClipPolicy clip;
+} Costs;
+// A PREFETCH or REDUCE of a rank: its messages, level by level, and what is made into records and from them.
+static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
+    ZeroMessage m[2];
+    ActionCost cost = {store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
+    for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
+        const Group *g = m[k].group;
+        int64_t sent[LINK_KINDS] = {0, 0};
+        comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
+        for (int l = 0; l < LINK_KINDS; l++) { cost.message_s += (double)sent[l] / c->rates.message_bytes_per_s[l]; }
+        bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, inside = g->n > 1 && (g->nodes > 1 || !spans);
+        cost.message_s += (spans ? c->rates.message_s[LINK_INTER] : 0) + (inside ? c->rates.message_s[LINK_INTRA] : 0);
+    }
+    cost.compute_s += c->rates.lost * cost.message_s;
+    return cost;
+}
+static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
+    const Costs *c = (const Costs *)context;
+    const Store *store = c->stores[rank];
+    double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
+    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0,
+           owners = a->storage >= 0 ? store_party(store, a->storage)->all.n : 1;
+    bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
+    double products_per_s = tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1; // a replica without rows: any
+    double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
+    double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
+    double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
+    double norms = a->unit >= 0 ? clip_norm_flops(&c->clip, c->model, a->unit, (double)a->rows, c->T) / products_per_s : 0;
+    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0; // the gradient of wte is made with the embedding's
+    ActionCost cost = {0, 0};
+    if (c->rates.units.known && action_computes(a->kind)) {
+        cost.compute_s = (double)a->rows * c->rates.units.row_s[head ? 2 : block][a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind];
+        return cost;
+    }
+    switch (a->kind) {
+    case ACT_FORWARD:
+    case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
+    case ACT_BACKWARD_INPUT: cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat ? norms : 0) + (block ? 20 : 6) * pass; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit ? 0 : tied) + (c->clip.flat ? 0 : norms) + 4 * pass; break;
+    case ACT_CLIP: cost.compute_s = norms; break;
+    case ACT_SEND_FORWARD:
+    case ACT_SEND_BACKWARD: {
+        const CommLink link = group_link(store->ranks, rank, a->peer);
+        cost.message_s =
+            (double)(a->rows * executor_row_bytes(c->shape, c->model, a->kind, c->shape->T)) / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
+        break;
+    }
+    case ACT_PREFETCH:
+    case ACT_REDUCE: return message_cost(c, store, a);
+    case ACT_ACQUIRE:
+        cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
+        break;
+    case ACT_NORM: cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s; break; // with its noise
+    case ACT_UPDATE: cost.compute_s = elements * (store->adam ? 28 : 20) / owners / c->rates.bytes_per_s; break;
+    default: break;
+    }
+    return cost;
+}
+
+#endif

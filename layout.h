@@ -1,0 +1,330 @@
+// layout.h: where the states of storages lie: on which ranks, in which slices, and where on the shelves of a rank. Pure: no messages and,
+// but for tables, no memory; predictions ask it as well as the store (zero.h).
+//
+// Parties    The ranks that hold a storage are those of all stages whose units use it, in rank order. Nobody else has anything of it. Storages
+//            with equal lists of ranks share one Party, whose members divide each of them into slices.
+// Tied       A storage that several stages use (wte, of the embedding and of the head) travels once a step at every ZeRO stage: its users are at
+//            different micro-batches, and would wait for each other. That takes no more memory, since such a storage has its own room anyway.
+// Shelves    a shelf for each kind of state, one allocation each, storages one after another. A shelf that holds slices and lends whole arrays
+//            has ROOMS for these: blocks share a few, in turns; the few other storages have their own, in which the slice has its place where
+//            nothing else must be kept beside it.
+// Slices     are cut at multiples of NORM_CHUNK elements (and of the quantization block): no padding, and any number of ranks.
+#ifndef LAYOUT_H
+#define LAYOUT_H
+
+#include "gpt.h"     // storages
+#include "group.h"   // ranks, stages
+#include "options.h" // --zero
+
+enum {
+    NORM_CHUNK = 256,
+    ROOMS = 2, // that blocks share: one is in use while the other's block travels
+};
+
+// What --zero and its companions ask for.
+typedef struct {
+    int stage;                                             // 0 .. 3
+    int partition;                                         // hpZ: ranks that together keep a copy of the parameters; 1: off
+    bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
+    QuantFormat weights, gradients;
+    bool accumulates; // a step has several micro-steps
+    bool lends;       // wte stays acquired from the head to the embedding (dp.h)
+} ZeroPolicy;
+
+static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool lends) {
+    ZeroPolicy z;
+    memset(&z, 0, sizeof z);
+    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size, z.accumulates = accumulates, z.lends = lends;
+    z.quantized_weights = o->zero_quantized_weights, z.quantized_gradients = o->zero_quantized_gradients, z.feedback = o->zero_error_feedback;
+    z.weights.bits = 8, z.gradients.bits = o->zero_gradient_bits == GRADIENT_BITS_8 ? 8 : 4;
+    z.weights.block = z.gradients.block = o->zero_quant_block;
+    return z;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Who holds which storage
+typedef struct {
+    int count;   // different lists of ranks
+    int *size;   // [count]
+    int **ranks; // [count][size] ascending
+    int *blocks; // [count] blocks of theirs that may share rooms
+    int *of;     // [storages] the list of its ranks
+    bool *tied;  // [storages] several stages use it
+} Holders;
+
+static inline bool stage_uses(const GptModel *m, const Stage *stage, int storage) {
+    for (int u = stage->first_unit; u < stage->first_unit + stage->units; u++) {
+        int used[2], n = gpt_unit_storages(m, u, used);
+        if (used[0] == storage || (n > 1 && used[1] == storage)) { return true; }
+    }
+    return false;
+}
+// One more than the largest rank of a placement. Its stages have each unit once, in order, and no rank twice.
+static inline int placement_ranks(const GptModel *m, const Placement *p) {
+    int most = 0, units = 0;
+    for (int s = 0; s < p->stages; s++) {
+        assert(p->stage[s].first_unit == units && p->stage[s].units > 0 && p->stage[s].replicas > 0);
+        units += p->stage[s].units;
+        for (int i = 0; i < p->stage[s].replicas; i++) { most = (int)max_i64(most, p->stage[s].ranks[i] + 1); }
+    }
+    assert(units == m->units);
+    (void)m;
+    return most;
+}
+// Marks the ranks of all stages that use a storage; returns how many stages.
+static inline int storage_mark_ranks(const GptModel *m, const Placement *p, int storage, bool *marked) {
+    int stages = 0;
+    for (int s = 0; s < p->stages; s++) {
+        if (!stage_uses(m, &p->stage[s], storage)) { continue; }
+        stages++;
+        for (int i = 0; i < p->stage[s].replicas; i++) { marked[p->stage[s].ranks[i]] = true; }
+    }
+    return stages;
+}
+// The list of these marked ranks: one that is there already, or a new one.
+static inline int holders_list(Holders *h, const bool *marked, int ranks) {
+    int *list = (int *)checked_malloc((size_t)ranks * sizeof(int), "ranks"), n = 0;
+    for (int r = 0; r < ranks; r++) {
+        if (marked[r]) { list[n++] = r; }
+    }
+    for (int i = 0; i < h->count; i++) {
+        if (h->size[i] != n || memcmp(h->ranks[i], list, (size_t)n * sizeof(int))) { continue; }
+        free(list);
+        return i;
+    }
+    h->size[h->count] = n, h->ranks[h->count] = list;
+    return h->count++;
+}
+static inline Holders holders_make(const GptModel *m, const Placement *p) {
+    const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
+    Holders h = {0, NULL, NULL, NULL, NULL, NULL};
+    h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
+    h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
+    bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders");
+    for (int i = 0; i < m->storages; i++) {
+        memset(marked, 0, ranks * sizeof(bool));
+        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1, h.of[i] = holders_list(&h, marked, (int)ranks);
+        h.blocks[h.of[i]] += gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i];
+    }
+    free(marked);
+    return h;
+}
+static inline void holders_free(Holders *h) {
+    for (int i = 0; i < h->count; i++) { free(h->ranks[i]); }
+    free(h->size), free(h->ranks), free(h->blocks), free(h->of), free(h->tied);
+    memset(h, 0, sizeof *h);
+}
+static inline int holders_of(const Holders *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
+
+// Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no gradients to divide.
+static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->stage >= 3 && !h->tied[storage]; }
+static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) {
+    return z->stage >= 2 && !h->tied[storage] && holders_of(h, storage) > 1;
+}
+// Do the slices of a storage's parameters, of its gradient lie beside its room?
+static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
+static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) { return z->accumulates && zero_reduces_often(z, h, storage); }
+
+// Which of the rooms that blocks share a storage comes into; -1: its own, also where sharing would take no less memory.
+static inline int shelf_room(const GptModel *m, const Holders *h, int storage, bool apart) {
+    const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
+    const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
+    bool shares = gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage] && spared >= ROOMS;
+    return shares ? storage % ROOMS : -1;
+}
+static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
+    return zero_reduces_often(z, h, storage) ? shelf_room(m, h, storage, z->accumulates) : -1;
+}
+static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
+    return zero_gathers(z, h, storage) ? shelf_room(m, h, storage, zero_param_apart(z)) : -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Slices
+
+// The slices of a storage over n ranks, cut at multiples of `grain`; bounds has n + 1 elements. Equal, and the rest to the last, where
+// that makes it at most a 32nd longer: equal slices are one call of NCCL, in place. Else nearly equal.
+static inline void store_bounds(int64_t elements, int n, int64_t grain, int64_t *bounds) {
+    int64_t grains = ceil_div(elements, grain), each = elements / grain / n;
+    bool equal = elements - n * each * grain <= each * grain / 32;
+    for (int r = 0; r < n; r++) { bounds[r] = (equal ? r * each : part_begin(grains, n, r)) * grain; }
+    bounds[n] = elements;
+}
+
+// Bounds of the slices of each class of storages: in elements, or in the bytes of their records.
+typedef struct {
+    int n;
+    int64_t *of_class[STORAGE_CLASSES]; // [n + 1]
+} Slices;
+static inline Slices slices_make(const GptModel *m, int n, int64_t grain, const QuantFormat *records) {
+    Slices s = {n, {NULL}};
+    for (int c = 0; c < STORAGE_CLASSES; c++) {
+        s.of_class[c] = (int64_t *)checked_calloc((size_t)n + 1, sizeof(int64_t), "slices");
+        store_bounds(m->class_elements[c], n, grain, s.of_class[c]);
+        for (int r = 0; records && r <= n; r++) { s.of_class[c][r] = quant_bytes(*records, s.of_class[c][r]); }
+    }
+    return s;
+}
+static inline void slices_free(Slices *s) {
+    for (int c = 0; c < STORAGE_CLASSES; c++) { free(s->of_class[c]); }
+    memset(s, 0, sizeof *s);
+}
+static inline int64_t slice_length(const int64_t *bounds, int member) { return bounds[member + 1] - bounds[member]; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parties
+
+// The ranks that hold some storages, seen from one of them or from outside (then there is nothing but `all`), and the parts of them that hpZ
+// and qgZ exchange in. near: of my partition; node: on my node; across: in my place of the other nodes. Where they do not lie evenly on
+// several nodes, node has all and across me alone.
+typedef enum { SLICES_WHOLE, SLICES_NEAR, SLICES_WEIGHTS, SLICES_GRADIENTS, SLICE_KINDS } SliceKind; // elements, elements; bytes of records
+typedef struct {
+    Group all, near, node, across;
+    Slices slices[SLICE_KINDS];
+} Party;
+
+static inline Party party_make(const Group *ranks, const int *list, int n, int partition) {
+    Party p;
+    memset(&p, 0, sizeof p);
+    p.all = group_part(ranks, list, n);
+    const Group *all = &p.all;
+    if (all->me < 0) { return p; }
+    int *members = (int *)checked_malloc((size_t)n * sizeof(int), "groups"), k = 0;
+    for (int i = all->me / partition * partition; i < n && k < partition; i++) { members[k++] = i; }
+    p.near = group_part(all, members, k);
+    for (k = 0; k < all->locals; k++) { members[k] = group_at(all, group_node(all, all->me), k); }
+    p.node = group_part(all, members, k);
+    for (k = 0; k < all->nodes; k++) { members[k] = group_at(all, k, group_local(all, all->me)); }
+    p.across = group_part(all, members, k);
+    free(members);
+    return p;
+}
+static inline Party party_of_all(const Group *ranks) {
+    int *list = (int *)checked_malloc((size_t)ranks->n * sizeof(int), "ranks");
+    for (int i = 0; i < ranks->n; i++) { list[i] = i; }
+    Party p = party_make(ranks, list, ranks->n, 1);
+    free(list);
+    return p;
+}
+// Of what slices are whole multiples.
+static inline int64_t zero_grain(const ZeroPolicy *z) {
+    return max_i64(NORM_CHUNK, max_i64(z->quantized_weights ? z->weights.block : 1, z->quantized_gradients ? z->gradients.block : 1));
+}
+static inline void party_slice(Party *p, const GptModel *m, const ZeroPolicy *z) {
+    if (p->all.me < 0) { return; }
+    const int64_t grain = zero_grain(z);
+    p->slices[SLICES_WHOLE] = slices_make(m, p->all.n, grain, NULL);
+    p->slices[SLICES_NEAR] = slices_make(m, p->near.n, NORM_CHUNK, NULL);
+    p->slices[SLICES_WEIGHTS] = slices_make(m, p->all.n, grain, z->quantized_weights ? &z->weights : NULL);
+    p->slices[SLICES_GRADIENTS] = slices_make(m, p->all.n, grain, z->quantized_gradients ? &z->gradients : NULL);
+}
+static inline void party_free(Party *p) {
+    group_free(&p->all), group_free(&p->near), group_free(&p->node), group_free(&p->across);
+    for (int k = 0; k < SLICE_KINDS; k++) { slices_free(&p->slices[k]); }
+}
+
+// All of it, seen from one rank.
+typedef struct {
+    const GptModel *model;
+    Holders holders;
+    Party *parties; // [holders.count]
+} Layout;
+static inline const Party *layout_party(const Layout *l, int storage) { return &l->parties[l->holders.of[storage]]; }
+static inline bool layout_holds(const Layout *l, int storage) { return layout_party(l, storage)->all.me >= 0; }
+static inline const int64_t *layout_slices(const Layout *l, SliceKind kind, int storage) {
+    return layout_party(l, storage)->slices[kind].of_class[gpt_storage_class(l->model, storage)];
+}
+static inline int layout_me(const Layout *l, SliceKind kind, int storage) { // my place among those slices
+    const Party *p = layout_party(l, storage);
+    return kind == SLICES_NEAR ? p->near.me : p->all.me;
+}
+
+static inline Layout layout_make(const GptModel *m, const Group *ranks, const Placement *placement, const ZeroPolicy *z) {
+    Layout l = {m, holders_make(m, placement), NULL};
+    for (int s = 0; s < placement->stages; s++) {
+        if (z->partition > placement->stage[s].replicas) {
+            die(EXIT_INPUT, "a partition is some of a stage's ranks, those of a node", "--zero-hpz-partition-size %d is more than the %d ranks of stage %d",
+                z->partition, placement->stage[s].replicas, s);
+        }
+    }
+    l.parties = (Party *)checked_calloc((size_t)l.holders.count, sizeof(Party), "parties");
+    for (int i = 0; i < l.holders.count; i++) {
+        l.parties[i] = party_make(ranks, l.holders.ranks[i], l.holders.size[i], z->partition);
+        party_slice(&l.parties[i], m, z);
+    }
+    return l;
+}
+static inline void layout_free(Layout *l) {
+    for (int i = 0; i < l->holders.count; i++) { party_free(&l->parties[i]); }
+    holders_free(&l->holders);
+    free(l->parties);
+    memset(l, 0, sizeof *l);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shelves
+typedef enum { SHELF_NONE, SHELF_WHOLE, SHELF_SLICES, SHELF_ROOMS } ShelfLayout; // whole arrays; slices; slices, and rooms for whole ones
+typedef struct {
+    int64_t *slice, *whole; // [storages] where this rank's slice and the whole array begin, in bytes; whole -1: never here
+    size_t held, rooms;     // bytes of the states themselves, and of rooms beside them
+    char *base;
+} Shelf;
+typedef struct {
+    ShelfLayout layout;
+    SliceKind slices;
+    size_t size;       // bytes of an element
+    const bool *apart; // [storages] the slice lies beside the room, whatever comes into this; NULL: never
+} ShelfPlan;
+
+// The rooms, after all slices: first those that blocks share.
+static inline void shelf_plan_rooms(Shelf *shelf, const Layout *l, const ShelfPlan *plan, int64_t at) {
+    for (int room = 0; room <= ROOMS; room++) {
+        int64_t place = -1; // of the shared room
+        for (int i = 0; i < l->model->storages; i++) {
+            if (!layout_holds(l, i) || shelf->whole[i] >= 0) { continue; }
+            int shared = shelf_room(l->model, &l->holders, i, plan->apart && plan->apart[i]);
+            if (room < ROOMS && shared != room) { continue; }
+            if (room == ROOMS || place < 0) {
+                place = round_up(at, 64), at = place + layout_slices(l, plan->slices, i)[layout_party(l, i)->all.n] * (int64_t)plan->size;
+            }
+            shelf->whole[i] = place;
+        }
+    }
+    shelf->rooms = (size_t)at - shelf->held;
+}
+static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
+    Shelf shelf = {NULL, NULL, 0, 0, NULL};
+    int64_t at = 0;
+    if (plan.layout == SHELF_NONE) { return shelf; }
+    shelf.slice = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
+    shelf.whole = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
+    for (int i = 0; i < l->model->storages; i++) {
+        shelf.whole[i] = -1;
+        if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->holders.tied[i])) { continue; } // copies are for each use
+        const bool apart = plan.apart && plan.apart[i];
+        const int64_t *bounds = layout_slices(l, plan.slices, i), me = layout_me(l, plan.slices, i), size = (int64_t)plan.size;
+        const int64_t all = bounds[layout_party(l, i)->slices[plan.slices].n] * size, own = slice_length(bounds, (int)me) * size;
+        bool here = plan.layout == SHELF_WHOLE || (plan.layout == SHELF_ROOMS && !apart && shelf_room(l->model, &l->holders, i, apart) < 0);
+        shelf.slice[i] = here ? at + bounds[me] * size : at, shelf.whole[i] = here ? at : -1;
+        at += here ? all : own, shelf.held += (size_t)(plan.layout == SHELF_WHOLE ? all : own);
+    }
+    if (plan.layout == SHELF_ROOMS) {
+        shelf_plan_rooms(&shelf, l, &plan, at);
+    } else {
+        shelf.rooms = (size_t)at - shelf.held;
+    }
+    return shelf;
+}
+static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
+    if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
+}
+static inline void shelf_free(Shelf *shelf) {
+    ops_free(shelf->base);
+    free(shelf->slice), free(shelf->whole);
+    memset(shelf, 0, sizeof *shelf);
+}
+static inline char *shelf_slice(const Shelf *shelf, int storage) { return shelf->base ? shelf->base + shelf->slice[storage] : NULL; }
+static inline char *shelf_whole(const Shelf *shelf, int storage) { return shelf->base + shelf->whole[storage]; }
+
+#endif

@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+"""reproduce_dapple.py: DAPPLE's (arXiv 2007.01045, PPoPP 2021) plans and speed-ups, simulated from the profiles that its authors published.
+
+    scripts/reproduce_dapple.sh --quick | --full [--into FOLDER] [--program FILE] [--profiles FILE]
+
+Asks train_gpt --plan, in which the schedule's replay decides, and prints tables of claim, paper, ours, and why they differ:
+
+table 4   plans for 16 GPUs on configurations A, B, C: what equations 1 to 3 choose in the paper's families, what the search finds
+table 3   warm-up policy B over A, the paper's plans on A
+table 5   BERT-48 in two stages of one GPU, micro-batch 2, on B: GPipe and DAPPLE by the number of micro-batches
+figure 12 the paper's plans against those of PipeDream's planner, on 2x8 and, with --full, 4x8 GPUs
+table 7   the largest BERT that fits into 16 GB a GPU with recomputation, by the number of stages
+real      this program, training on an emulated cluster of two nodes with a slow network (scripts/cluster.sh: root on Linux; elsewhere left out, and
+          said so): schedules against each other, and plans of the same batch against the planner's choice, with what was predicted
+
+The profiles are test/golden/dapple_profiles.json: times and bytes of the layers as measured by the authors (AlibabaPAI/DAPPLE at fd75dcf,
+directory profiling_results: facts, encoded anew; no code of theirs is here). FOLDER (default: out/dapple_quick or out/dapple_full) gets each
+answer as NAME.json, each real run in a folder of its own, the tables as table.md and real.png. `make data` makes what real runs train on.
+
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a plan failed, 130 stopped by Ctrl-C.
+"""
+import argparse
+import glob
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from reproduce import EXIT_FAILED, SCRIPTS, Failed, Runner, complete, last_words, markdown, percent, pyplot_or_none, run_script
+
+CLUSTERS = {"A": "2x8,intra=25,inter=3,gather=1", "B": "16x1,inter=3,gather=1", "C": "16x1,inter=1.2"}  # constants of the authors' planner, GB/s
+# model: samples of a step, micro-batch of equations 1 to 3, and the paper's plan (stages as units:replicas), split and speed-up on A, B, C
+TABLE4 = {
+    "vgg-19": (2048, 1, {"A": ("DP", 14.62), "B": ("DP", 14.62), "C": ("22:15,4:1", 9.04)}),
+    "gnmt-16": (1024, 1, {"A": ("39:8,57:8", 10.14), "B": ("39:8,57:8", 5.25), "C": ("straight", 4.31)}),
+    "bert-48": (64, 1, {"A": ("27:8,26:8", 14.05), "B": ("straight", 12.49), "C": ("straight", 12.49)}),
+    "xlnet-36": (128, 1, {"A": ("24:8,19:8", 14.85), "B": ("24:8,19:8", 10.79), "C": ("straight", 10.72)}),
+    "amoebanet-36": (128, 8, {"A": ("31:8,13:8", 11.9), "B": ("33:11,11:5", 8.1), "C": ("33:11,11:5", 4.4)}),
+}
+TABLE3 = {"bert-48": ("27:8,26:8", 64, 1.0), "xlnet-36": ("24:8,19:8", 128, 1.02), "vgg-19": ("17:14,9:2", 2048, 1.1), "gnmt-16": ("39:8,57:8", 1024, 1.31)}
+TABLE5 = (("GPipe", "gpipe", False, {2: 5.10}), ("GPipe, recomputed", "gpipe", True, {2: 4.00, 5: 5.53}),
+          ("DAPPLE", "dapple", False, {2: 5.10, 8: 7.60, 16: 8.18}), ("DAPPLE, recomputed", "dapple", True, {2: 4.24, 8: 6.23, 16: 6.77}))
+# model: samples of a step, and of (DAPPLE, PipeDream): speed-ups on 2x8 and 4x8
+FIGURE12 = {"xlnet-36": (128, (14.9, 8.6), (23.8, 15.7)), "bert-24": (128, (14.5, 11.5), (24.4, 19.2)),
+            "amoebanet-36": (128, (11.6, 6.3), (12.7, 7.4)), "vgg-19": (1024, (9.6, 3.0), (16.3, 2.2))}
+TABLE6 = {"xlnet-36": "24:8,19:8", "bert-24": "15:8,14:8", "amoebanet-36": "31:8,13:8", "vgg-19": "17:14,9:2"}  # the paper's plans on 2x8
+TABLE7 = {1: 48, 2: 106, 4: 215, 8: 428}  # stages: layers
+DATA = "data/text_bytes_train_*.bin"
+REAL = ("--model", "layers=6,heads=4,channels=256,vocab=256", "--seq-len", "128", "--threads", "1", "--val-every", "0", "--train", DATA)
+CLUSTER = ("2x1", "--rate", "200mbit")
+# name: flags, samples of a step. The first two of schedules are the paper's comparison: GPipe with as many micro-batches as fit, DAPPLE with more
+SCHEDULES = {"GPipe, M=2": (("--pipeline", "2", "--pipeline-schedule", "gpipe", "--micro-batch", "2"), 4),
+             "DAPPLE, M=16": (("--pipeline", "2", "--micro-batch", "2"), 32),
+             "GPipe, M=16": (("--pipeline", "2", "--pipeline-schedule", "gpipe", "--micro-batch", "2"), 32),
+             "DAPPLE, M=16, recomputed": (("--pipeline", "2", "--micro-batch", "2", "--recompute", "block"), 32),
+             "zero-bubble, M=16": (("--pipeline", "2", "--pipeline-schedule", "zero-bubble", "--micro-batch", "2"), 32)}
+PLANS = {"data parallel 8:2": (("--pipeline", "8:2", "--micro-batch", "16"), 32), "3:1,5:1": (("--pipeline", "3:1,5:1", "--micro-batch", "2"), 32),
+         "4:1,4:1": (("--pipeline", "4:1,4:1", "--micro-batch", "2"), 32), "5:1,3:1": (("--pipeline", "5:1,3:1", "--micro-batch", "2"), 32),
+         "auto": (("--pipeline", "auto"), 32)}
+
+
+class Planner:
+    def __init__(self, options):
+        self.options, self.runner = options, Runner()
+
+    def ask(self, name, model, cluster, samples, *flags, profiles=None):
+        """The answer of --plan, or None where nothing fits the memory."""
+        output = self.options.into / f"{name}.json"
+        command = [self.options.program, "--plan", "--json", "--profile", f"{profiles or self.options.profiles}:{model}", "--cluster", cluster,
+                   "--seq-len", "1", "--batch-tokens", str(samples), *flags]
+        status = self.runner.run(command, output)
+        if status == 3:
+            return None
+        if status:
+            raise Failed(EXIT_FAILED, f"{name}: exit status {status}: {last_words(output)} (all of it: {output})", status)
+        return json.loads(output.read_text())
+
+
+def speedup(answer, plan=None):
+    return answer["one_rank_ms"] / (plan or answer)["predicted"]["step_ms"]
+
+
+def shape(plan):
+    """DP, straight, or units:replicas of the stages."""
+    stages = plan["stages"]
+    if len(stages) == 1:
+        return "DP"
+    if len(stages) > 8 and all(stage["replicas"] == 1 for stage in stages):
+        return f"straight, {len(stages)} stages"
+    return " ".join(f"{stage['units']}:{stage['replicas']}" for stage in stages)
+
+
+def other(answer, name):
+    return next((plan for plan in answer["alternatives"] if plan["name"] == name), None)
+
+
+def both(plan, answer):
+    return f"{shape(plan)}: {speedup(answer, plan):.2f}" if plan else "nothing fits"
+
+
+def table4(planner):
+    lines, letters = [], ("A", "B", "C")
+    for model, (samples, pinned, papers) in TABLE4.items():
+        for letter in letters:
+            paper, reached = papers[letter]
+            free = planner.ask(f"table4_{model}_{letter}", model, CLUSTERS[letter], samples)
+            equations = free
+            if pinned != 1:  # equations 1 to 3 with that micro-batch
+                equations = planner.ask(f"table4_{model}_{letter}_pinned", model, CLUSTERS[letter], samples, "--micro-batch", str(pinned))
+            lines.append([f"{model}, {letter}", f"{paper.replace(',', ' ')}: {reached}",
+                          f"{shape(other(equations, 'equations 1 to 3'))}: {equations['one_rank_ms'] / equations['equations']['step_ms']:.2f}",
+                          both(other(equations, "equations 1 to 3"), equations), both(free, free), both(other(free, "data parallel"), free)])
+    return "## Table 4: plans for 16 GPUs\n\n" + markdown(
+        ["model, configuration", "paper: plan and measured speed-up (figure 11)", "equations 1 to 3 in the paper's families: plan and speed-up",
+         "that plan replayed, whole samples", "the search's plan, replayed", "best data parallel"], lines)
+
+
+def table3(planner):
+    lines = []
+    for model, (stages, samples, paper) in TABLE3.items():
+        times = {}
+        for warmup in "ab":
+            answer = planner.ask(f"table3_{model}_{warmup}", model, CLUSTERS["A"], samples, "--pipeline", stages, "--pipeline-warmup", warmup)
+            times[warmup] = answer["predicted"]["step_ms"]
+        lines.append([f"{model}: policy B over A", f"{paper:.2f}", f"{times['a'] / times['b']:.2f}",
+                      "gather=1 GB/s makes messages long against compute" if times["a"] / times["b"] > 1.1 * paper else "each with its best micro-batch"])
+    return lines
+
+
+def table5(planner):
+    lines = []
+    for name, schedule, recompute, papers in TABLE5:
+        for batches, paper in papers.items():
+            flags = ["--pipeline", "27:1,26:1", "--pipeline-schedule", schedule, "--micro-batch", "2", "--recompute", "block" if recompute else "none"]
+            answer = planner.ask(f"table5_{schedule}_{recompute}_{batches}", "bert-48", "2x1,inter=3", 2 * batches, *flags)
+            rate = 2 * batches / answer["predicted"]["step_ms"] * 1000
+            memory = [b / 1e9 for b in answer["predicted"]["memory"]]
+            lines.append([f"{name}, M={batches}: samples/s", f"{paper:.2f}", f"{rate:.2f} ({sum(memory) / 2:.1f} GB a GPU)",
+                          "no update in the profile; its activations are the layers' outputs only, so memory is lower than measured"])
+    return lines
+
+
+def figure12(planner, full):
+    lines = []
+    for model, (samples, *papers) in FIGURE12.items():
+        for nodes, (dapple, pipedream) in zip((2, 4) if full else (2,), papers):
+            cluster = f"{nodes}x8,intra=25,inter=3,gather=1"
+            answer = planner.ask(f"figure12_{model}_{nodes}", model, cluster, samples)
+            theirs = other(answer, "PipeDream's planner")
+            text = f"search {both(answer, answer)}; PipeDream {both(theirs, answer)}"
+            if nodes == 2:
+                paper = planner.ask(f"figure12_{model}_paper", model, cluster, samples, "--pipeline", TABLE6[model])
+                text += f"; the paper's plan {both(paper, paper)}"
+            lines.append([f"{model} on {nodes}x8: DAPPLE's plan, PipeDream's", f"{dapple}, {pipedream}", text,
+                          "the search knows the micro-batch, more than two stages, and no limit of memory"])
+    return lines
+
+
+def bert_profile(planner, layers):
+    """BERT-48's profile with another number of layers."""
+    model = json.loads(Path(planner.options.profiles).read_text())["models"]["bert-48"]
+    first = next(node for node in model["nodes"] if node["name"] == "layer_0")
+    nodes = [dict(first, id=i + 1, name=f"layer_{i}") for i in range(layers)]
+    edges = [[i, i + 1] for i in range(1, layers)]
+    path = planner.options.into / f"bert_{layers}_profile.json"
+    path.write_text(json.dumps({"models": {"bert": dict(model, nodes=nodes, edges=edges)}}))
+    return path
+
+
+def table7(planner):
+    lines = []
+    for stages, paper in TABLE7.items():
+        def fits(layers):
+            even = ",".join(f"{layers // stages + (s < layers % stages)}:1" for s in range(stages))
+            return planner.ask(f"table7_{stages}", "bert", f"1x{stages},intra=25", 64, "--pipeline", even, "--pipeline-schedule", "dapple", "--micro-batch", "2",
+                               "--recompute", "block", "--device-memory", "16000000000", profiles=bert_profile(planner, layers))
+        low, high = stages, 2000
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        lines.append([f"largest BERT on {stages} GPUs of 16 GB, layers", str(paper), f"{low} ({(1 - fits(low)['predicted']['bubble']) * 100:.0f} % busy)",
+                      "states at 16 bytes a parameter as in the paper; inner activations are unknown to the profile, and no memory is lost to the framework"])
+    return lines
+
+
+class Measured:
+    """A real run: what a step took, and was predicted to take; memory of the first stage."""
+
+    def __init__(self, log, samples):
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        end = events[-1]
+        self.ms = statistics.median(event["ms"] for event in events if event["event"] == "step" and event["step"] > 1)
+        self.predicted, self.samples = end["step_ms"]["predicted"], samples
+        self.idle, self.memory = end["idle"]["measured"], end["memory"]["measured"]
+
+
+def real_runs(planner, names, steps):
+    runs = {}
+    for name, (flags, samples) in names.items():
+        folder = planner.options.into / "real" / name.replace(" ", "_").replace(",", "").replace(":", "-")
+        command = [str(SCRIPTS / "cluster.sh"), *CLUSTER, "--", planner.options.program, *REAL, *flags, "--batch-tokens", str(128 * samples), "--steps", str(steps)]
+        runs[name] = Measured(complete(planner.runner, folder, command)[0], samples)
+    return runs
+
+
+def real_lines(runs):
+    return [[name, f"{run.ms:.1f}", f"{run.predicted:.1f} ({percent(run.predicted / run.ms)})", f"{1000 * run.samples / run.ms:.1f}", f"{100 * run.idle:.1f} %",
+             f"{run.memory['activations'] / 2**20:.1f}", f"{run.memory['device'] / 2**20:.1f}"] for name, run in runs.items()]
+
+
+def real(planner, full):
+    title = f"## Real runs on an emulated cluster, {' '.join(CLUSTER)}\n\n"
+    check = subprocess.run([SCRIPTS / "cluster.sh", "check"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if check.returncode or not glob.glob(DATA):
+        return title + (f"Left out: {check.stdout.strip()}" if check.returncode else "Left out: make data makes what they train on.") + "\n"
+    steps = 12 if full else 4
+    schedules, plans = real_runs(planner, SCHEDULES, steps), real_runs(planner, PLANS, steps)
+    draw(planner.options, {**schedules, **plans})
+    gpipe, dapple, most = (schedules[name] for name in ("GPipe, M=2", "DAPPLE, M=16", "GPipe, M=16"))
+    best = min(plans, key=lambda name: plans[name].ms)
+    header = ["run", "ms a step", "predicted", "samples/s", "idle, first stage", "activations, MiB", "all memory, MiB"]
+    claims = [["DAPPLE M=16 over GPipe M=2, samples/s", "1.6 (8.18 / 5.10)", f"{gpipe.ms / gpipe.samples / (dapple.ms / dapple.samples):.2f}", "unequal batches, as in the paper; bubbles alone: 24/17 = 1.41"],
+              ["the same, activations", "0.88 of all memory", f"{dapple.memory['activations'] / gpipe.memory['activations']:.2f}; all memory {dapple.memory['device'] / gpipe.memory['device']:.2f}",
+               "a stage holds 2 micro-batches in both"],
+              ["DAPPLE over GPipe at M=16, memory", "", f"activations {dapple.memory['activations'] / most.memory['activations']:.2f}, all {dapple.memory['device'] / most.memory['device']:.2f}", "2 micro-batches instead of 16"],
+              ["the planner's choice against data parallelism and the best of these plans", "", f"{plans['data parallel 8:2'].ms / plans['auto'].ms:.2f}, {plans[best].ms / plans['auto'].ms:.2f} ({best})", ""]]
+    return (title + markdown(header, real_lines(schedules)) + markdown(header, real_lines(plans)) + markdown(["claim", "paper", "ours", "why they differ"], claims))
+
+
+def draw(options, runs):
+    pyplot = pyplot_or_none("reproduce_dapple")
+    if not pyplot:
+        return
+    figure, axes = pyplot.subplots(figsize=(9, 4))
+    places = range(len(runs))
+    axes.bar([place - 0.2 for place in places], [run.ms / run.samples for run in runs.values()], 0.4, label="measured")
+    axes.bar([place + 0.2 for place in places], [run.predicted / run.samples for run in runs.values()], 0.4, label="predicted")
+    axes.set_xticks(list(places), list(runs), rotation=30, ha="right")
+    axes.set_ylabel("ms a sample")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(options.into / "real.png", dpi=120)
+
+
+def reproduce(options):
+    planner = Planner(options)
+    claims = table3(planner) + table5(planner) + figure12(planner, options.full) + table7(planner)
+    text = table4(planner) + "## Tables 3, 5, 7 and figure 12\n\n" + markdown(["claim", "paper", "ours (simulated)", "why they differ"], claims)
+    text += real(planner, options.full)
+    print("\n" + text, end="")
+    (options.into / "table.md").write_text(text)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_dapple.sh --quick | --full [option ...]")
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--quick", dest="full", action="store_false")
+    size.add_argument("--full", dest="full", action="store_true")
+    parser.add_argument("--into", type=Path, metavar="FOLDER")
+    parser.add_argument("--program", default="./train_gpt", metavar="FILE")
+    parser.add_argument("--profiles", default=str(SCRIPTS.parent / "test/golden/dapple_profiles.json"), metavar="FILE")
+    options = parser.parse_args()
+    options.into = options.into or Path("out") / ("dapple_full" if options.full else "dapple_quick")
+    if not shutil.which(options.program):
+        parser.error(f"{options.program} is not there: run make first")
+    if not Path(options.profiles).exists():
+        parser.error(f"{options.profiles} is not there")
+    return options
+
+
+def main():
+    options = arguments()
+    return run_script("reproduce_dapple", options.into, lambda: reproduce(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
