@@ -624,7 +624,7 @@ static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
 }
 // Some answers would take minutes: where one step's losses are spread over e^100, or epsilon is far smaller than the steps are many. Who asks on
 // a command line is told so; a run takes its time.
-static double account_seconds = 10; // of this processor; tests take less
+static double account_seconds = 120; // of this processor: what takes half a minute on a slow machine is still answered; tests take less
 static struct {
     const char *question;
     clock_t end;
