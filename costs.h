@@ -1,8 +1,9 @@
 // costs.h: what an action costs: how fast this rank computes and sends, measured at start with all ranks at work or told by --cluster, and
 // what that makes of each action of a schedule. The simulator (schedule.h) adds it up.
 //
-// Units      Where stages share the work, their balance decides: then the model's units themselves are timed (UnitTimes), one block standing
-//            for all. Else, and for ranks that are not there, a unit's time follows from its arithmetic and the rate of matrix products.
+// Units      The model's units themselves are timed (UnitTimes), one block standing for all, where that takes little time and memory: the balance of
+//            stages depends on them. Else, in private runs and for ranks that are not there, a unit's time follows from its arithmetic and the
+//            rate of matrix products.
 #ifndef COSTS_H
 #define COSTS_H
 
