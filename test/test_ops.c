@@ -165,7 +165,7 @@ static const Case cases[] = {
     // rows, -, n
     {SAMPLE_NORMS, 1, 1, 1, 0, 0, 1},
     {SAMPLE_NORMS, 7, 1, 133, 0, 0, 3},
-    {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 2},
+    {SAMPLE_NORMS, 1, 1, 70001, 0, 0, 2},
     {SAMPLE_NORMS, 3, 1, 40001, 0, 0, 2},
     {SAMPLE_NORMS, 0, 1, 20, 0, 0, 2},
     // rows; variant: the ClipFunction
@@ -191,7 +191,7 @@ static const Case cases[] = {
     {ACCUMULATE_SAMPLES, 1, 1, 1, 0, 0, 1},
     {ACCUMULATE_SAMPLES, 5, 1, 1033, 0, 0, 3},
     {ACCUMULATE_SAMPLES, 4, 1, 40001, 0, 1, 2},
-    {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 2},
+    {ACCUMULATE_SAMPLES, 1, 1, 70001, 0, 1, 2},
     {ACCUMULATE_SAMPLES, 0, 1, 500, 0, 0, 2},
     {ACCUMULATE_SAMPLES, 0, 1, 500, 0, 1, 2},
     // n; variant 1: far into the storage; 2: without noise
