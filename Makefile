@@ -79,11 +79,11 @@ test-gpu:
 	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda build/gpu_test_ops && $(PYTHON) test/test_gpu_device.py; \
 	else echo "test-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
 
-build/test_comm: test/test_comm.c $(HEADERS)
+build/test_comm: test/test_comm.c test/counts.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
 build/test_noise: LIBS += $(SODIUM)
-build/test_%: test/test_%.c test/child.h $(HEADERS)
+build/test_%: test/test_%.c test/child.h test/counts.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS) -lcmocka
 build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)

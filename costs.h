@@ -13,7 +13,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Rates that predicted times refer to: of this machine, measured at start with all ranks at work, or of --cluster (what it does not tell
 // is measured here)
-enum { UNIT_CLASSES = 3, TIMED_ROUNDS = 7 }; // embedding, block, head
+enum { TIMED_ROUNDS = 7 };
 typedef struct {
     bool known;
     double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
@@ -219,7 +219,7 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
     PlanModel model = plan_model_make(m->units);
     const double cut = (double)(shape->T * m->config.channels) * (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2; // of activations and gradients
     for (int u = 0; u < m->units; u++) {
-        const int place = u == 0 ? 0 : u < m->units - 1 ? 1 : 2;
+        const double *row_s = times->row_s[gpt_unit_class(m, u)];
         int storages[2], n = gpt_unit_storages(m, u, storages);
         double elements = 0;
         for (int i = 0; i < n; i++) { elements += (double)gpt_storage_elements(m, storages[i]); }
@@ -228,7 +228,7 @@ static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape
         alone.rows = 1, alone.first = u, alone.end = u + 1, alone.recompute = false;
         Executor counted = executor_plan(m, alone, &activations, &buffers);
         executor_free(&counted);
-        plan_model_add(&model, u, times->row_s[place][0], times->row_s[place][1] + times->row_s[place][2], (double)activations, 4 * elements);
+        plan_model_add(&model, u, row_s[ACT_FORWARD], row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], (double)activations, 4 * elements);
         model.cut[u] = u ? cut : 0;
     }
     return model;
@@ -358,7 +358,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0; // the gradient of wte is made with the embedding's
     ActionCost cost = {0, 0};
     if (c->rates.units.known && action_computes(a->kind)) {
-        cost.compute_s = (double)a->rows * c->rates.units.row_s[head ? 2 : block][a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind];
+        cost.compute_s = (double)a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind];
         return cost;
     }
     switch (a->kind) {

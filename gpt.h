@@ -116,6 +116,7 @@ static inline bool gpt_config_from_descriptor(GptConfig *config, const char *tex
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Tensors and storages
+typedef enum { UNIT_EMBEDDING, UNIT_BLOCK, UNIT_HEAD, UNIT_CLASSES } UnitClass;
 typedef enum { STORAGE_WTE, STORAGE_WPE, STORAGE_BLOCK, STORAGE_LNF, STORAGE_CLASSES } StorageClass;
 typedef enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS } TensorId;
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } TensorInit; // 0.02 z, and 0.02 z / sqrt(2 L) on residual outputs
@@ -185,6 +186,7 @@ static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
 static inline int64_t gpt_storage_elements(const GptModel *m, int storage) { return m->class_elements[gpt_storage_class(m, storage)]; }
 static inline int gpt_storage_of_layer(int layer) { return 2 + layer; }
 
+static inline UnitClass gpt_unit_class(const GptModel *m, int unit) { return unit == 0 ? UNIT_EMBEDDING : unit < m->units - 1 ? UNIT_BLOCK : UNIT_HEAD; }
 // The storages that a unit uses, at most two; returns how many.
 static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]) {
     if (unit == 0) {

@@ -387,6 +387,9 @@ typedef struct {
     bool (*clash)(const Options *o, const OptionsGiven *given);
 } OptionPair;
 
+static inline bool options_pipelined(const Options *o) { return strcmp(o->pipeline, "1") != 0; }
+static inline bool options_plans(const Options *o) { return !strcmp(o->pipeline, "auto"); } // the planner chooses stages
+static inline bool options_gives_stages(const Options *o) { return options_pipelined(o) && !options_plans(o); }
 static inline bool clash_resume_out(const Options *o, const OptionsGiven *g) { return (void)g, o->resume && !*o->out; }
 static inline bool clash_save_out(const Options *o, const OptionsGiven *g) { return (void)g, o->save_every && !*o->out; }
 static inline bool clash_hellaswag_val(const Options *o, const OptionsGiven *g) { return (void)g, *o->hellaswag && !o->val_every; }
@@ -395,9 +398,7 @@ static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { 
 static inline bool clash_plan_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && o->dry_run; }
 static inline bool clash_profile_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !o->plan; }
 static inline bool clash_profile_cluster(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !*o->cluster; }
-static inline bool clash_memory_plan(const Options *o, const OptionsGiven *g) {
-    return (void)g, *o->device_memory && !o->plan && strcmp(o->pipeline, "auto") != 0;
-}
+static inline bool clash_memory_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->device_memory && !o->plan && !options_plans(o); }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -462,9 +463,6 @@ static inline bool clash_style_recompute(const Options *o, const OptionsGiven *g
 }
 static inline bool clash_quantized_private(const Options *o, const OptionsGiven *g) { return o->zero_quantized_gradients && options_private(o, g); }
 static inline bool clash_reduce_private(const Options *o, const OptionsGiven *g) { return o->reduce_dtype == DTYPE_BF16 && options_private(o, g); }
-static inline bool options_pipelined(const Options *o) { return strcmp(o->pipeline, "1") != 0; }
-static inline bool options_plans(const Options *o) { return !strcmp(o->pipeline, "auto"); } // the planner chooses stages
-static inline bool options_gives_stages(const Options *o) { return options_pipelined(o) && !options_plans(o); }
 static inline bool clash_pipeline_private(const Options *o, const OptionsGiven *g) { return options_pipelined(o) && options_private(o, g); }
 static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_pipeline_schedule] && !options_gives_stages(o);
@@ -495,7 +493,7 @@ static const OptionPair option_pairs[] = {
     {"plan", "dry-run", "both print and stop: give one", clash_plan_dry},
     {"profile", "plan", "only plans are made from it", clash_profile_plan},
     {"profile", "cluster", "needs it: which ranks there are, and how fast their links", clash_profile_cluster},
-    {"device-memory", "plan", "not yet without it", clash_memory_plan},
+    {"device-memory", "plan", "limits what the planner chooses: give it, or --pipeline auto", clash_memory_plan},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},

@@ -8,7 +8,7 @@
 
 #include "report.h" // the log, the progress bar
 
-enum { PROFILE_EMBEDDING, PROFILE_BLOCK, PROFILE_HEAD, PROFILE_STATES, PROFILE_PLACES };
+enum { PROFILE_STATES = UNIT_CLASSES, PROFILE_PLACES }; // behind the units'
 static const char *const profile_place_names[PROFILE_PLACES] = {"embedding", "block", "head", "states"};
 typedef struct {
     int64_t first, last, steps; // to profile, from 1, 0: none; profiled so far
@@ -36,9 +36,7 @@ static inline void profile_begin(Profile *p, Executor *e, int64_t step) {
     if (!p->steps) { ops_profiler(true); }
     e->marks = p->marks;
 }
-static inline int profile_place(const Executor *e, const Action *a) {
-    return a->unit < 0 ? PROFILE_STATES : a->unit == 0 ? PROFILE_EMBEDDING : a->unit < e->model->units - 1 ? PROFILE_BLOCK : PROFILE_HEAD;
-}
+static inline int profile_place(const Executor *e, const Action *a) { return a->unit < 0 ? (int)PROFILE_STATES : (int)gpt_unit_class(e->model, a->unit); }
 // After the first `ran` actions of a step (an update that is skipped does not run).
 static inline void profile_end(Profile *p, Executor *e, const Schedule *schedule, int ran) {
     double met = 0;

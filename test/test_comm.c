@@ -9,13 +9,9 @@
 //   test_comm bench      bus bandwidth next to MPI's own collectives (as nccl-tests defines it), and overlap with computing
 //   test_comm stuck      the watchdog: rank 0 waits for what rank 1 never starts; must end with exit code 4
 //   test_comm message    the same of a message between two ranks, test_comm full: of the first of more than there is room for
-#include "comm.h"
+#include "counts.h" // report
 
 enum { MAX_RANKS = 8, GUARD = 16, LONGEST = 9000, SHAPES = 7, STAGING = 1 << 16 };
-
-static Comm comm;
-static int passed, failed;     // checks of this rank
-static int groups, red_groups; // groups of cases, a line each, over all ranks
 
 static void check(bool good, const char *what, const Group *g, int layout, int shape) {
     passed += good, failed += !good;
@@ -24,17 +20,6 @@ static void check(bool good, const char *what, const Group *g, int layout, int s
     for (int i = 0; g && i < g->n; i++) { fprintf(stderr, " %d", g->ranks[i]); }
     fprintf(stderr, "\n");
 }
-// All ranks: one line for the tests since the last one.
-static void report(const char *name) {
-    static int passed_before, failed_before;
-    int mine[2] = {passed - passed_before, failed - failed_before}, all[2 * MAX_RANKS], sum[2] = {0, 0};
-    comm_all_gather_small(&comm, mine, all, sizeof mine);
-    for (int r = 0; r < comm.ranks; r++) { sum[0] += all[2 * r], sum[1] += all[2 * r + 1]; }
-    if (comm.rank == 0) { printf("%-58s %7d ok %5d failed\n", name, sum[0], sum[1]), fflush(stdout); }
-    passed_before = passed, failed_before = failed;
-    groups++, red_groups += sum[1] > 0;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Slow, obvious expectations
 

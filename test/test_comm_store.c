@@ -8,6 +8,7 @@
 //
 // TEST_ALL=1: every combination; else some of each.
 // Last line "N passed, N failed" counts the groups of cases; exit code 1 if any failed.
+#include "counts.h" // report; before what needs GNU's extensions
 #include "ops_cpu.h"
 
 #include "checkpoint.h"
@@ -17,13 +18,10 @@ enum { MAX_RANKS = 4, STAGING = 1 << 18, STEPS = 2, SAMPLES = 7, MICRO = 2, STOR
 static const GptConfig config = {4, 1, 16, 50, 128, 8};
 static const OptimizerStep optimizer = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.0f, 1.0f / 64, 0, {0, 0}};
 
-static Comm comm;
 static Stream stream;
 static GptModel model;
-static char folder[64];        // of all ranks
-static bool everything;        // TEST_ALL=1: every combination; else some of each
-static int passed, failed;     // checks of this rank
-static int groups, red_groups; // groups of cases, a line each, over all ranks
+static char folder[64]; // of all ranks
+static bool everything; // TEST_ALL=1: every combination; else some of each
 
 // A placement: of each stage the units, and its ranks in the order of their rows.
 typedef struct {
@@ -59,16 +57,6 @@ static void check(bool good, const char *what, const Case *c, const Setting *set
     if (good || failed > 20) { return; }
     fprintf(stderr, "FAILED on rank %d: %s, case %d, ZeRO %d, partition %d, kind %d, storage %d\n", comm.rank, what, (int)(c - cases), setting->zero.stage,
             setting->zero.partition, (int)setting->kind, storage);
-}
-// All ranks: one line for the tests since the last one.
-static void report(const char *name) {
-    static int passed_before, failed_before;
-    int mine[2] = {passed - passed_before, failed - failed_before}, all[2 * MAX_RANKS], sum[2] = {0, 0};
-    comm_all_gather_small(&comm, mine, all, sizeof mine);
-    for (int r = 0; r < comm.ranks; r++) { sum[0] += all[2 * r], sum[1] += all[2 * r + 1]; }
-    if (comm.rank == 0) { printf("%-58s %7d ok %5d failed\n", name, sum[0], sum[1]), fflush(stdout); }
-    passed_before = passed, failed_before = failed;
-    groups++, red_groups += sum[1] > 0;
 }
 
 static Placement placement_of(const Case *c) {
