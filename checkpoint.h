@@ -192,7 +192,7 @@ static inline void model_file_write_storage(FileWriter *w, Store *s, int storage
         Group pair = group_make(ends, ends[1] ? 2 : 1, s->comm->rank, s->comm->node_of);
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(most, bounds[i + 1] - at);
-            if (owner) { ops_to_host(s->stream, state_piece.bytes, shelf_slice(&s->params, storage) + (at - bounds[i]) * size, (size_t)(n * size)); }
+            if (owner) { ops_to_host(s->stream, state_piece.bytes, store_newest(s, storage) + (at - bounds[i]) * size, (size_t)(n * size)); }
             comm_broadcast_in(s->comm, &pair, state_piece.bytes, (size_t)(n * size), pair.n - 1);
             if (w) { model_file_write_piece(w, s, storage, at, n); }
         }
@@ -229,6 +229,40 @@ typedef struct {
     int64_t state, storage, begin, count; // StateKind, storage number, elements [begin, begin + count) of it
 } StatePiece;
 
+// The version before the newest (cyclic.h) is there in working precision; files hold fp32. Some of its elements, to and from state_piece.
+static uint16_t state_halves[STATE_PIECE_FLOATS];
+static inline void previous_to_host(const Store *s, int storage, int64_t at, int64_t n) {
+    const char *previous = store_parameters(s, storage, store_now(s, storage) + 1) + at * (int64_t)dtype_size(s->dtype);
+    const bool half = s->dtype == DTYPE_BF16;
+    ops_to_host(s->stream, half ? (char *)state_halves : state_piece.bytes, previous, (size_t)n * dtype_size(s->dtype));
+    for (int64_t i = 0; half && i < n; i++) { state_piece.floats[i] = bf16_to_float(state_halves[i]); }
+}
+static inline void previous_from_host(const Store *s, int storage, int64_t at, int64_t n) {
+    char *previous = store_parameters(s, storage, store_now(s, storage) + 1) + at * (int64_t)dtype_size(s->dtype);
+    const bool half = s->dtype == DTYPE_BF16;
+    for (int64_t i = 0; half && i < n; i++) { state_halves[i] = float_to_bf16(state_piece.floats[i]); }
+    ops_from_host(s->stream, previous, half ? (char *)state_halves : state_piece.bytes, (size_t)n * dtype_size(s->dtype));
+    ops_wait(s->stream);
+}
+static inline void writer_add_previous(FileWriter *w, const Store *s, int storage) {
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    for (int64_t at = 0, n; at < elements; at += n) {
+        n = min_i64(STATE_PIECE_FLOATS, elements - at);
+        previous_to_host(s, storage, at, n);
+        writer_add(w, state_piece.bytes, (size_t)n * sizeof(float));
+    }
+}
+// What of a state this rank writes. Of versions before the newest, which several may have, one rank writes each.
+static inline StatePiece state_piece_written(const Store *s, int kind, int storage) {
+    StatePiece piece = {kind, storage, 0, 0};
+    if (kind == STATE_PREVIOUS) {
+        piece.count = store_keeps_previous(s, storage) && s->comm->rank == s->policy.relay->keeper[storage] ? gpt_storage_elements(s->model, storage) : 0;
+    } else if (store_holds(s, storage)) {
+        piece.count = store_own(s, storage, &piece.begin);
+    }
+    return piece;
+}
+
 // This rank's share of every state that it holds: the slices of the reduction. Returns 0 or an errno; sets size and checksum.
 static inline int state_file_write(const char *path, const Store *s, uint64_t *bytes, uint64_t *checksum) {
     FileWriter w;
@@ -238,12 +272,14 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
         if (pass == 1) { writer_add(&w, &header, sizeof header); }
         for (int kind = 0; kind < STATE_KINDS; kind++) {
             for (int storage = 0; storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
-                StatePiece piece = {kind, storage, 0, 0};
-                if (!store_holds(s, storage)) { continue; }
-                piece.count = store_own(s, storage, &piece.begin);
+                const StatePiece piece = state_piece_written(s, kind, storage);
+                if (kind == STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
-                if (pass == 2) { writer_add_states(&w, s, store_state(s, (StateKind)kind, storage), (size_t)piece.count * sizeof(float)); }
+                if (pass == 2 && kind == STATE_PREVIOUS && piece.count) { writer_add_previous(&w, s, storage); }
+                if (pass == 2 && kind != STATE_PREVIOUS) {
+                    writer_add_states(&w, s, store_state(s, (StateKind)kind, storage), (size_t)piece.count * sizeof(float));
+                }
             }
         }
     }
@@ -260,19 +296,23 @@ static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
 static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
     if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= s->model->storages) { return false; }
     int64_t elements = gpt_storage_elements(s->model, (int)p->storage);
-    return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin && store_has_state(s, (StateKind)p->state);
+    return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin &&
+           (p->state == STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
 // The data of a piece; what lies in my slice goes into the store. sum NULL: what is not needed is passed over.
 static inline bool state_piece_read(FILE *f, Store *s, const StatePiece *p, Checksum *sum) {
+    const bool previous = p->state == STATE_PREVIOUS;
     int64_t first, own = store_own(s, (int)p->storage, &first), end = p->begin + p->count;
-    float *slice = store_state(s, (StateKind)p->state, (int)p->storage);
+    if (previous) { first = 0, own = store_keeps_previous(s, (int)p->storage) ? gpt_storage_elements(s->model, (int)p->storage) : 0; }
+    float *slice = previous ? NULL : store_state(s, (StateKind)p->state, (int)p->storage);
     if (!sum && (p->begin >= first + own || end <= first)) { return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR); }
     for (int64_t at = p->begin, n; at < end; at += n, keep_alive()) {
         n = min_i64(end - at, STATE_PIECE_FLOATS);
         if (!read_checked(f, sum, state_piece.bytes, (size_t)n * sizeof(float))) { return false; }
         int64_t low = max_i64(at, first), high = min_i64(at + n, first + own);
-        if (low < high) { ops_from_host(s->stream, slice + (low - first), state_piece.floats + (low - at), (size_t)(high - low) * sizeof(float)); }
+        if (previous && own) { previous_from_host(s, (int)p->storage, at, n); }
+        if (!previous && low < high) { ops_from_host(s->stream, slice + (low - first), state_piece.floats + (low - at), (size_t)(high - low) * sizeof(float)); }
     }
     return true;
 }
@@ -644,6 +684,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
                 files <= MANIFEST_FILES && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+    for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = p->step; }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
         char key[32], path[1200];
@@ -657,10 +698,13 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
     }
     for (int i = 0; good && i < STATE_KINDS * s->model->storages; i++) {
         int storage = i % s->model->storages;
-        int64_t expected = store_has_state(s, (StateKind)(i / s->model->storages)) ? gpt_storage_elements(s->model, storage) : 0;
+        const int64_t elements = gpt_storage_elements(s->model, storage);
+        const StateKind kind = (StateKind)(i / s->model->storages);
+        int64_t expected = kind == STATE_PREVIOUS ? (filled[i] ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
         good = filled[i] == expected;
         if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not whole", folder, state_names[i / s->model->storages], storage); }
     }
+    s->knows_previous = filled[STATE_PREVIOUS * s->model->storages] > 0; // wte's: where one is delayed, the first stage is
     free(filled);
     free(model.text), free(text);
     return good;

@@ -321,6 +321,59 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
     add_parts(norms, shared.parts, rows, parts);
 }
 
+// Some channels of the sum over s of dlogits[s, token] x_s
+static inline void tied_row(float *out, const float *dlogits, const float *x, int64_t T, int64_t C, int64_t Vp, int64_t channels) {
+    double sum[CLIP_SLICE] = {0};
+    for (int64_t t = 0; t < T; t++) {
+        const double d = (double)dlogits[t * Vp];
+#pragma omp simd
+        for (int64_t c = 0; c < channels; c++) { sum[c] += d * (double)x[t * C + c]; }
+    }
+    for (int64_t c = 0; c < channels; c++) { out[c] = (float)sum[c]; }
+}
+static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows, int64_t T, int64_t C,
+                                 int64_t Vp) {
+    const ClipSpace k = thread_clip_space(s, rows, T);
+#pragma omp parallel num_threads(s->threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < rows; b++) { sort_tokens(k.order + b * T, tokens + b * T, T); }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < rows * T; i++) { // at the first of each token, for all of its kind
+            const int64_t b = i / T, at = b * T, token = (int64_t)(k.order[i] >> 32), place = at + (int64_t)(k.order[i] & 0xffffffffu);
+            if (i > at && (int64_t)(k.order[i - 1] >> 32) == token) { continue; }
+            for (int64_t c = 0; c < C; c += CLIP_SLICE) {
+                tied_row(out + place * C + c, f32_const(dlogits) + at * Vp + token, f32_const(x) + at * C + c, T, C, Vp, min_i64(CLIP_SLICE, C - c));
+            }
+            for (int64_t n = i + 1; n < at + T && (int64_t)(k.order[n] >> 32) == token; n++) {
+                memcpy(out + (at + (int64_t)(k.order[n] & 0xffffffffu)) * C, out + place * C, (size_t)C * sizeof(float));
+            }
+            poll_messages(s);
+        }
+    }
+}
+static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table, int64_t rows, int64_t T, int64_t C, int64_t Vp) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t i = 0; i < rows * T; i++) { memcpy(out + i * C, table + (i / T * Vp + tokens[i]) * C, (size_t)C * sizeof(float)); }
+}
+static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count, int64_t stride, const Real *dout, const float *tied,
+                                      int64_t rows, int64_t T, int64_t C) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < rows; b++) {
+        double sum = norms[b], product = 0.0, size = 0.0;
+        for (int64_t k = 0; k < count; k++) { sum += others[k * stride + b]; }
+        for (int64_t t = b * T; t < (b + 1) * T; t++) {
+            const float *e = f32_const(dout) + t * C, *u = tied + t * C;
+            double dot = 0.0;
+#pragma omp simd reduction(+ : dot)
+            for (int64_t c = 0; c < C; c++) { dot += (double)e[c] * (double)u[c]; }
+            product += dot, size += sqrt(chunk_squares(e, C) * chunk_squares(u, C));
+        }
+        norms[b] = sum + 2.0 * product + 0x1p-20 * fmax(0.0, sum + 2.0 * size - 64.0 * (sum + 2.0 * product));
+    }
+    poll_messages(s);
+}
+
 // --- norms, factors, and what is made of them ---------------------------------------------------------------------------
 static inline void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n) {
     const ClipSpace k = thread_clip_space(s, rows, 0);

@@ -319,6 +319,66 @@ static inline void ops_tied_sample_norms(Stream *s, double *norms, const Real *d
     }
 }
 
+// A block makes TIED_EACH rows: each thread some channels of all of them, so that a row of x is read once for these.
+enum { TIED_EACH = 8 };
+template <class R> __global__ void tied_rows_kernel(float *out, const int32_t *tokens, const R *dlogits, const R *x, int T, int64_t C, int64_t Vp) {
+    const int first = (int)blockIdx.x * TIED_EACH, n = T - first < TIED_EACH ? T - first : TIED_EACH;
+    out += (int64_t)blockIdx.y * T * C, tokens += (int64_t)blockIdx.y * T, dlogits += (int64_t)blockIdx.y * T * Vp, x += (int64_t)blockIdx.y * T * C;
+    for (int64_t c = threadIdx.x; c < C; c += THREADS) {
+        double sum[TIED_EACH];
+        UNROLL for (int i = 0; i < TIED_EACH; i++) { sum[i] = 0.0; }
+        for (int t = 0; t < T; t++) {
+            const double value = (double)read(x + t * C + c);
+            UNROLL for (int i = 0; i < TIED_EACH; i++) {
+                if (i < n) { sum[i] += value * (double)read(dlogits + t * Vp + tokens[first + i]); }
+            }
+        }
+        UNROLL for (int i = 0; i < TIED_EACH; i++) {
+            if (i < n) { out[(first + i) * C + c] = (float)sum[i]; }
+        }
+    }
+}
+static inline void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows, int64_t T, int64_t C,
+                                 int64_t Vp) {
+    cudaStream_t stream = enter(s);
+    const dim3 grid((unsigned)ceil_div(T, TIED_EACH), (unsigned)rows);
+    if (rows * T == 0) { return; }
+    FOR_REAL(LAUNCH(tied_rows_kernel<R>, grid, THREADS, 0, stream, out, tokens, (const R *)dlogits, (const R *)x, (int)T, C, Vp));
+}
+__global__ void token_rows_kernel(float *out, const int32_t *tokens, const float *table, int64_t T, int64_t C, int64_t Vp) { // a block takes a row
+    const int64_t at = blockIdx.y * T + blockIdx.x;
+    for (int64_t c = threadIdx.x; c < C; c += THREADS) { out[at * C + c] = table[(blockIdx.y * Vp + tokens[at]) * C + c]; }
+}
+static inline void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table, int64_t rows, int64_t T, int64_t C, int64_t Vp) {
+    cudaStream_t stream = enter(s);
+    if (rows * T > 0) { LAUNCH(token_rows_kernel, dim3((unsigned)T, (unsigned)rows), THREADS, 0, stream, out, tokens, table, T, C, Vp); }
+}
+// A block takes a sample, a warp a row of it.
+template <class R>
+__global__ void crossing_norms_kernel(double *norms, const double *others, int64_t count, int64_t stride, const R *dout, const float *tied, int64_t T,
+                                      int64_t C) {
+    const int lane = (int)threadIdx.x % 32;
+    double product = 0.0, size = 0.0;
+    for (int64_t t = threadIdx.x / 32; t < T; t += WARPS) {
+        const R *e = dout + (blockIdx.x * T + t) * C;
+        const float *u = tied + (blockIdx.x * T + t) * C;
+        const double lengths = length_of(e, C) * length_of(u, C);
+        for (int64_t c = lane; c < C; c += 32) { product += (double)read(e + c) * (double)u[c]; }
+        size += lane == 0 ? lengths : 0.0;
+    }
+    product = block_total(product), size = block_total(size);
+    if (threadIdx.x) { return; }
+    double sum = norms[blockIdx.x];
+    for (int64_t k = 0; k < count; k++) { sum += others[k * stride + blockIdx.x]; }
+    norms[blockIdx.x] = sum + 2.0 * product + 0x1p-20 * fmax(0.0, sum + 2.0 * size - 64.0 * (sum + 2.0 * product));
+}
+static inline void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count, int64_t stride, const Real *dout, const float *tied,
+                                      int64_t rows, int64_t T, int64_t C) {
+    cudaStream_t stream = enter(s);
+    if (rows == 0) { return; }
+    FOR_REAL(LAUNCH(crossing_norms_kernel<R>, (unsigned)rows, THREADS, 0, stream, norms, others, count, stride, (const R *)dout, tied, T, C));
+}
+
 // Partial sums: of pairs of tiles or of tiles of a gradient; of positions, beside their order; of pieces of a sample's whole gradient, which
 // is made for one sample at a time: of wte, or of a block, which has less than 16 C^2.
 static inline int64_t clip_scratch_bytes(OpsShape shape) {

@@ -878,11 +878,19 @@ static inline Ticket comm_post_by_mpi(Comm *c, bool send, int peer, void *data, 
     comm_check(c, error, peer, "a message");
     return c->posted;
 }
+static inline void comm_count_message(Comm *c, bool send, int peer, size_t bytes) {
+    if (send) { c->bytes[COMM_SEND][c->node_of[peer] == c->node ? LINK_INTRA : LINK_INTER] += (int64_t)bytes; }
+}
 static inline Ticket comm_post_message(Comm *c, bool send, int peer, void *data, size_t bytes) {
     if (bytes > INT_MAX) { die(EXIT_INPUT, "choose a smaller --micro-batch", "a message of %zu bytes to another stage: 2 GiB are too much", bytes); }
     if (!bytes) { return 0; } // both sides know
-    if (send) { c->bytes[COMM_SEND][c->node_of[peer] == c->node ? LINK_INTRA : LINK_INTER] += (int64_t)bytes; }
+    comm_count_message(c, send, peer, bytes);
     return (c->transport.post ? c->transport.post : comm_post_by_mpi)(c, send, peer, data, bytes);
+}
+// A few bytes of the host's memory, where transports carry the device's.
+static inline Ticket comm_post_on_host(Comm *c, bool send, int peer, void *data, size_t bytes) {
+    comm_count_message(c, send, peer, bytes);
+    return comm_post_by_mpi(c, send, peer, data, bytes);
 }
 static inline Ticket comm_send(Comm *c, int peer, const void *data, size_t bytes) { return comm_post_message(c, true, peer, (void *)(uintptr_t)data, bytes); }
 static inline Ticket comm_receive(Comm *c, int peer, void *data, size_t bytes) { return comm_post_message(c, false, peer, data, bytes); }

@@ -26,7 +26,7 @@ typedef struct {
     const char *device;                     // its name; "": the processor
     double message_s[LINK_KINDS];           // latency
     double half_tokens;                     // in a micro-step, at which products reach half of their rate
-    double lost;                            // share of a message's time that its rank cannot compute in
+    double lost[LINK_KINDS];                // share of a message's time that its rank cannot compute in: somebody moves the bytes
     UnitTimes units;
 } Rates;
 
@@ -65,36 +65,72 @@ static inline double measure_bytes(Stream *s) {
     ops_free(a), ops_free(b);
     return best;
 }
-// Seconds of a sum of n elements over the group, the best of a few, while other groups do the same: ranks share links.
-static inline double measure_sum(Stream *s, Comm *comm, const Group *group, float *data, int64_t n, int64_t sent[LINK_KINDS]) {
-    int64_t *bounds = (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds");
+// A sum of up to so many elements over a group, to be timed while other groups do the same: ranks share links.
+typedef struct {
+    Stream *stream;
+    Comm *comm;
+    const Group *group;
+    float *data;
+    int64_t *bounds; // [ranks of the group + 1]
+} TimedSum;
+static inline void sum_split(TimedSum *sum, int64_t n) {
+    for (int i = 0; i <= sum->group->n; i++) { sum->bounds[i] = part_begin(n, sum->group->n, i); }
+}
+static inline CommHandle sum_start(const TimedSum *sum) { return comm_all_reduce(sum->comm, sum->group, sum->data, sum->bounds, DTYPE_FP32); }
+// Seconds that it takes, the best of a few.
+static inline double measure_sum(const TimedSum *sum) {
     double best = INFINITY;
-    for (int i = 0; i <= group->n; i++) { bounds[i] = part_begin(n, group->n, i); }
-    comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, bounds, 4, sent);
     for (int i = 0; i < 3; i++) {
-        comm_barrier(comm);
-        double t = seconds_now();
-        comm_wait(comm, comm_all_reduce(comm, group, data, bounds, DTYPE_FP32));
-        ops_wait(s);
-        comm_barrier(comm);
-        best = fmin(best, seconds_now() - t);
+        comm_barrier(sum->comm);
+        double start = seconds_now();
+        comm_wait(sum->comm, sum_start(sum));
+        ops_wait(sum->stream);
+        comm_barrier(sum->comm);
+        best = fmin(best, seconds_now() - start);
     }
-    free(bounds);
     return best;
+}
+// Share of its time, `alone_s` where nobody computes, that is lost to who computes meanwhile: matrix products beside it, and without it.
+static inline double measure_lost(const TimedSum *sum, double alone_s, double flops_per_s) {
+    enum { SIDE = 256, PAIRS = 3 };
+    const double product_s = 2.0 * SIDE * SIDE * SIDE / flops_per_s, most_s = 0.1;
+    const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
+    Real *matrix = (Real *)ops_alloc(3 * SIDE * SIDE * ops_real_bytes());
+    double best[2] = {INFINITY, INFINITY};
+    if (!matrix) { die(EXIT_RESOURCES, NULL, "cannot allocate matrices of %d x %d", SIDE, SIDE); }
+    ops_zero(sum->stream, matrix, 3 * SIDE * SIDE * ops_real_bytes());
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        const bool beside = i % 2;
+        comm_barrier(sum->comm);
+        double start = seconds_now();
+        CommHandle handle = beside ? sum_start(sum) : 0;
+        for (int64_t k = 0; k < products; k++) {
+            ops_matmul_forward(sum->stream, matrix, NULL, real_at(matrix, SIDE * SIDE), real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
+        }
+        ops_wait(sum->stream);
+        best[beside] = fmin(best[beside], seconds_now() - start);
+        if (beside) { comm_wait(sum->comm, handle); }
+    }
+    ops_free(matrix);
+    return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1])); // the sum may take longer than all products
 }
 // Messages of a link, by sums over a group that goes over it: short ones show the latency of their two phases, longer ones the rate.
 static inline void measure_messages(Rates *rates, CommLink link, Stream *s, Comm *comm, const Group *group, int64_t n) {
-    const int64_t few = 1 << 10;
-    int64_t sent[LINK_KINDS] = {0, 0}, ignored[LINK_KINDS] = {0, 0};
-    rates->message_bytes_per_s[link] = INFINITY, rates->message_s[link] = 0;
+    int64_t sent[LINK_KINDS] = {0, 0};
+    rates->message_bytes_per_s[link] = INFINITY, rates->message_s[link] = rates->lost[link] = 0;
     if (group->n == 1) { return; }
-    float *data = (float *)ops_alloc((size_t)n * 4);
-    if (!data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
-    double shorter = measure_sum(s, comm, group, data, few, ignored), longer = measure_sum(s, comm, group, data, n, sent);
+    TimedSum sum = {s, comm, group, (float *)ops_alloc((size_t)n * 4), (int64_t *)checked_malloc(((size_t)group->n + 1) * sizeof(int64_t), "bounds")};
+    if (!sum.data) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", (size_t)n * 4); }
+    sum_split(&sum, 1 << 10);
+    double shorter = measure_sum(&sum);
+    sum_split(&sum, n);
+    double longer = measure_sum(&sum);
+    comm_bytes_sent(COMM_ALL_REDUCE, group, group->me, sum.bounds, 4, sent);
     rates->message_s[link] = fmin(shorter, longer / 2) / 2;
     rates->message_bytes_per_s[link] = (double)(sent[LINK_INTRA] + sent[LINK_INTER]) / (longer - fmin(shorter, longer / 2));
+    if (link == LINK_INTER) { rates->lost[link] = measure_lost(&sum, longer, rates->flops_per_s); } // inside a node it is a copy, soon made
     comm_reset_counters(comm);
-    ops_free(data);
+    ops_free(sum.data), free(sum.bounds);
 }
 
 // The kernel's record of this process's memory begins anew: buffers of measurements do not belong to the run. Failing is harmless.
@@ -104,7 +140,7 @@ static inline void forget_peak_memory(void) {
 }
 static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Party *world, DType dtype) {
     comm_barrier(comm);
-    rates->flops_per_s = measure_flops(s);
+    if (!rates->units.known) { rates->flops_per_s = measure_flops(s); }
     rates->bytes_per_s = measure_bytes(s);
     const Group *all = &world->all, *between = world->across.n > 1 ? &world->across : &world->node;
     measure_messages(rates, LINK_INTRA, s, comm, &world->node, 1 << 20);
@@ -118,11 +154,13 @@ static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
     rates->flops_per_s = rates->peak_flops_per_s = c->tflops > 0 ? c->tflops * 1e12 : measure_flops(s);
     rates->bytes_per_s = c->memory > 0 ? c->memory * 1e9 : measure_bytes(s);
     rates->message_bytes_per_s[LINK_INTRA] = c->intra * 1e9, rates->message_bytes_per_s[LINK_INTER] = c->inter * 1e9 / c->ranks;
-    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6, rates->half_tokens = c->half, rates->lost = 1 - c->overlap;
+    rates->message_s[LINK_INTRA] = rates->message_s[LINK_INTER] = c->latency * 1e-6, rates->half_tokens = c->half;
+    rates->lost[LINK_INTRA] = rates->lost[LINK_INTER] = 1 - c->overlap;
+    rates->units.known = false; // they were timed here
     rates->device = "";
 }
+// The planner may have timed products and units before (plan_run): these stay.
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const Party *world, DType dtype) {
-    memset(rates, 0, sizeof *rates);
     if (cluster->nodes) {
         cluster_rates(rates, cluster, s);
     } else {
@@ -163,9 +201,10 @@ static inline int compare_seconds(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 // Times embedding, one block and head, micro-batches of shape->rows samples, or fewer where these take long. Where even one takes very long it does
-// nothing. All ranks call it at once.
+// nothing, nor where they are known. All ranks call it at once.
 static inline void time_units(UnitTimes *times, const GptModel *m, const ExecutorShape *shape, double flops_per_s, Stream *s) {
     const double MOST_S = 0.3;
+    if (times->known) { return; }
     GptConfig config = m->config;
     config.layers = 1;
     GptModel one = gpt_model(config);
@@ -214,21 +253,29 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
 // ---------------------------------------------------------------------------------------------------------------------
 // Plans of this run: --pipeline auto
 
-// The units as the planner knows them. shape: of a micro-batch; its rows do not matter.
-static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape, const UnitTimes *times) {
+// Bytes of activations and of buffers of a sample in one unit, where so many weight parts may wait.
+static inline void unit_bytes(const GptModel *m, const ExecutorShape *shape, int unit, int64_t works, size_t bytes[2]) {
+    ExecutorShape alone = *shape;
+    alone.rows = 1, alone.first = unit, alone.end = unit + 1, alone.recompute = false, alone.limits.works = works;
+    Executor counted = executor_plan(m, alone, &bytes[0], &bytes[1]);
+    executor_free(&counted);
+}
+// The units as the planner knows them. shape: of a micro-batch; its rows do not matter. adam: two moments, else one.
+static inline PlanModel plan_model_of_run(const GptModel *m, const ExecutorShape *shape, bool adam, const UnitTimes *times) {
     PlanModel model = plan_model_make(m->units);
+    const double boundary = (double)(shape->T * m->config.channels) * (double)ops_real_bytes(); // of gradients
+    const double master = shape->dtype == DTYPE_FP32 ? 0 : 4;                                   // parameters in bf16 have one
+    model.states = ((double)dtype_size(shape->dtype) + 4 + master + (adam ? 8 : 4)) / 4;
     const double cut = (double)(shape->T * m->config.channels) * (double)(dtype_size(shape->dtype) + ops_real_bytes()) / 2; // of activations and gradients
     for (int u = 0; u < m->units; u++) {
         const double *row_s = times->row_s[gpt_unit_class(m, u)];
         int storages[2], n = gpt_unit_storages(m, u, storages);
         double elements = 0;
         for (int i = 0; i < n; i++) { elements += (double)gpt_storage_elements(m, storages[i]); }
-        ExecutorShape alone = *shape;
-        size_t activations, buffers;
-        alone.rows = 1, alone.first = u, alone.end = u + 1, alone.recompute = false;
-        Executor counted = executor_plan(m, alone, &activations, &buffers);
-        executor_free(&counted);
-        plan_model_add(&model, u, row_s[ACT_FORWARD], row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], (double)activations, 4 * elements);
+        size_t two[2], three[2];
+        unit_bytes(m, shape, u, 2, two), unit_bytes(m, shape, u, 3, three);
+        plan_model_add(&model, u, row_s[ACT_FORWARD], row_s[ACT_BACKWARD_INPUT] + row_s[ACT_BACKWARD_WEIGHT], (double)two[0], 4 * elements);
+        plan_model_split(&model, u, row_s[ACT_BACKWARD_WEIGHT], (double)(three[1] - two[1]) + boundary);
         model.cut[u] = u ? cut : 0;
     }
     return model;
@@ -279,18 +326,20 @@ static inline Cluster cluster_of_run(Comm *comm) {
 }
 
 // What the planner chooses for this model, timed here, on these ranks or on --cluster, becomes what the flags say. Rank 0 tells. All ranks call it.
-// *depth: micro-batches that the memory allows in flight.
+// *rates: what was timed. *depth: micro-batches that the memory allows in flight.
 static inline Placement plan_run(Options *o, const OptionsGiven *given, const GptModel *m, DType dtype, const Cluster *given_cluster, Comm *comm, Stream *s,
-                                 int64_t *depth) {
+                                 Rates *rates, int64_t *depth) {
     ExecutorShape shape;
-    UnitTimes times;
     memset(&shape, 0, sizeof shape);
     shape.dtype = dtype, shape.rows = o->micro_batch, shape.T = o->seq_len, shape.logits = LOGITS_PLENTY, shape.end = m->units, shape.limits = limits_of_one();
     gpt_work_check(&m->config, shape.rows, shape.T);
-    time_units(&times, m, &shape, measure_flops(s), s);
-    comm_broadcast(comm, &times, sizeof times, 0);
-    if (!times.known) { die(EXIT_INPUT, "give the stages", "--pipeline auto: one sample takes this processor too long to time the model's units by it"); }
-    PlanModel model = plan_model_of_run(m, &shape, &times);
+    rates->flops_per_s = measure_flops(s);
+    time_units(&rates->units, m, &shape, rates->flops_per_s, s);
+    comm_broadcast(comm, &rates->units, sizeof rates->units, 0);
+    if (!rates->units.known) {
+        die(EXIT_INPUT, "give the stages", "--pipeline auto: one sample takes this processor too long to time the model's units by it");
+    }
+    PlanModel model = plan_model_of_run(m, &shape, o->optimizer == OPTIMIZER_ADAMW, &rates->units);
     Cluster cluster = given_cluster->nodes ? *given_cluster : cluster_of_run(comm);
     PlanTask task = planner_task(&model, &cluster, o, given);
     Plan best = planner_tell(comm->rank || (o->json && !o->plan) ? NULL : stdout, &task, o);
@@ -336,11 +385,12 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
         const Group *g = m[k].group;
         int64_t sent[LINK_KINDS] = {0, 0};
         comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
-        for (int l = 0; l < LINK_KINDS; l++) { cost.message_s += (double)sent[l] / c->rates.message_bytes_per_s[l]; }
-        bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, inside = g->n > 1 && (g->nodes > 1 || !spans);
-        cost.message_s += (spans ? c->rates.message_s[LINK_INTER] : 0) + (inside ? c->rates.message_s[LINK_INTRA] : 0);
+        const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
+        for (int l = 0; l < LINK_KINDS; l++) {
+            const double seconds = (double)sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
+            cost.message_s += seconds, cost.compute_s += c->rates.lost[l] * seconds;
+        }
     }
-    cost.compute_s += c->rates.lost * cost.message_s;
     return cost;
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
@@ -348,34 +398,43 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     const Store *store = c->stores[rank];
     double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
     double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0,
-           owners = a->storage >= 0 ? store_party(store, a->storage)->all.n : 1;
+           owners = a->storage >= 0 ? store_party(store, a->storage)->all.n : 1; // no party of a relay has more than its owner
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     double products_per_s = tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1; // a replica without rows: any
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
     double classifier = head ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0;
     double pass = tokens * C * 4 / c->rates.bytes_per_s; // one pass over a (N, C) tensor
     double norms = a->unit >= 0 ? clip_norm_flops(&c->clip, c->model, a->unit, (double)a->rows, c->T) / products_per_s : 0;
-    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0; // the gradient of wte is made with the embedding's
+    double tied = c->clip.on ? gpt_head_forward_flops(c->model, tokens) / products_per_s : 0; // the gradient of wte is made with the embedding's,
+    const bool crosses = clip_crosses(&c->clip);                                              // or by TIED
+    if (crosses && (!a->unit || head)) { norms = head ? clip_norm_flops(&c->clip, c->model, 0, (double)a->rows, c->T) / products_per_s : 0; }
     ActionCost cost = {0, 0};
-    if (c->rates.units.known && action_computes(a->kind)) {
+    if (c->rates.units.known && !c->clip.on && action_computes(a->kind)) {
         cost.compute_s = (double)a->rows * c->rates.units.row_s[gpt_unit_class(c->model, a->unit)][a->kind == ACT_RECOMPUTE ? ACT_FORWARD : a->kind];
+        return cost;
+    }
+    if (action_is_message(a->kind)) {
+        const CommLink link = group_link(store->ranks, rank, a->peer);
+        const double bytes = (double)executor_message_bytes(c->shape, c->model, a),
+                     seconds = bytes / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
+        cost.compute_s = c->rates.lost[link] / 2 * seconds; // at each end; in a sum a rank is both
+        cost.message_s = action_sends(a->kind) ? seconds : 0;
         return cost;
     }
     switch (a->kind) {
     case ACT_FORWARD:
     case ACT_RECOMPUTE: cost.compute_s = product + (block ? 20 : 2) * pass; break;
-    case ACT_BACKWARD_INPUT: cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat ? norms : 0) + (block ? 20 : 6) * pass; break;
-    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit ? 0 : tied) + (c->clip.flat ? 0 : norms) + 4 * pass; break;
-    case ACT_CLIP: cost.compute_s = norms; break;
-    case ACT_SEND_FORWARD:
-    case ACT_SEND_BACKWARD: {
-        const CommLink link = group_link(store->ranks, rank, a->peer);
-        cost.message_s =
-            (double)(a->rows * executor_row_bytes(c->shape, c->model, a->kind, c->shape->T)) / c->rates.message_bytes_per_s[link] + c->rates.message_s[link];
-        break;
-    }
+    case ACT_BACKWARD_INPUT: cost.compute_s = product + (c->clip.on ? 2 : 3) * classifier + (c->clip.flat || head ? norms : 0) + (block ? 20 : 6) * pass; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = product + (a->unit || crosses ? 0 : tied) + (c->clip.flat || head ? 0 : norms) + 4 * pass; break;
+    case ACT_CLIP: cost.compute_s = block ? 0 : norms; break;
+    case ACT_TIED: cost.compute_s = tied; break;
     case ACT_PREFETCH:
-    case ACT_REDUCE: return message_cost(c, store, a);
+    case ACT_REDUCE:
+        if (store->policy.relay) { // a sum, no collective
+            cost.compute_s = 12 * elements / c->rates.bytes_per_s;
+            return cost;
+        }
+        return message_cost(c, store, a);
     case ACT_ACQUIRE:
         cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;

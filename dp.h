@@ -7,6 +7,7 @@
 //   unit   every unit is a group of its own, with the threshold R / sqrt(L + 2): C_i is known at once (layer-wise, arXiv 2311.11822)
 //   flat   one norm over all units: the weight parts wait for the embedding's (CLIP, schedule.h). Until then output gradients lie where
 //          the next unit's dead activations were (executor.h)
+//   stage  the same over the units of each of S stages of a pipeline, with the threshold R / sqrt(S); wte and wpe are the first stage's
 // The groups     {wte with both its uses, wpe} | each block | {lnf}
 // Norms of a unit, whichever is less work:
 //   ghost          from products of rows (ops_matmul_sample_norms), and small tensors from each sample's sums, which are kept; then
@@ -16,26 +17,35 @@
 // would be too small by up to sqrt(2). H_i is made at the head, E_i at the embedding, the last of all. So from the head on either dlogits are
 // kept (ghost), or H_i itself (instantiated); or, where memory is too short for either, logits are made again at the embedding, a few samples at
 // a time: wte stays acquired until then, so no message is sent for it.
+// Stages         then E_i is made on the first and H_i on the last. The last sends |H_i|^2 and, for each position t, the row of H_i that t's token has
+//                (tied): 2<E_i, H_i> is the sum of its products with the rows that E_i is made of. The first makes the norm and the factors,
+//                and sends these back (TIED, schedule.h). In style flat each stage sends the norm of all that it has, and gets factors
 // Weights        the backward pass runs with the loss of every token weighted 1 / T; a sample of n_i targets counts T / n_i: its loss is the
 //                mean over its own tokens, whatever else is in the batch
 // Not finite     a sample whose norm is not finite is left out: a decision about this sample alone
 #ifndef DP_H
 #define DP_H
 
-#include "gpt.h" // the units
+#include "gpt.h"      // the units
+#include "schedule.h" // Clips
 
 typedef struct {
-    bool on, flat;
+    bool on, flat;   // flat: one norm of all units of a rank
+    Clips clips;     // of the schedule
+    int stages;      // of the pipeline; of several the group with wte crosses them
     bool again;      // logits are made again for the gradient of wte
     bool fresh;      // a micro-step's gradients are not added to those of another
     float threshold; // of a group's norm
     ClipFunction function;
 } ClipPolicy;
 
-static inline ClipPolicy clip_policy(const GptModel *m, double R, bool flat, ClipFunction function) {
-    ClipPolicy p = {true, flat, false, false, (float)(flat ? R : R / sqrt((double)m->units)), function};
+static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, int stages, ClipFunction function) {
+    const double groups = clips == CLIPS_UNITS ? m->units : clips == CLIPS_STAGES ? stages : 1;
+    ClipPolicy p = {true, clips != CLIPS_UNITS, clips, stages, false, false, (float)(R / sqrt(groups)), function};
     return p;
 }
+static inline bool clip_crosses(const ClipPolicy *p) { return p->on && p->stages > 1; }
+static inline bool clip_crosses_all(const ClipPolicy *p) { return clip_crosses(p) && p->clips == CLIPS_ALL; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Which way: by the bytes of instantiating (write, read, add to the gradient) against the multiplications of ghost norms
@@ -82,17 +92,33 @@ typedef struct {
     float *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb; // (rows, C or 3C or 4C)
 } BlockSums;
 
+// What crosses stages. others: on the first stage what the senders have found, (senders, most rows of a micro-batch); elsewhere what this rank sends
+typedef struct {
+    double *others; // squared norms; of the last stage, where groups end with stages, |H|^2 alone
+    float *tied;    // (rows * T, C) rows of H: on the last stage and on the first
+    float *factors; // (rows)
+} Crossing;
+
+// Of a micro-batch. Where groups cross stages several are on their way, and each has its own of what is kept, here in brackets.
 typedef struct {
     ClipPolicy policy;
-    double *norms;            // (rows) squared, of the group at hand
-    float *weights, *factors; // (rows)
-    BlockSums *blocks;        // [layers]; in style unit they share one
-    float *lnfw, *lnfb;       // (rows, C)
-    Real *dlogits;            // (rows * T, Vp), or NULL
-    float *head;              // (rows, Vp, C): H_i, then E_i + H_i, or NULL
+    double *norms;            // (rows) squared, of the group at hand [where all is one group]
+    float *weights, *factors; // (rows) [factors, where they cross stages]; weights lie with the micro-batch's activations
+    BlockSums *blocks;        // [layers]; in style unit they share one [where all is one group]
+    float *lnfw, *lnfb;       // (rows, C) [the same]
+    Real *dlogits;            // (rows * T, Vp), or NULL [it]
+    float *head;              // (rows, Vp, C): H_i, then E_i + H_i, or NULL [it]
+    Real *lnf;                // (rows * T, C) what belongs to dlogits that are kept after their micro-batch's activations, or NULL [it]
     int64_t head_samples;     // of these: rows, or fewer where they are made again
     float *sample;            // one sample's gradient of a block, or of wpe
+    Crossing crossing;
+    int64_t senders, most; // of norms, to this rank; rows of a micro-batch at most
 } Clip;
+// Where a rank's units are.
+typedef struct {
+    int first, end;
+} ClipUnits;
+static inline bool clip_has_block(ClipUnits u, int layer) { return layer + 1 >= u.first && layer + 1 < u.end; }
 
 // What lives from the head to the embedding.
 static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, int64_t rows, int64_t T) {
@@ -101,6 +127,7 @@ static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, 
     c->head_samples = clip_head_samples(&c->policy, m, rows, T);
     c->head = whole ? arena_floats(a, c->head_samples * Vp * m->config.channels) : NULL;
     c->dlogits = whole ? NULL : arena_reals(a, c->head_samples * T * Vp);
+    c->lnf = whole || !clip_crosses(&c->policy) ? NULL : arena_reals(a, rows * T * m->config.channels);
 }
 static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
     BlockSums s;
@@ -108,16 +135,40 @@ static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
     s.ln2w = arena_floats(a, n), s.ln2b = arena_floats(a, n), s.fcb = arena_floats(a, 4 * n), s.fcprojb = arena_floats(a, n);
     return s;
 }
-static inline void clip_carve_buffers(Clip *c, Arena *a, const GptModel *m, int64_t rows, int64_t T) {
+// Each sample's sums, norms and factors.
+static inline void clip_carve_samples(Clip *c, Arena *a, const GptModel *m, ClipUnits units, int64_t rows) {
     const int64_t n = rows * m->config.channels;
+    int any = -1;
+    c->norms = (double *)arena_take(a, (size_t)rows * sizeof(double)), c->factors = arena_floats(a, rows);
+    if (units.end == m->units) { c->lnfw = arena_floats(a, n), c->lnfb = arena_floats(a, n); }
+    for (int l = 0; l < m->config.layers; l++) {
+        if (!clip_has_block(units, l)) { continue; }
+        c->blocks[l] = any < 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[any];
+        any = l;
+    }
+}
+static inline void clip_carve_crossing(Clip *c, Arena *a, const GptModel *m, ClipUnits units, int64_t rows, int64_t T) {
+    const bool first = units.first == 0, ends = first || units.end == m->units, all = clip_crosses_all(&c->policy);
+    c->senders = first ? (all ? c->policy.stages - 1 : 1) : 0;
+    c->crossing.others = first || !all ? (double *)arena_take(a, (size_t)(max_i64(c->senders, 1) * rows) * sizeof(double)) : c->norms;
+    c->crossing.tied = ends ? arena_floats(a, rows * T * m->config.channels) : NULL;
+    c->crossing.factors = arena_floats(a, rows);
+    if (all || (first && c->policy.flat)) { c->factors = c->crossing.factors; } // the rank's only group is the one that crosses
+}
+// of: the micro-batch whose scratch space this one shares; NULL: it is the first.
+static inline void clip_carve_buffers(Clip *c, const Clip *of, Arena *a, const GptModel *m, ClipUnits units, int64_t rows, int64_t T) {
     const bool blocks = clip_instantiates_block(&c->policy, m, T);
-    c->norms = (double *)arena_take(a, (size_t)rows * sizeof(double));
-    c->weights = arena_floats(a, rows), c->factors = arena_floats(a, rows);
-    c->lnfw = arena_floats(a, n), c->lnfb = arena_floats(a, n);
-    for (int l = 0; l < m->config.layers; l++) { c->blocks[l] = l == 0 || c->policy.flat ? clip_carve_sums(a, n) : c->blocks[0]; }
     int64_t sample = blocks && (rows > 1 || !c->policy.fresh) ? m->class_elements[STORAGE_BLOCK] : 0;
-    if (clip_instantiates_head(m, T)) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
-    c->sample = arena_floats(a, sample);
+    if (!of && clip_instantiates_head(m, T) && !clip_crosses(&c->policy)) { sample = max_i64(sample, m->class_elements[STORAGE_WPE]); }
+    c->most = rows;
+    c->sample = of ? of->sample : arena_floats(a, sample);
+    if (!of || clip_crosses_all(&c->policy)) {
+        clip_carve_samples(c, a, m, units, rows);
+    } else {
+        c->norms = of->norms, c->factors = of->factors, c->lnfw = of->lnfw, c->lnfb = of->lnfb;
+        memcpy(c->blocks, of->blocks, (size_t)m->config.layers * sizeof(BlockSums));
+    }
+    if (clip_crosses(&c->policy)) { clip_carve_crossing(c, a, m, units, rows, T); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -222,6 +273,31 @@ static inline void clip_head_sum(Stream *s, const GptModel *m, const Clip *c, co
     clip_small_sum(s, m, c, u, LNFW, c->lnfw, rows), clip_small_sum(s, m, c, u, LNFB, c->lnfb, rows);
 }
 
+// What the first stage has to know of the classifier's part of wte, and what stays here until its factors come.
+static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c, const int32_t *tokens, const HeadActs *h, int64_t rows, int64_t T) {
+    const int64_t C = m->config.channels, Vp = m->config.padded_vocab;
+    const Crossing *x = &c->crossing;
+    ops_zero(s, x->others, (size_t)rows * sizeof(double));
+    if (c->head) {
+        ops_sample_norms(s, x->others, c->head, rows, Vp * C);
+        ops_token_rows(s, x->tied, tokens, c->head, rows, T, C, Vp);
+        return;
+    }
+    ops_matmul_sample_norms(s, x->others, c->dlogits, h->lnf, rows, T, C, Vp);
+    ops_tied_rows(s, x->tied, tokens, c->dlogits, h->lnf, rows, T, C, Vp);
+    ops_copy(s, c->lnf, h->lnf, (size_t)(rows * T * C) * ops_real_bytes());
+}
+// H of all samples, times their factors. lnf: what dlogits belong to. Spoils both.
+static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const float *factors, Real *lnf, int64_t rows,
+                                       int64_t T) {
+    const int64_t C = m->config.channels, Vp = m->config.padded_vocab;
+    if (c->head) {
+        ops_accumulate_samples(s, unit_grad(m, u, WTE), c->head, factors, rows, Vp * C, u->accumulate[STORAGE_WTE]);
+    } else {
+        ops_matmul_backward_weight_samples(s, unit_grad(m, u, WTE), c->dlogits, lnf, factors, rows, T, C, Vp, u->accumulate[STORAGE_WTE]);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding: wte with both its uses, and wpe
 
@@ -241,16 +317,24 @@ static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip
         ops_sample_norms(s, c->norms + b, c->sample, 1, T * C);
     }
 }
+// The norm of the group that crosses stages: what is here is in norms already, but for the embedding.
+static inline void clip_crossing_norms(Stream *s, const GptModel *m, const Clip *c, const Real *dout, const int32_t *tokens, int64_t rows, int64_t T) {
+    ops_embedding_sample_norms(s, c->norms, dout, tokens, rows, T, m->config.channels);
+    ops_crossing_norms(s, c->norms, c->crossing.others, c->senders, c->most, dout, c->crossing.tied, rows, T, m->config.channels);
+    ops_clip_factors(s, c->crossing.factors, c->norms, c->weights, rows, c->policy.threshold, c->policy.function);
+}
+// The embedding's part of the sums, where the classifier is on another stage.
+static inline void clip_table_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const int32_t *tokens, int64_t rows,
+                                  int64_t T) {
+    ops_embedding_backward(s, unit_grad(m, u, WTE), unit_grad(m, u, WPE), dout, tokens, c->crossing.factors, rows, T, m->config.channels,
+                           m->config.padded_vocab, m->config.max_seq_len, u->accumulate[STORAGE_WTE], u->accumulate[STORAGE_WPE]);
+}
 // After clip_factors. Spoils the head's activations.
 static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const Real *dout, const int32_t *tokens,
                                       const HeadActs *h, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
     float *wte = unit_grad(m, u, WTE), *wpe = unit_grad(m, u, WPE);
-    if (c->head) {
-        ops_accumulate_samples(s, wte, c->head, c->factors, rows, Vp * C, u->accumulate[STORAGE_WTE]);
-    } else {
-        ops_matmul_backward_weight_samples(s, wte, c->dlogits, h->lnf, c->factors, rows, T, C, Vp, u->accumulate[STORAGE_WTE]);
-    }
+    clip_classifier_sum(s, m, c, u, c->factors, h->lnf, rows, T);
     ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, c->factors, rows, T, C, Vp, positions, true, u->accumulate[STORAGE_WPE]);
 }
 // The same of a group of its own, where logits are made again: a few samples after another. u has the parameters, too.

@@ -31,6 +31,7 @@ typedef struct {
     BlockActs *blocks; // [layers]
     HeadActs head;
     int32_t *tokens, *targets; // (rows, T) on the device
+    float *weights;            // (rows) of clipped samples, too
 } Slot;
 typedef struct {
     Real **gradient;      // [units] of boundaries
@@ -54,7 +55,17 @@ typedef struct {
     ClipPolicy clip;
     int first, end; // units of this rank
     Limits limits;
+    const int64_t *places; // [units] micro-batches whose activations of a unit are there at once; NULL: limits.slots of all
+    const bool *cut;       // [units] the gradient of its input has a place of its own: others are made before it is used; NULL: of none
 } ExecutorShape;
+
+// What a step has to tell, from rank to rank (cyclic.h).
+typedef struct {
+    double loss;      // of the samples so far
+    ExactSum squares; // of the gradients so far; on the way back: of all
+    int64_t stop;     // somebody was asked to
+    int64_t last;     // the step after which nobody begins another, as the first rank has decided
+} Tally;
 
 typedef struct {
     const GptModel *model;
@@ -71,23 +82,36 @@ typedef struct {
     int64_t backs;
     Transit *received, sent[OUTGOING]; // [limits.gradients]
     int64_t *first_rows;               // [micro-batches] of the pass, first sample of this rank's part
-    Clip clip;                         // policy.on: samples are clipped
-    Real *in, *out;                    // a unit's input and output in compute precision, where that differs from storage precision
-    Real *logits;                      // (Vp) one row, for generation
-    char *activations, *buffers;       // the allocations all of these lie in
-    OpsMark **marks;                   // [actions of a step][2] when each began and ended, for a profile: then nothing is repeated as a whole; NULL: not wanted
-    int running;                       // the action that runs, in its schedule
+    Clip *clip;                        // [clips]
+    int64_t clips;
+    Transit *norms, *tied, *factors; // [clips] of what crosses stages (dp.h: Crossing)
+    Real *in, *out;                  // a unit's input and output in compute precision, where that differs from storage precision
+    Real *logits;                    // (Vp) one row, for generation
+    char *activations, *buffers;     // the allocations all of these lie in
+    OpsMark **marks;                 // [actions of a step][2] when each began and ended, for a profile: then nothing is repeated as a whole; NULL: not wanted
+    int running;                     // the action that runs, in its schedule
     // host
     int64_t first_row;                   // of a pass's samples, the first that this rank computes
     int32_t *host_tokens, *host_targets; // (samples, T) from it on
     float *host_losses;                  // the same
-    float *host_logits;                  // (Vp)
-    float *host_weights;                 // (rows) of clipped samples
-    double *losses, *right;              // [samples of a pass] of each one, for a Pass
-    double *message;                     // [samples of a pass + ranks] of executor_share()
-    int64_t *part;                       // [ranks + 1] whose part is which
-    const Real **held;                   // [storages] acquired parameters
-    const Action *volatile action;       // that is running, for signal handlers; NULL between passes
+    int64_t host_rows;                   // samples of a step on this rank, at most
+    int64_t first_micro, step_micros;    // number of the step's first micro-batch, and how many a step has, where steps overlap; else 0
+    int64_t first_step, last_step;       // only these steps' actions are run, where steps overlap
+    Tally told, telling;                 // what came from the rank before (to the first: of a whole step), what goes on
+    Ticket told_ticket, telling_ticket;
+    ExactSum squares;                // of the gradients that this rank owns, of the step at hand
+    OptimizerStep update[2];         // of even and odd steps, where they overlap
+    double whole_clip, storage_clip; // largest norm of the whole gradient, of a storage's; 0: any
+    double norm;                     // of the whole gradient, as far as it is known
+    int64_t stop_after;              // the last step, where somebody was asked to stop
+    bool asked;                      // this rank was
+    float *host_logits;              // (Vp)
+    float *host_weights;             // (rows) of clipped samples
+    double *losses, *right;          // [samples of a pass] of each one, for a Pass
+    double *message;                 // [samples of a pass + ranks] of executor_share()
+    int64_t *part;                   // [ranks + 1] whose part is which
+    const Real **held;               // [storages] acquired parameters
+    const Action *volatile action;   // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
 } Executor;
@@ -102,6 +126,7 @@ typedef struct {
     float scale;            // of the loss: 1 / targets of the step
     bool training;          // false: only losses
     double *sample_right;   // [samples] of labelled data: 1 where the likeliest label is the sample's, else 0. NULL: not wanted
+    int64_t host_row;       // where the host keeps its first sample, in samples
 } Pass;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -109,25 +134,29 @@ typedef struct {
 static inline bool executor_has(const ExecutorShape *shape, int unit) { return unit >= shape->first && unit < shape->end; }
 static inline bool executor_has_block(const ExecutorShape *shape, int64_t block) { return executor_has(shape, (int)block + 1); }
 static inline bool executor_has_head(const Executor *e) { return e->shape.end == e->model->units; }
-// Backward passes whose weight parts wait at once, in style flat but one of all units.
+static inline int64_t executor_places(const ExecutorShape *shape, int unit) { return shape->places ? shape->places[unit] : shape->limits.slots; }
+// Backward passes whose weight parts wait at once; in style flat each micro-batch's gradients lie among its activations.
 static inline int64_t executor_backs(const ExecutorShape *shape) {
-    return shape->clip.flat ? 1 : max_i64(1, shape->limits.works / (shape->end - shape->first));
+    return shape->clip.flat ? shape->limits.slots : max_i64(1, shape->limits.works / (shape->end - shape->first));
 }
 
 static inline void executor_carve_slot(Executor *e, Arena *a, int64_t place) {
     const ExecutorShape *shape = &e->shape;
     const int64_t N = shape->rows * shape->T, C = e->model->config.channels;
+    const int head = e->model->units - 1;
     Slot *slot = &e->slot[place];
-    for (int u = shape->first + 1; u < shape->end; u++) { slot->boundary[u] = arena_take(a, (size_t)(N * C) * dtype_size(shape->dtype)); }
-    for (int64_t l = 0, any = -1; l < e->model->config.layers; l++) {
-        if (!executor_has_block(shape, l)) { continue; }
-        const BlockActs *shared = shape->recompute ? any >= 0 ? &slot->blocks[any] : place ? &e->slot[0].blocks[l] : NULL : NULL;
-        slot->blocks[l] = shared ? *shared : gpt_block_acts(a, &e->model->config, N);
-        any = l;
+    for (int u = shape->first; u < shape->end; u++) {
+        if (place >= executor_places(shape, u)) { continue; }
+        const int64_t l = u - 1;
+        if (u > shape->first) { slot->boundary[u] = arena_take(a, (size_t)(N * C) * dtype_size(shape->dtype)); }
+        if (u == 0 || (u == head && shape->first && clip_crosses(&shape->clip))) { slot->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
+        if (u == shape->first && shape->clip.on) { slot->weights = arena_floats(a, shape->rows); }
+        if (u == head) { slot->head = gpt_head_acts(a, &e->model->config, N), slot->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
+        if (u == 0 || u == head) { continue; }
+        const int64_t other = max_i64(shape->first, 1) - 1; // the first block here: of it all are copies
+        const bool shares = shape->recompute && (place || l != other);
+        slot->blocks[l] = shares ? e->slot[0].blocks[other] : gpt_block_acts(a, &e->model->config, N);
     }
-    if (executor_has_head(e)) { slot->head = gpt_head_acts(a, &e->model->config, N); }
-    if (executor_has(shape, 0)) { slot->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
-    if (executor_has_head(e)) { slot->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
 }
 static inline void executor_carve_activations(Executor *e, Arena *a) {
     const ExecutorShape *shape = &e->shape;
@@ -135,25 +164,31 @@ static inline void executor_carve_activations(Executor *e, Arena *a) {
     for (int64_t i = 0; i < shape->limits.slots; i++) { executor_carve_slot(e, a, i); }
     for (int64_t i = 0; i < shape->limits.inputs; i++) { e->input[i].p = arena_take(a, boundary); }
     for (int i = 0; i < OUTGOING && !executor_has_head(e); i++) { e->output[i].p = arena_take(a, boundary); }
-    if (shape->clip.on) { clip_carve_activations(&e->clip, a, e->model, shape->rows, shape->T); }
+    for (int64_t i = 0; i < e->clips && executor_has_head(e); i++) { clip_carve_activations(&e->clip[i], a, e->model, shape->rows, shape->T); }
 }
 // Gradients: two places of boundaries and one of blocks in turns.
 static inline void executor_carve_turns(Executor *e, Arena *a, Back *back, int64_t elements) {
     Real *turns[2] = {arena_reals(a, elements), arena_reals(a, elements)};
     BlockGradients work = gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
-    for (int u = 1; u < e->model->units; u++) { back->gradient[u] = turns[u % 2]; }
+    for (int u = 1; u < e->model->units; u++) { back->gradient[u] = e->shape.cut && e->shape.cut[u] ? arena_reals(a, elements) : turns[u % 2]; }
     for (int l = 0; l < e->model->config.layers; l++) { back->work[l] = work; }
 }
-// Gradients that all stay until the weight parts: what is as large among the activations of the unit above is free by then.
+// Gradients that all stay until the weight parts: what is as large among the activations of the unit above is free by then. The topmost have places of
+// their own, which micro-batches share (`first`: of the first one's) where none waits while another's are made.
 static inline void executor_carve_flat(Executor *e, Arena *a, Back *back, int64_t elements) {
-    const int last = e->model->units - 1, top = (int)e->model->config.layers - 1;
-    const Slot *slot = &e->slot[0];
-    back->work[top] = gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
-    for (int u = 1; u <= last; u++) {
-        back->gradient[u] = u == last || store_converts(e->shape.dtype) ? arena_reals(a, elements) : (Real *)slot->boundary[u + 1];
+    const int last = e->shape.end - 1, blocks = (int)e->model->config.layers, top = (int)min_i64(e->shape.end - 1, blocks) - 1;
+    const Back *first = back == e->back || clip_crosses_all(&e->shape.clip) ? NULL : e->back;
+    const Slot *slot = &e->slot[back - e->back];
+    for (int u = e->shape.first + 1; u <= last; u++) {
+        const bool own = u == last || store_converts(e->shape.dtype);
+        back->gradient[u] = !own ? (Real *)slot->boundary[u + 1] : first ? first->gradient[u] : arena_reals(a, elements);
     }
-    for (int l = 0; l < top; l++) {
+    for (int l = top; l >= 0 && executor_has_block(&e->shape, l); l--) {
         const BlockActs *above = &slot->blocks[l + 1];
+        if (l == top) {
+            back->work[l] = first ? first->work[l] : gpt_block_gradients(a, &e->model->config, e->shape.rows * e->shape.T);
+            continue;
+        }
         back->work[l] = back->work[top];
         back->work[l].dfc = above->fc, back->work[l].dqkv = above->qkv, back->work[l].dres2 = above->res2;
     }
@@ -176,7 +211,11 @@ static inline void executor_carve_buffers(Executor *e, Arena *a) {
     e->in = e->out = NULL;
     if (store_converts(shape->dtype)) { e->in = arena_reals(a, n), e->out = arena_reals(a, n); }
     e->logits = arena_reals(a, e->model->config.padded_vocab);
-    if (shape->clip.on) { clip_carve_buffers(&e->clip, a, e->model, shape->rows, shape->T); }
+    for (int64_t i = 0; i < e->clips; i++) {
+        const ClipUnits units = {shape->first, shape->end};
+        clip_carve_buffers(&e->clip[i], i ? &e->clip[0] : NULL, a, e->model, units, shape->rows, shape->T);
+        e->norms[i].p = e->clip[i].crossing.others, e->tied[i].p = e->clip[i].crossing.tied, e->factors[i].p = e->clip[i].crossing.factors;
+    }
 }
 
 // Bytes of the operations' workspace.
@@ -190,7 +229,7 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, siz
     Executor e;
     memset(&e, 0, sizeof e);
     const size_t units = (size_t)m->units, layers = (size_t)m->config.layers;
-    e.model = m, e.shape = shape, e.clip.policy = shape.clip, e.backs = executor_backs(&shape);
+    e.model = m, e.shape = shape, e.backs = executor_backs(&shape), e.clips = shape.clip.on ? max_i64(1, shape.limits.clips) : 0;
     e.slot = (Slot *)checked_calloc((size_t)shape.limits.slots, sizeof(Slot), "executor");
     for (int64_t i = 0; i < shape.limits.slots; i++) {
         e.slot[i].boundary = (void **)checked_calloc(units, sizeof(void *), "executor");
@@ -203,7 +242,13 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, siz
     }
     e.input = (Transit *)checked_calloc((size_t)shape.limits.inputs + 1, sizeof(Transit), "executor");
     e.received = (Transit *)checked_calloc((size_t)shape.limits.gradients + 1, sizeof(Transit), "executor");
-    e.clip.blocks = (BlockSums *)checked_calloc(layers, sizeof(BlockSums), "executor");
+    e.norms = (Transit *)checked_calloc((size_t)e.clips + 1, sizeof(Transit), "executor");
+    e.tied = (Transit *)checked_calloc((size_t)e.clips + 1, sizeof(Transit), "executor");
+    e.factors = (Transit *)checked_calloc((size_t)e.clips + 1, sizeof(Transit), "executor");
+    e.clip = (Clip *)checked_calloc((size_t)e.clips + 1, sizeof(Clip), "executor");
+    for (int64_t i = 0; i < e.clips; i++) {
+        e.clip[i].policy = shape.clip, e.clip[i].blocks = (BlockSums *)checked_calloc(layers, sizeof(BlockSums), "executor");
+    }
     e.held = (const Real **)checked_calloc((size_t)m->storages, sizeof(Real *), "executor");
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
     executor_carve_activations(&e, &activations);
@@ -213,9 +258,9 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, siz
 }
 // What travels between stages, place by place; NULL after the last.
 static inline Transit *executor_transit(const Executor *e, int64_t i) {
-    Transit *kinds[4] = {e->input, (Transit *)(uintptr_t)e->output, e->received, (Transit *)(uintptr_t)e->sent};
-    const int64_t counts[4] = {e->shape.limits.inputs, OUTGOING, e->shape.limits.gradients, OUTGOING};
-    for (int k = 0; k < 4; i -= counts[k++]) {
+    Transit *kinds[] = {e->input, (Transit *)(uintptr_t)e->output, e->received, (Transit *)(uintptr_t)e->sent, e->norms, e->tied, e->factors};
+    const int64_t counts[] = {e->shape.limits.inputs, OUTGOING, e->shape.limits.gradients, OUTGOING, e->clips, e->clips, e->clips};
+    for (int k = 0; k < 7; i -= counts[k++]) {
         if (i < counts[k]) { return &kinds[k][i]; }
     }
     return NULL;
@@ -226,8 +271,9 @@ static inline void executor_free(Executor *e) {
     for (int64_t i = 0; i < e->shape.limits.slots; i++) { free(e->slot[i].boundary), free(e->slot[i].blocks); }
     for (int64_t i = 0; i < e->backs; i++) { free(e->back[i].gradient), free(e->back[i].work); }
     for (int64_t i = 0; executor_transit(e, i); i++) { free(executor_transit(e, i)->open); }
-    free(e->slot), free(e->back), free(e->input), free(e->received), free(e->first_rows);
-    free(e->clip.blocks), free(e->held), free(e->host_logits), free(e->host_weights), free(e->message), free(e->part), free(e->losses), free(e->right);
+    for (int64_t i = 0; i < e->clips; i++) { free(e->clip[i].blocks); }
+    free(e->slot), free(e->back), free(e->input), free(e->received), free(e->first_rows), free(e->norms), free(e->tied), free(e->factors);
+    free(e->clip), free(e->held), free(e->host_logits), free(e->host_weights), free(e->message), free(e->part), free(e->losses), free(e->right);
     memset(e, 0, sizeof *e);
 }
 // All that it works with, in bytes.
@@ -272,6 +318,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     executor_carve_buffers(e, &buffers);
     executor_place(e, memory_take(MEMORY_ACTIVATIONS, activations.used, "activations"), memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations"));
     size_t N = (size_t)(mine * e->shape.T);
+    if (store->policy.relay) { N *= 2, e->host_rows = mine, e->step_micros = micro_batches; } // of two steps
     e->host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");
     e->host_targets = (int32_t *)memory_take_host(N * sizeof(int32_t), "targets");
     e->host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
@@ -289,25 +336,28 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Places of a micro-batch
-static inline Slot *executor_slot(const Executor *e, int micro) { return &e->slot[micro % e->shape.limits.slots]; }
-static inline Back *executor_back(const Executor *e, int micro) { return &e->back[micro % e->backs]; }
+// They count through the steps where these overlap.
+static inline int64_t executor_micro(const Executor *e, const Action *a) { return e->first_micro + a->step * e->step_micros + a->micro; }
+static inline Slot *executor_slot(const Executor *e, int unit, int64_t micro) { return &e->slot[micro % executor_places(&e->shape, unit)]; }
+static inline Back *executor_back(const Executor *e, int64_t micro) { return &e->back[micro % e->backs]; }
+static inline int64_t executor_clip_place(const Executor *e, int64_t micro) { return e->clips ? micro % e->clips : 0; }
 // Where the input of a unit comes from, or goes to, that another stage shares; NULL: it stays here.
-static inline Transit *executor_boundary_transit(Executor *e, int unit, int micro) {
+static inline Transit *executor_boundary_transit(Executor *e, int unit, int64_t micro) {
     if (unit == 0 || unit == e->model->units) { return NULL; }
     if (unit == e->shape.end) { return &e->output[micro % OUTGOING]; }
     return unit == e->shape.first ? &e->input[micro % e->shape.limits.inputs] : NULL;
 }
-static inline void *executor_boundary(Executor *e, int unit, int micro) {
+static inline void *executor_boundary(Executor *e, int unit, int64_t micro) {
     Transit *transit = executor_boundary_transit(e, unit, micro);
-    return transit ? transit->p : executor_slot(e, micro)->boundary[unit];
+    return transit ? transit->p : executor_slot(e, unit, micro)->boundary[unit];
 }
 // The same of its gradient.
-static inline Transit *executor_gradient_transit(Executor *e, int unit, int micro) {
+static inline Transit *executor_gradient_transit(Executor *e, int unit, int64_t micro) {
     if (unit == 0 || unit == e->model->units) { return NULL; }
     if (unit == e->shape.end) { return &e->received[micro % e->shape.limits.gradients]; }
     return unit == e->shape.first ? &e->sent[micro % OUTGOING] : NULL;
 }
-static inline Real *executor_gradient(Executor *e, int unit, int micro) {
+static inline Real *executor_gradient(Executor *e, int unit, int64_t micro) {
     Transit *transit = executor_gradient_transit(e, unit, micro);
     return transit ? (Real *)transit->p : executor_back(e, micro)->gradient[unit];
 }
@@ -343,23 +393,31 @@ typedef struct {
     Real *dx, *dy; // their gradients
     const Slot *slot;
     const Back *back;
+    const Clip *clip;
 } Work;
 
 static inline const BlockActs *work_acts(const Work *w) { return &w->slot->blocks[w->unit - 1]; }
+static inline Clip work_clip(const Work *w) {
+    Clip c = *w->clip;
+    c.weights = w->slot->weights;
+    return c;
+}
 static inline const BlockGradients *work_gradients(const Work *w) { return &w->back->work[w->unit - 1]; }
-static inline Work executor_work(Executor *e, int unit, int micro, int64_t rows, int64_t T) {
+static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t rows, int64_t T) {
     const int head = e->model->units - 1;
     Work w;
     memset(&w, 0, sizeof w);
     w.unit = unit, w.rows = rows, w.T = T, w.N = rows * T, w.elements = w.N * e->model->config.channels;
-    w.slot = executor_slot(e, micro), w.back = executor_back(e, micro);
+    w.slot = executor_slot(e, unit, micro), w.back = executor_back(e, micro), w.clip = &e->clip[executor_clip_place(e, micro)];
     if (unit > 0) { w.x = executor_boundary(e, unit, micro), w.dx = executor_gradient(e, unit, micro); }
     if (unit < head) { w.y = executor_boundary(e, unit + 1, micro), w.dy = executor_gradient(e, unit + 1, micro); }
     return w;
 }
 
 // Where the host keeps what belongs to a row of the step.
-static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) { return (row - e->first_row) * pass->data->options.T; }
+static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
+    return (pass->host_row + row - e->first_row) * pass->data->options.T;
+}
 static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }
 static inline bool executor_gives_losses(const Executor *e, const Action *a, const Pass *pass) {
     return a->unit == e->model->units - 1 && a->kind == (pass->training ? ACT_BACKWARD_INPUT : ACT_FORWARD);
@@ -413,15 +471,17 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
     }
 }
 
+// The first unit here that reads samples has them made; tokens are for the embedding, targets for the head.
 static inline void executor_load_samples(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
     int32_t *tokens = e->host_tokens + executor_host_place(e, first_row, pass), *targets = e->host_targets + executor_host_place(e, first_row, pass);
-    if (pass->windows) {
+    const int head = e->model->units - 1;
+    if (w->unit == (e->shape.first ? head : 0) && pass->windows) {
         dataset_fill_windows(pass->data, pass->windows + first_row, w->rows, tokens, targets);
-    } else {
+    } else if (w->unit == (e->shape.first ? head : 0)) {
         dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
     }
-    if (w->slot->tokens) { ops_from_host(e->stream, w->slot->tokens, tokens, (size_t)w->N * sizeof(int32_t)); }
-    if (w->slot->targets) { ops_from_host(e->stream, w->slot->targets, targets, (size_t)w->N * sizeof(int32_t)); }
+    if (w->unit == 0 || (e->shape.first && w->slot->tokens)) { ops_from_host(e->stream, w->slot->tokens, tokens, (size_t)w->N * sizeof(int32_t)); }
+    if (w->unit == head) { ops_from_host(e->stream, w->slot->targets, targets, (size_t)w->N * sizeof(int32_t)); }
 }
 // The weights of clipped samples: the mean over their own targets against that over T.
 static inline void executor_load_weights(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
@@ -429,7 +489,7 @@ static inline void executor_load_weights(Executor *e, const Work *w, const Pass 
         int64_t targets = dataset_window_targets(pass->data, pass->windows[first_row + r]);
         e->host_weights[r] = (float)w->T / (float)max_i64(targets, 1);
     }
-    ops_from_host(e->stream, e->clip.weights, e->host_weights, (size_t)w->rows * sizeof(float));
+    ops_from_host(e->stream, w->slot->weights, e->host_weights, (size_t)w->rows * sizeof(float));
 }
 
 static inline void run_forward(Executor *e, const Work *w) {
@@ -453,8 +513,9 @@ static inline void run_backward_input(Executor *e, const Work *w, const Pass *pa
     const Slot *slot = w->slot;
     if (w->unit < e->model->units - 1) {
         gpt_block_backward_input(e->stream, e->model, &w->states, w->dx, w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
-    } else if (e->clip.policy.on) {
-        clip_head_backward_input(e->stream, e->model, &e->clip, &w->states, w->dx, x, &slot->head, slot->targets, w->rows, w->T);
+    } else if (e->shape.clip.on) {
+        clip_head_backward_input(e->stream, e->model, w->clip, &w->states, w->dx, x, &slot->head, slot->targets, w->rows, w->T);
+        if (clip_crosses(&e->shape.clip)) { clip_head_tell(e->stream, e->model, w->clip, slot->tokens, &slot->head, w->rows, w->T); }
     } else {
         gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &slot->head, slot->targets, w->N, pass->scale);
     }
@@ -474,60 +535,72 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
 }
 
 // What each sample adds to the gradients of a unit: its squared norm, added to the group's.
-static inline void run_norms(Executor *e, const Work *w) {
+static inline void run_norms(Executor *e, const Work *w, const Clip *c) {
     const Slot *slot = w->slot;
     if (w->unit == 0) {
-        clip_embedding_norms(e->stream, e->model, &e->clip, w->dy, slot->tokens, &slot->head, w->rows, w->T);
+        clip_embedding_norms(e->stream, e->model, c, w->dy, slot->tokens, &slot->head, w->rows, w->T);
         return;
     }
     const Real *x = boundary_read(e, w->x, w->elements);
     if (w->unit == e->model->units - 1) {
-        clip_head_norms(e->stream, e->model, &e->clip, x, &slot->head, w->rows, w->T);
+        clip_head_norms(e->stream, e->model, c, x, &slot->head, w->rows, w->T);
         return;
     }
-    clip_block_norms(e->stream, e->model, &e->clip, &e->clip.blocks[w->unit - 1], w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
+    clip_block_norms(e->stream, e->model, c, &c->blocks[w->unit - 1], w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
 }
 // The unit's gradients, of all samples times their factors.
-static inline void run_sum(Executor *e, const Work *w) {
+static inline void run_sum(Executor *e, const Work *w, const Clip *c) {
     const Slot *slot = w->slot;
-    if (w->unit == 0) {
-        clip_embedding_sum(e->stream, e->model, &e->clip, &w->states, w->dy, slot->tokens, &slot->head, w->rows, w->T);
+    if (w->unit == 0 && clip_crosses(&c->policy)) {
+        clip_table_sum(e->stream, e->model, c, &w->states, w->dy, slot->tokens, w->rows, w->T);
+    } else if (w->unit == 0) {
+        clip_embedding_sum(e->stream, e->model, c, &w->states, w->dy, slot->tokens, &slot->head, w->rows, w->T);
     } else if (w->unit == e->model->units - 1) {
-        clip_head_sum(e->stream, e->model, &e->clip, &w->states, w->rows);
+        clip_head_sum(e->stream, e->model, c, &w->states, w->rows);
     } else {
-        clip_block_sum(e->stream, e->model, &e->clip, &w->states, &e->clip.blocks[w->unit - 1], w->dy, work_acts(w), work_gradients(w), w->rows, w->T);
+        clip_block_sum(e->stream, e->model, c, &w->states, &c->blocks[w->unit - 1], w->dy, work_acts(w), work_gradients(w), w->rows, w->T);
     }
 }
 // The weight part of a unit that is a group of its own.
-static inline void run_clipped_weight(Executor *e, const Work *w) {
+static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c) {
     const bool block = w->unit > 0 && w->unit < e->model->units - 1;
-    if (block && clip_instantiates_block(&e->clip.policy, e->model, w->T)) {
-        clip_block_instantiated(e->stream, e->model, &e->clip, &w->states, w->dy, boundary_read(e, w->x, w->elements), work_acts(w), work_gradients(w), w->rows,
-                                w->T);
+    if (block && clip_instantiates_block(&c->policy, e->model, w->T)) {
+        clip_block_instantiated(e->stream, e->model, c, &w->states, w->dy, boundary_read(e, w->x, w->elements), work_acts(w), work_gradients(w), w->rows, w->T);
         return;
     }
-    if (w->unit == 0 && e->clip.policy.again) {
-        clip_embedding_again(e->stream, e->model, &e->clip, &w->states, w->dy, w->slot->tokens, w->slot->targets, &w->slot->head, w->rows, w->T);
+    if (w->unit == 0 && c->policy.again) {
+        clip_embedding_again(e->stream, e->model, c, &w->states, w->dy, w->slot->tokens, w->slot->targets, &w->slot->head, w->rows, w->T);
         return;
     }
-    clip_begin(e->stream, &e->clip, w->rows);
-    run_norms(e, w);
-    clip_factors(e->stream, &e->clip, w->rows);
-    run_sum(e, w);
+    if (w->unit || !clip_crosses(&c->policy)) { // else CLIP has made the factors
+        clip_begin(e->stream, c, w->rows);
+        run_norms(e, w, c);
+        clip_factors(e->stream, c, w->rows);
+    }
+    run_sum(e, w, c);
 }
-// The same in parts, where all units are one group.
-static inline void run_flat_work(Executor *e, const Work *w, const Pass *pass) {
+// The norms of a group of several units are known, but for the embedding's.
+static inline void run_clip(Executor *e, const Work *w, const Clip *c) {
+    if (w->unit == 0 && clip_crosses(&c->policy)) {
+        if (!c->policy.flat || w->unit + 1 == e->shape.end) { clip_begin(e->stream, c, w->rows); } // it is alone in its group, or its stage
+        clip_crossing_norms(e->stream, e->model, c, w->dy, w->slot->tokens, w->rows, w->T);
+        return;
+    }
+    if (w->unit == 0) { run_norms(e, w, c); }
+    clip_factors(e->stream, c, w->rows);
+}
+// The backward pass of a unit whose samples are clipped.
+static inline void run_clipped_work(Executor *e, const Work *w, const Pass *pass) {
+    const Clip c = work_clip(w);
     switch (w->kind) {
     case ACT_BACKWARD_INPUT:
+        if (c.policy.flat && w->unit == e->shape.end - 1) { clip_begin(e->stream, &c, w->rows); }
         run_backward_input(e, w, pass);
-        if (w->unit == e->model->units - 1) { clip_begin(e->stream, &e->clip, w->rows); }
-        run_norms(e, w);
+        if (c.policy.flat) { run_norms(e, w, &c); }
         break;
-    case ACT_CLIP:
-        run_norms(e, w);
-        clip_factors(e->stream, &e->clip, w->rows);
-        break;
-    default: run_sum(e, w);
+    case ACT_CLIP: run_clip(e, w, &c); break;
+    case ACT_TIED: clip_classifier_sum(e->stream, e->model, &c, &w->states, c.crossing.factors, c.lnf, w->rows, w->T); break;
+    default: (c.policy.flat ? run_sum : run_clipped_weight)(e, w, &c);
     }
 }
 
@@ -536,12 +609,10 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
         run_forward(e, w);
     } else if (w->kind == ACT_RECOMPUTE) {
         gpt_block_forward(e->stream, e->model, &w->states, NULL, boundary_read(e, w->x, w->elements), work_acts(w), w->rows, w->T);
-    } else if (e->clip.policy.flat) {
-        run_flat_work(e, w, pass);
+    } else if (e->shape.clip.on) {
+        run_clipped_work(e, w, pass);
     } else if (w->kind == ACT_BACKWARD_INPUT) {
         run_backward_input(e, w, pass);
-    } else if (e->clip.policy.on) {
-        run_clipped_weight(e, w);
     } else {
         run_backward_weight(e, w);
     }
@@ -549,27 +620,37 @@ static inline void run_work(Executor *e, const Work *w, const Pass *pass) {
 
 // What this action reads has arrived, and what it writes over has left.
 static inline void executor_await(Executor *e, const Action *a) {
+    const int64_t micro = executor_micro(e, a);
     if (a->kind == ACT_FORWARD) {
-        transit_wait(e, executor_boundary_transit(e, a->unit, a->micro)), transit_wait(e, executor_boundary_transit(e, a->unit + 1, a->micro));
+        transit_wait(e, executor_boundary_transit(e, a->unit, micro)), transit_wait(e, executor_boundary_transit(e, a->unit + 1, micro));
     }
-    if (a->kind == ACT_BACKWARD_INPUT) { transit_wait(e, executor_gradient_transit(e, a->unit, a->micro)); }
-    if (a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT) { transit_wait(e, executor_gradient_transit(e, a->unit + 1, a->micro)); }
+    if (a->kind == ACT_BACKWARD_INPUT) { transit_wait(e, executor_gradient_transit(e, a->unit, micro)); }
+    if (a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT || a->kind == ACT_CLIP) {
+        transit_wait(e, executor_gradient_transit(e, a->unit + 1, micro));
+    }
+    if (!e->clips || a->kind == ACT_FORWARD) { return; }
+    const int64_t place = executor_clip_place(e, micro);
+    transit_wait(e, &e->norms[place]), transit_wait(e, &e->tied[place]), transit_wait(e, &e->factors[place]);
+}
+// Where an action's contribution to a gradient goes.
+static inline float *executor_room(Executor *e, const Action *a, int storage, bool *accumulate) {
+    if (e->store->policy.relay) { return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate); }
+    return store_gradient(e->store, storage, accumulate);
 }
 static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time
-    Work w = executor_work(e, a->unit, a->micro, rows, pass->data->options.T);
+    Work w = executor_work(e, a->unit, executor_micro(e, a), rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
         StorageClass c = gpt_storage_class(e->model, storages[i]);
         if (action_reads_parameters(a->kind) || storages[i] == e->map->lent) { w.states.params[c] = e->held[storages[i]]; }
-        if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = store_gradient(e->store, storages[i], &w.states.accumulate[c]); }
+        if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = executor_room(e, a, storages[i], &w.states.accumulate[c]); }
     }
-    const int reads_samples = e->shape.first ? e->model->units - 1 : 0; // the first unit here that does
-    if (a->kind == ACT_FORWARD && a->unit == reads_samples) { executor_load_samples(e, &w, pass, a->first_row); }
-    if (a->kind == ACT_FORWARD && a->unit == 0 && pass->training && e->clip.policy.on) { executor_load_weights(e, &w, pass, a->first_row); }
+    if (a->kind == ACT_FORWARD && (a->unit == 0 || a->unit == e->model->units - 1)) { executor_load_samples(e, &w, pass, a->first_row); }
+    if (a->kind == ACT_FORWARD && a->unit == e->shape.first && pass->training && e->shape.clip.on) { executor_load_weights(e, &w, pass, a->first_row); }
     w.kind = a->kind;
     bool block = a->unit > 0 && a->unit < e->model->units - 1, repeated = block && !e->marks;
     if (!repeated || ops_repeat_begin(e->stream, &w, sizeof w)) {
@@ -578,21 +659,39 @@ static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) {
-        gpt_head_losses(e->stream, e->model, &w.states, &w.slot->head, e->clip.policy.again ? NULL : e->clip.dlogits, w.slot->targets, w.N);
+        gpt_head_losses(e->stream, e->model, &w.states, &w.slot->head, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits, w.slot->targets, w.N);
     }
     ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), w.slot->head.losses, (size_t)w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
-// Bytes of one sample of what goes on to the next stage (in storage precision), or back.
-static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m, ActionKind kind, int64_t T) {
-    const bool forward = kind == ACT_SEND_FORWARD || kind == ACT_RECV_FORWARD;
-    return T * m->config.channels * (int64_t)(forward ? dtype_size(shape->dtype) : ops_real_bytes());
+// Bytes of one sample of a message: what goes on to the next stage (in storage precision), or back, its norm (with rows of the classifier's gradient,
+// from the head), or its factor.
+static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptModel *m, const Action *a) {
+    const int64_t elements = shape->T * m->config.channels;
+    switch (a->kind) {
+    case ACT_SEND_FORWARD:
+    case ACT_RECV_FORWARD: return elements * (int64_t)dtype_size(shape->dtype);
+    case ACT_SEND_BACKWARD:
+    case ACT_RECV_BACKWARD: return elements * (int64_t)ops_real_bytes();
+    case ACT_SEND_NORM:
+    case ACT_RECV_NORM: return (int64_t)sizeof(double) + (a->unit == m->units - 1 ? elements * (int64_t)sizeof(float) : 0);
+    default: return (int64_t)sizeof(float);
+    }
+}
+// Bytes of a message, that a step sends once for each action.
+static inline int64_t executor_message_bytes(const ExecutorShape *shape, const GptModel *m, const Action *a) {
+    if (action_of_rows(a->kind)) { return a->rows * executor_row_bytes(shape, m, a); }
+    if (a->storage < 0) { return (int64_t)sizeof(Tally); }
+    const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS; // else gradients
+    return gpt_storage_elements(m, a->storage) * (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
 // What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
 static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
                                            const Program *b) {
-    const size_t row_bytes = (size_t)(shape->T * m->config.channels) * (size_t)max_i64((int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
+    const bool crosses = clip_crosses(&shape->clip);
+    const int64_t word = max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
+    const size_t row_bytes = (size_t)(shape->T * m->config.channels * word);
     if (placement->stages > 1 && row_bytes * (size_t)shape->rows > INT_MAX) {
         die(EXIT_INPUT, "choose a smaller --micro-batch", "a micro-batch of %zu bytes between stages: 2 GiB are too much", row_bytes * (size_t)shape->rows);
     }
@@ -600,16 +699,19 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     CommTraffic traffic = {placement->stages > 1 ? row_bytes : 0, 0, (int *)checked_malloc((size_t)a->ranks * sizeof(int), "peers"), 0};
     bool *talks = (bool *)checked_calloc((size_t)a->ranks, sizeof(bool), "peers");
     int sides[2] = {0, 0};
-    for (int s = mine - 1; s <= mine + 1; s += 2) {
-        if (s >= 0 && s < placement->stages && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
+    for (int s = 0; s < placement->stages; s++) {
+        const bool next = s == mine - 1 || s == mine + 1, norms = crosses && s != mine && (s == 0 || mine == 0);
+        if (next && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
+        for (int i = 0; crosses && (next || norms) && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; } // as samples fall
     }
+    if (crosses) { traffic.bytes = row_bytes * (size_t)shape->rows; }
     for (int p = 0; p < 2; p++) {
         const Schedule *schedule = &(p ? b : a)->rank[rank];
         for (int i = 0; i < schedule->count; i++) {
             const Action *action = &schedule->actions[i];
-            if (!action_sends(action->kind) && !action_receives(action->kind)) { continue; }
+            if (!action_is_message(action->kind)) { continue; }
             talks[action->peer] = true;
-            traffic.bytes = (size_t)max_i64((int64_t)traffic.bytes, (int64_t)((size_t)action->rows * row_bytes));
+            traffic.bytes = (size_t)max_i64((int64_t)traffic.bytes, executor_message_bytes(shape, m, action));
         }
     }
     for (int r = 0; r < a->ranks; r++) {
@@ -617,19 +719,36 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     }
     free(talks);
     // a place is filled, or sent, by as many as there are on one side
-    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * OUTGOING) * max_i64(sides[0], sides[1]));
+    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * OUTGOING + 3 * shape->limits.clips) * max_i64(sides[0], sides[1]));
     return traffic;
 }
 
-// Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the gradient of its input).
-static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
-    const bool forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
-    const int64_t rows = executor_rows(a, pass), row_bytes = executor_row_bytes(&e->shape, e->model, a->kind, pass->data->options.T);
-    if (rows <= 0) { return; }
-    Transit *transit = forward ? executor_boundary_transit(e, a->unit + 1, a->micro) : executor_gradient_transit(e, a->unit, a->micro);
-    char *p = (char *)transit->p + (a->first_row - e->first_rows[a->micro]) * row_bytes;
-    comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
+// Posts a message of rows that begin at p, of the micro-batch's first row.
+static inline void post_rows(Executor *e, const Action *a, Transit *transit, char *p, int64_t rows, int64_t row_bytes) {
+    p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
     transit->open[transit->messages++] = comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
+}
+// Posts a message: rows of what goes on to the next stage (the output of the unit), or back (the gradient of its input); norms, and what belongs
+// to them, or factors.
+static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
+    const int64_t rows = executor_rows(a, pass), row_bytes = executor_row_bytes(&e->shape, e->model, a), place = executor_clip_place(e, executor_micro(e, a));
+    if (rows <= 0) { return; }
+    const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM, forward = a->kind == ACT_SEND_FORWARD || a->kind == ACT_RECV_FORWARD;
+    if (norm) {
+        const bool apart = a->kind == ACT_RECV_NORM && clip_crosses_all(&e->shape.clip); // senders have places of their own
+        double *norms = (double *)e->norms[place].p + (apart ? (e->map->stage[a->unit] - 1) * e->shape.rows : 0);
+        comm_label(e->comm, "norms", a->unit, e->step);
+        post_rows(e, a, &e->norms[place], (char *)norms, rows, (int64_t)sizeof(double));
+        if (row_bytes > (int64_t)sizeof(double)) { post_rows(e, a, &e->tied[place], (char *)e->tied[place].p, rows, row_bytes - (int64_t)sizeof(double)); }
+    } else if (a->kind == ACT_SEND_FACTOR || a->kind == ACT_RECV_FACTOR) {
+        comm_label(e->comm, "factors", a->unit, e->step);
+        post_rows(e, a, &e->factors[place], (char *)e->factors[place].p, rows, row_bytes);
+    } else {
+        const int64_t micro = executor_micro(e, a);
+        Transit *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro) : executor_gradient_transit(e, a->unit, micro);
+        comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
+        post_rows(e, a, transit, (char *)transit->p, rows, row_bytes);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -672,7 +791,53 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
 }
 // All that was sent has left.
 static inline void executor_wait_messages(Executor *e) {
-    for (int i = 0; i < OUTGOING; i++) { transit_wait(e, &e->output[i]), transit_wait(e, &e->sent[i]); }
+    for (int64_t i = 0; executor_transit(e, i); i++) { transit_wait(e, executor_transit(e, i)); }
+}
+
+// Of a relay. Where updates do not wait for the norm of the whole gradient, each storage's is looked at by itself. One that is not finite makes no
+// update.
+static inline void executor_update(Executor *e, int storage, int64_t step) {
+    OptimizerStep update = e->update[step & 1];
+    double norm = e->norm, most = e->whole_clip;
+    if (!e->store->policy.relay->waits) {
+        ExactSum squares;
+        memset(&squares, 0, sizeof squares);
+        store_measure(e->store, storage, storage + 1, step, &squares);
+        norm = sqrt(exact_value(squares)), most = e->storage_clip, exact_join(&e->squares, &squares);
+    }
+    if (most > 0 && norm > most) { update.grad_scale = (float)(most / norm); }
+    if (isfinite(norm)) {
+        store_update(e->store, storage, step, update);
+    } else {
+        store_skip_version(e->store, storage, step + 1);
+    }
+}
+// This rank adds what it knows of a step: the losses of its samples, in their order, after those of the ranks before; the squares of what it owns.
+static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+    ops_wait(e->stream);
+    executor_take_losses(e, schedule, pass);
+    for (int i = 0; i < schedule->count; i++) { // a rank's samples follow each other
+        const Action *of = &schedule->actions[i];
+        for (int64_t r = 0; executor_gives_losses(e, of, pass) && r < executor_rows(of, pass); r++) {
+            e->telling.loss += pass->sample_losses[of->first_row + r];
+        }
+    }
+    if (e->store->policy.relay->waits) { store_measure(e->store, 0, e->model->storages, step, &e->squares); }
+    exact_join(&e->telling.squares, &e->squares), e->telling.stop |= e->asked;
+    memset(&e->squares, 0, sizeof e->squares);
+}
+// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank decides when to stop: after the step that follows the
+// one in which it has heard of it, since others may have begun that.
+static inline void run_tally(Executor *e, const Action *a, const Schedule *schedule, const Pass *pass, int64_t step) {
+    const bool first = e->comm->rank == 0;
+    comm_wait_message(e->comm, e->telling_ticket), comm_wait_message(e->comm, e->told_ticket);
+    e->telling = e->told;
+    memset(&e->told, 0, sizeof e->told);
+    if (a->version == 0) { tally_add(e, schedule, pass, step); }
+    if (first && e->telling.stop) { e->stop_after = min_i64(e->stop_after, step + 1); }
+    if (first) { e->telling.last = e->stop_after; }
+    if (e->telling.last) { e->stop_after = e->telling.last, e->last_step = min_i64(e->last_step, e->stop_after); }
+    e->norm = sqrt(exact_value(e->telling.squares));
 }
 
 // Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to the end; *at moves on.
@@ -680,26 +845,50 @@ static inline void executor_wait_messages(Executor *e) {
 // Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
-    if (*at == 0) { e->version = store_version(e->store), executor_look_ahead(e, schedule); }
+    const bool relay = e->store->policy.relay;
+    if (*at == 0) { e->version = relay ? step : store_version(e->store), executor_look_ahead(e, schedule), e->first_micro = step * e->step_micros; }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
+        const int64_t of = step + a->step; // the step that it belongs to
+        if (relay && pass->training && (of < e->first_step || of > e->last_step)) {
+            (*at)++;
+            continue;
+        }
         executor_begin(e, a, (*at)++, step);
         switch (a->kind) {
         case ACT_PREFETCH: store_prefetch(e->store, a->storage, e->version + a->version, a->near, step); break;
-        case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, e->version + a->version); break;
+        case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, max_i64(0, e->version + a->version)); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
-        case ACT_REDUCE: store_reduce(e->store, a->storage, step + a->step); break;
-        case ACT_UPDATE: store_update(e->store, a->storage, *optimizer); break;
+        case ACT_REDUCE:
+            if (relay) {
+                store_add_sum(e->store, a->storage, executor_micro(e, a), a->micro, of);
+            } else {
+                store_reduce(e->store, a->storage, of);
+            }
+            break;
+        case ACT_UPDATE:
+            if (relay) {
+                executor_update(e, a->storage, of);
+            } else {
+                store_update(e->store, a->storage, of, *optimizer);
+            }
+            break;
         case ACT_NORM:
             executor_wait_messages(e);
             *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
-        case ACT_SEND_FORWARD:
-        case ACT_RECV_FORWARD:
-        case ACT_SEND_BACKWARD:
-        case ACT_RECV_BACKWARD: run_message(e, a, pass); break;
-        default: run_compute(e, a, pass);
+        case ACT_ADD: store_add_part(e->store, a->storage, a->micro); break;
+        case ACT_TALLY: run_tally(e, a, schedule, pass, of); break;
+        case ACT_SEND_SUM:
+        case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, of); break;
+        case ACT_SEND_PARAMETERS:
+        case ACT_RECV_PARAMETERS: store_pass_parameters(e->store, action_sends(a->kind), a->storage, e->version + a->version, a->peer, of); break;
+        case ACT_SEND_PART:
+        case ACT_RECV_PART: store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer, of); break;
+        case ACT_SEND_TALLY: e->telling_ticket = comm_post_on_host(e->comm, true, a->peer, &e->telling, sizeof e->telling); break;
+        case ACT_RECV_TALLY: e->told_ticket = comm_post_on_host(e->comm, false, a->peer, &e->told, sizeof e->told); break;
+        default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
         }
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
         ops_range_end();
@@ -712,6 +901,24 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
+// Where steps overlap: what is done of a step before its window, if the step before has drained; and, where this one drains (last_step), what of it
+// comes later. pass: of the step before, of this one, of the next.
+static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+    int at = 0;
+    const int64_t last = e->last_step;
+    if (e->first_step != step) { return; }
+    e->last_step = step;
+    executor_run(e, schedule, &at, pass, NULL, step - 1, NULL);
+    e->last_step = last;
+}
+static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+    if (e->last_step > step) { return; }
+    for (int64_t later = step + 1; later < step + 4; later++) {
+        int at = 0;
+        executor_run(e, schedule, &at, pass, NULL, later, NULL);
+    }
+    e->first_step = step + 1;
+}
 // Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an
 // exchange costs a latency: *flag, whether this rank, then whether any rank has it. A rank's part of the message is its samples' values, in the order
 // of its schedule, and the flag. All ranks call it after the pass.
@@ -759,7 +966,7 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += program->samples) {
         int64_t count = min_i64(program->samples, samples - first);
-        Pass pass = {data, first, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL};
+        Pass pass = {data, first, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
         int at = 0;
         bool none = false; // to stop is asked of training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);
@@ -782,7 +989,7 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         Work w = executor_work(e, unit, 0, 1, n);
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
-            int64_t version = e->store->updates[storages[i]];
+            int64_t version = store_now(e->store, storages[i]);
             if (store_gathers_for_use(e->store, storages[i])) { store_prefetch(e->store, storages[i], version, true, e->step); }
             w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
         }

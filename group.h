@@ -126,13 +126,6 @@ static inline Placement placement_make(int stages) {
     Placement p = {stages, (Stage *)checked_calloc((size_t)stages, sizeof(Stage), "placement")};
     return p;
 }
-// One stage: every rank computes all units.
-static inline Placement placement_whole(int units, int ranks) {
-    Placement p = placement_make(1);
-    p.stage[0].units = units, p.stage[0].replicas = ranks, p.stage[0].ranks = (int *)checked_malloc((size_t)ranks * sizeof(int), "placement");
-    for (int r = 0; r < ranks; r++) { p.stage[0].ranks[r] = r; }
-    return p;
-}
 static inline void placement_free(Placement *p) {
     for (int s = 0; s < p->stages; s++) { free(p->stage[s].ranks); }
     free(p->stage);

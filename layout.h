@@ -21,14 +21,36 @@ enum {
     ROOMS = 2, // that blocks share: one is in use while the other's block travels
 };
 
+// How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., comes to be at the last micro-batch's rank, which owns it: each rank adds its own and
+// sends the sum on; or all but the last send theirs to the first, which sends the sum to the last; or all send theirs to the last.
+typedef enum { SUM_CHAIN, SUM_FIRST, SUM_OWNER } SumWay;
+// States that go from rank to rank by messages, instead of collectives of all who hold them (cyclic.h). A storage has one owner, which updates it;
+// others compute with copies of its parameters, and pass its gradient's sum on.
+typedef struct {
+    int *owner;            // [storages] the rank
+    bool **taken;          // [storages][ranks] who computes with its parameters
+    int *keeper;           // [storages] the rank that saves the version before the newest, where one is kept
+    unsigned char *places; // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is in place v modulo places
+    bool *adds;            // [storages] it contributes to the gradient
+    bool stays;            // sums stay on the owner from one micro-batch to the next, whose gradients are made in rooms; else they come, and go on
+    bool waits;            // updates wait for the norm of the whole gradient
+    int sums;              // places of sums that stay: 2 where a step's is awaited while the next one's begins
+    int heads;             // micro-batches whose gradient of wte is in the making: from the head's part to the embedding's
+    const SumWay *way;     // [storages] NULL: SUM_CHAIN
+    int micros;            // micro-batches of a step
+    int parcels;           // rooms for sums that come: those of a storage come into room ...
+    unsigned char *parcel; // ... [storages]
+} Relay;
+
 // What --zero and its companions ask for.
 typedef struct {
     int stage;                                             // 0 .. 3
     int partition;                                         // hpZ: ranks that together keep a copy of the parameters; 1: off
     bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
-    bool accumulates; // a step has several micro-steps
-    bool lends;       // wte stays acquired from the head to the embedding (dp.h)
+    bool accumulates;   // a step has several micro-steps
+    bool lends;         // wte stays acquired from the head to the embedding (dp.h)
+    const Relay *relay; // NULL: states travel by collectives
 } ZeroPolicy;
 
 static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool lends) {
@@ -108,6 +130,23 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
         h.blocks[h.of[i]] += gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i];
     }
     free(marked);
+    return h;
+}
+// One rank holds a storage: its owner.
+static inline Holders holders_of_owners(const GptModel *m, const int *owner) {
+    const size_t n = (size_t)m->storages;
+    Holders h = {0, NULL, NULL, NULL, NULL, NULL};
+    h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
+    h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
+    for (int i = 0; i < m->storages; i++) {
+        while (h.of[i] < h.count && h.ranks[h.of[i]][0] != owner[i]) { h.of[i]++; }
+        if (h.of[i] == h.count) {
+            h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "holders");
+            h.ranks[h.count][0] = owner[i], h.size[h.count++] = 1;
+        }
+        h.blocks[h.of[i]] += gpt_storage_class(m, i) == STORAGE_BLOCK;
+    }
     return h;
 }
 static inline void holders_free(Holders *h) {
@@ -241,7 +280,7 @@ static inline int layout_me(const Layout *l, SliceKind kind, int storage) { // m
 }
 
 static inline Layout layout_make(const GptModel *m, const Group *ranks, const Placement *placement, const ZeroPolicy *z) {
-    Layout l = {m, holders_make(m, placement), NULL};
+    Layout l = {m, z->relay ? holders_of_owners(m, z->relay->owner) : holders_make(m, placement), NULL};
     for (int s = 0; s < placement->stages; s++) {
         if (z->partition > placement->stage[s].replicas) {
             die(EXIT_INPUT, "a partition is some of a stage's ranks, those of a node", "--zero-hpz-partition-size %d is more than the %d ranks of stage %d",
@@ -314,6 +353,34 @@ static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
     } else {
         shelf.rooms = (size_t)at - shelf.held;
     }
+    return shelf;
+}
+// Whole arrays of so many copies each (0: none), one after another.
+static inline Shelf shelf_plan_copies(const GptModel *m, const int *copies, size_t size) {
+    Shelf shelf = {NULL, NULL, 0, 0, NULL};
+    shelf.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
+    shelf.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
+    for (int i = 0; i < m->storages; i++) {
+        shelf.slice[i] = shelf.whole[i] = (int64_t)shelf.held;
+        shelf.held += (size_t)(copies[i] * gpt_storage_elements(m, i)) * size;
+    }
+    return shelf;
+}
+// Rooms that storages share which are never there at once; room[]: whose; of those whose copies are 0, none.
+static inline Shelf shelf_plan_shared(const GptModel *m, const int *copies, const unsigned char *room, int rooms, size_t size, bool one_at_a_time) {
+    Shelf shelf = shelf_plan_copies(m, copies, size);
+    size_t at = 0;
+    for (int k = 0; k < rooms; k++) {
+        size_t used = 0;
+        for (int i = 0; i < m->storages; i++) {
+            if (!copies[i] || room[i] != k) { continue; }
+            const size_t bytes = (size_t)(copies[i] * gpt_storage_elements(m, i)) * size;
+            shelf.slice[i] = shelf.whole[i] = (int64_t)(at + (one_at_a_time ? 0 : used));
+            used = one_at_a_time ? (size_t)max_i64((int64_t)used, (int64_t)bytes) : used + bytes;
+        }
+        at += used;
+    }
+    shelf.held = 0, shelf.rooms = at;
     return shelf;
 }
 static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {

@@ -204,6 +204,14 @@ static void ops_embedding_sample_norms(Stream *s, double *norms, const Real *dou
 // wte add up before they are measured. x, dout (rows*T, C); dlogits (rows*T, Vp)
 static void ops_tied_sample_norms(Stream *s, double *norms, const Real *dout, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows,
                                   int64_t T, int64_t C, int64_t Vp);
+// Where table and classifier are on different ranks: what one must know of the other for this term. out(rows*T, C)_t = the row of the
+// classifier's dwte that position t's token has = sum over s of dlogits[s, token_t] x_s, summed in fp64; or row token_t of table(rows, Vp, C).
+static void ops_tied_rows(Stream *s, float *out, const int32_t *tokens, const Real *dlogits, const Real *x, int64_t rows, int64_t T, int64_t C, int64_t Vp);
+static void ops_token_rows(Stream *s, float *out, const int32_t *tokens, const float *table, int64_t rows, int64_t T, int64_t C, int64_t Vp);
+// norms += sum over k < count of others[k * stride + b] + 2 sum over t of tied_t . dout_t, both (rows*T, C). Where the two uses of wte cancel each
+// other 64-fold or more, so that what is left may be rounding, 2^-20 of the terms' sizes is added: no sample seems shorter than it is.
+static void ops_crossing_norms(Stream *s, double *norms, const double *others, int64_t count, int64_t stride, const Real *dout, const float *tied, int64_t rows,
+                               int64_t T, int64_t C);
 // norms += sums of squares of in(rows, n)
 static void ops_sample_norms(Stream *s, double *norms, const float *in, int64_t rows, int64_t n);
 // factors[b] = weights[b] * clip(weights[b] * sqrt(norms[b])), where clip(x) is min(1, R / (x + 1e-6)) or R / (x + 0.01); 0 where x is not

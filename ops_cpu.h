@@ -43,7 +43,7 @@ enum {
 };
 
 #ifndef POLL_WORK           // tests make it small
-#define POLL_WORK 500000000 // multiply-adds between two calls of progress: 5 to 10 ms
+#define POLL_WORK 100000000 // multiply-adds between two calls of progress: 1 to 2 ms, in which a link must not run dry
 #endif
 
 // The calling thread lets messages move.

@@ -99,6 +99,11 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(FLAG, "pipeline", plan, "plan", "", "0", 0, 1, "", "print the best pipeline for this model (or --profile) on these ranks (or --cluster), beside what others would choose, and stop") \
     X(TEXT, "pipeline", profile, "profile", "", "", 0, 0, "file[:model]", "what --plan plans for: times and bytes of each unit (docs/formats.md)") \
     X(TEXT, "pipeline", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes of a rank that a plan may take, with K, M, G or T; empty: any") \
+    X(PICK, "cyclic", cyclic, "cyclic", "", "off", 0, 0, "off|v1|v2", "cyclic data parallelism: micro-batches are delayed against each other, by parameters one step old (v1) or where there are no newer ones yet (v2)") \
+    X(PICK, "cyclic", cyclic_mode, "cyclic-mode", "", "auto", 0, 0, "auto|single|data|zero|model", "who runs a step's micro-batches: one rank, a rank each; auto: what fits the ranks") \
+    X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "", "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; messages then have time") \
+    X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches") \
+    X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
     X(NUM, "privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "", "chance that epsilon may not hold; 0: 0.1 / windows of the training data")   \
@@ -463,7 +468,10 @@ static inline bool clash_style_recompute(const Options *o, const OptionsGiven *g
 }
 static inline bool clash_quantized_private(const Options *o, const OptionsGiven *g) { return o->zero_quantized_gradients && options_private(o, g); }
 static inline bool clash_reduce_private(const Options *o, const OptionsGiven *g) { return o->reduce_dtype == DTYPE_BF16 && options_private(o, g); }
-static inline bool clash_pipeline_private(const Options *o, const OptionsGiven *g) { return options_pipelined(o) && options_private(o, g); }
+static inline bool clash_auto_private(const Options *o, const OptionsGiven *g) { return options_plans(o) && options_private(o, g); }
+static inline bool clash_bubble_private(const Options *o, const OptionsGiven *g) {
+    return o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && options_private(o, g);
+}
 static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_pipeline_schedule] && !options_gives_stages(o);
 }
@@ -476,6 +484,22 @@ static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g
 static inline bool clash_bubble_recompute(const Options *o, const OptionsGiven *g) {
     return (void)g, o->pipeline_schedule == PIPELINE_ZERO_BUBBLE && o->recompute == RECOMPUTE_BLOCK;
 }
+static inline bool options_cyclic(const Options *o) { return o->cyclic != 0; }
+static inline bool clash_mode_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_mode] && !options_cyclic(o); }
+static inline bool clash_slack_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_slack] && o->cyclic != 2; }
+static inline bool clash_stages_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_stages] && !options_cyclic(o); }
+static inline bool clash_cyclic_pipeline(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && options_pipelined(o); }
+static inline bool clash_cyclic_zero(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero; }
+static inline bool clash_cyclic_quantized(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero_quantized_gradients; }
+static inline bool clash_cyclic_reduce(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->reduce_dtype == DTYPE_BF16; }
+static inline bool clash_cyclic_private(const Options *o, const OptionsGiven *g) { return options_cyclic(o) && options_private(o, g); }
+static inline bool clash_cyclic_clip(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_grad_clip] && o->cyclic == 2 && o->grad_clip > 0 && !o->cyclic_clip;
+}
+static inline bool clash_clip_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_clip] && o->cyclic != 2; }
+static inline bool clash_cyclic_loss_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_loss_z > 0; }
+static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_grad_z > 0; }
+static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
@@ -530,7 +554,8 @@ static const OptionPair option_pairs[] = {
     {"skip-grad-z", "dp-noise", "(or --dp-epsilon) a step that is skipped tells about its samples, which no epsilon counts", clash_skip_grad_private},
     {"profile-steps", "dp-noise", "(or --dp-epsilon) the times of a step tell how many samples it drew: give --dp-show-private too", clash_profile_private},
     {"dp-neighbours", "dp-accountant", "replace-one is accounted by prv", clash_replace_rdp},
-    {"pipeline", "dp-noise", "(or --dp-epsilon) private training does not cross stages yet: use ranks of one stage, --pipeline 1", clash_pipeline_private},
+    {"pipeline", "dp-noise", "(or --dp-epsilon) auto does not know what clipping takes: give the stages", clash_auto_private},
+    {"pipeline-schedule", "dp-noise", "(or --dp-epsilon) zero-bubble does not know when factors come: choose dapple", clash_bubble_private},
     {"pipeline-schedule", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_schedule_pipeline},
     {"pipeline-warmup", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_warmup_pipeline},
     {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
@@ -538,6 +563,21 @@ static const OptionPair option_pairs[] = {
     {"pipeline", "zero-hpz-partition-size", "auto may choose stages of fewer ranks: give the stages", clash_auto_hpz},
     {"pipeline-schedule", "recompute", "zero-bubble keeps activations until the weight parts run: leave --recompute out, or choose dapple",
      clash_bubble_recompute},
+    {"cyclic-mode", "cyclic", "needs --cyclic v1 or v2", clash_mode_cyclic},
+    {"cyclic-slack", "cyclic", "only --cyclic v2 has pairs that could wait", clash_slack_cyclic},
+    {"cyclic-stages", "cyclic", "needs --cyclic v1 or v2", clash_stages_cyclic},
+    {"cyclic", "pipeline", "both cut the model into stages, by rules of their own: give one", clash_cyclic_pipeline},
+    {"cyclic", "zero", "states travel from rank to rank, not by collectives: leave --zero out", clash_cyclic_zero},
+    {"cyclic", "zero-quantized-gradients", "sums go on from rank to rank: each would be quantized again", clash_cyclic_quantized},
+    {"cyclic", "reduce-dtype", "sums go on from rank to rank: each would be rounded again; they travel in fp32", clash_cyclic_reduce},
+    {"cyclic", "dp-noise", "(or --dp-epsilon) private training is not there yet", clash_cyclic_private},
+    {"cyclic", "grad-clip",
+     "v2 updates the last stage before the first one has a gradient, so there is no norm of all: give --cyclic-clip storage, or leave it out",
+     clash_cyclic_clip},
+    {"cyclic-clip", "cyclic", "only v2 has no norm of the whole gradient in time", clash_clip_cyclic},
+    {"cyclic", "skip-loss-z", "updates do not wait for the loss of the step", clash_cyclic_loss_z},
+    {"cyclic", "skip-grad-z", "updates do not wait for the norm of the step", clash_cyclic_grad_z},
+    {"cyclic", "cluster", "is not predicted for ranks that are not there", clash_cyclic_cluster},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };

@@ -24,7 +24,8 @@
 #include "schedule.h" // actions
 
 typedef enum { PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE } PipelineKind; // order of --pipeline-schedule
-typedef enum { WARMUP_A, WARMUP_B } Warmup;                                          // order of --pipeline-warmup
+static const char *const pipeline_kind_names[] = {"gpipe", "dapple", "zero-bubble"};
+typedef enum { WARMUP_A, WARMUP_B } Warmup; // order of --pipeline-warmup
 typedef struct {
     Placement placement;
     PipelineKind kind;
@@ -33,6 +34,7 @@ typedef struct {
     int micro_batches;  // M
     int64_t depth;      // D: micro-batches whose activations fit a rank's memory; INT64_MAX: no bound
     bool recompute;     // only block inputs are kept (schedule_lower_recompute, which the caller calls)
+    Clips clips;        // of a step that trains
 } PipelinePlan;
 
 enum { RECEIVED_AHEAD = 1 }; // micro-batches whose message may be there before there is a place for their activations
@@ -151,16 +153,28 @@ static inline bool pipeline_check(const PipelinePlan *plan, int units, int ranks
     if (plan->kind == PIPELINE_ZERO_BUBBLE && plan->recompute) {
         wrong = "zero-bubble keeps activations until the weight parts run: choose --recompute none or --pipeline-schedule dapple";
     }
+    if (plan->kind == PIPELINE_ZERO_BUBBLE && plan->clips) { wrong = "zero-bubble does not clip: choose --pipeline-schedule dapple"; }
     if (wrong) { snprintf(error, error_bytes, "%s", wrong); }
     return !wrong;
 }
-// K_i: micro-batches whose activations a stage holds at once (section 3.2 of the paper; the whole step's for GPipe).
-static inline int64_t pipeline_live(const PipelinePlan *plan, int stage) {
+// K_i: forwards that a stage begins with (section 3.2 of the paper; the whole step's for GPipe).
+static inline int64_t pipeline_warmup(const PipelinePlan *plan, int stage) {
     const int64_t below = plan->placement.stages - stage;
-    int64_t live = plan->warmup == WARMUP_B ? 2 * below - 1 : below;
-    if (plan->kind == PIPELINE_GPIPE) { live = plan->micro_batches; }
+    return plan->kind == PIPELINE_GPIPE ? plan->micro_batches : plan->warmup == WARMUP_B ? 2 * below - 1 : below;
+}
+// Micro-batches whose activations a stage holds at once: as many, or, where weight parts wait, those of the first stage.
+static inline int64_t pipeline_live(const PipelinePlan *plan, int stage) {
+    int64_t live = pipeline_warmup(plan, stage);
     if (plan->kind == PIPELINE_ZERO_BUBBLE) { live = plan->placement.stages; }
+    if (plan->clips == CLIPS_ALL && plan->placement.stages > 1) { live = max_i64(live, plan->placement.stages + 1); } // one's factors are on their way
     return min_i64(min_i64(live, plan->depth), plan->micro_batches);
+}
+// The plan for a step of so many samples: as few micro-batches as hold them, at least one; of a private step, whose samples are drawn, equal parts.
+static inline PipelinePlan pipeline_of_batch(const PipelinePlan *plan, int64_t samples) {
+    PipelinePlan p = *plan;
+    p.micro_batches = (int)min_i64(max_i64(1, ceil_div(samples, p.micro_rows)), SCHEDULE_MAX);
+    if (p.clips) { p.micro_rows = max_i64(1, ceil_div(samples, p.micro_batches)); }
+    return p;
 }
 // The part of a micro-batch that replica `index` of `replicas` computes: its first sample in the step; rows = that of the next minus it.
 static inline int64_t pipeline_first_row(const PipelinePlan *plan, int64_t samples, int micro, int replicas, int index) {
@@ -176,6 +190,7 @@ typedef struct {
     int forwards, backwards, weights; // weights: all of them, then its places are free
     int inputs, gradients;            // received
     int deferred;                     // most backwards at once whose weight parts wait
+    int norms, factors, tied;         // of a group that crosses stages: the first stage has them, it has them, TIED has run
     Limits limits;
 } StageRun;
 typedef struct {
@@ -186,9 +201,23 @@ typedef struct {
 } PipelineBuilder;
 typedef enum { STAGE_WAITS, STAGE_FORWARD, STAGE_BACKWARD, STAGE_INPUT, STAGE_WEIGHT } StageAction; // BACKWARD: INPUT and WEIGHT, unit by unit
 
+static inline bool pipeline_crosses(const PipelineBuilder *b) { return b->training && b->plan->clips && b->plan->placement.stages > 1; }
+// Does this stage send its norms to the first one, and wait for factors? All, or the last one, for the classifier's part of wte.
+static inline bool stage_sends_norms(const PipelineBuilder *b, int s) {
+    return pipeline_crosses(b) && s && (b->plan->clips == CLIPS_ALL || s == b->plan->placement.stages - 1);
+}
+// Is what the backward pass of the next micro-batch needs there, and room for what it leaves?
 static inline bool stage_has_gradient(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
-    return r->backwards < (s + 1 < b->plan->placement.stages ? r->gradients : r->forwards);
+    bool there = r->backwards < (s + 1 < b->plan->placement.stages ? r->gradients : r->forwards);
+    for (int q = 1; s == 0 && q < b->plan->placement.stages; q++) { there = there && (!stage_sends_norms(b, q) || r->backwards < b->run[q].norms); }
+    const int kept = r->backwards - (b->plan->clips == CLIPS_ALL ? r->weights : r->tied);
+    return there && (!stage_sends_norms(b, s) || kept < r->limits.clips);
+}
+// Is there a weight part that can run?
+static inline bool stage_has_weight(const PipelineBuilder *b, int s) {
+    const StageRun *r = &b->run[s];
+    return r->weights < (b->plan->clips == CLIPS_ALL && s ? r->factors : r->backwards);
 }
 static inline bool stage_has_input(const PipelineBuilder *b, int s) { return b->run[s].forwards < (s ? b->run[s].inputs : b->plan->micro_batches); }
 // What stage s does in this tick.
@@ -200,67 +229,100 @@ static inline StageAction stage_next_of_two(const PipelineBuilder *b, int s) {
 // The same of three: in turns as in DAPPLE, but weight parts run when nothing else can: no gradient is there, and no input, or no slot for it.
 static inline StageAction stage_next_of_three(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
-    bool turn = r->forwards < b->plan->micro_batches && r->forwards - r->backwards < b->plan->placement.stages - s;
+    bool turn = r->forwards < b->plan->micro_batches && r->forwards - r->backwards < pipeline_warmup(b->plan, s);
     if (turn && stage_has_input(b, s) && r->forwards - r->weights < r->limits.slots) { return STAGE_FORWARD; }
     if (stage_has_gradient(b, s)) { return STAGE_INPUT; }
-    return r->weights < r->backwards ? STAGE_WEIGHT : STAGE_WAITS;
+    return stage_has_weight(b, s) ? STAGE_WEIGHT : STAGE_WAITS;
 }
 
-// The actions of all replicas of a stage for one micro-batch.
-static inline void stage_add(PipelineBuilder *b, int s, StageAction what, int micro) {
+// The actions of all replicas of a stage for one micro-batch: of this kind for these units, which may go down.
+static inline void stage_add(PipelineBuilder *b, int s, ActionKind kind, int first, int last, int micro) {
     const Stage *stage = &b->plan->placement.stage[s];
     for (int i = 0; i < stage->replicas; i++) {
-        Schedule *to = &b->program->rank[stage->ranks[i]];
-        Action a = action_make(ACT_FORWARD, 0, -1, micro);
+        Action a = action_make(kind, first, -1, micro);
         a.first_row = pipeline_first_row(b->plan, b->program->samples, micro, stage->replicas, i);
         a.rows = pipeline_first_row(b->plan, b->program->samples, micro, stage->replicas, i + 1) - a.first_row;
-        for (int k = 0; k < stage->units; k++) {
-            a.unit = stage->first_unit + (what == STAGE_FORWARD ? k : stage->units - 1 - k);
-            if (what == STAGE_FORWARD) { schedule_add(to, a); }
-            bool input = (what == STAGE_BACKWARD || what == STAGE_INPUT) && a.unit > 0; // the embedding has no input gradient
-            if (input) { a.kind = ACT_BACKWARD_INPUT, schedule_add(to, a); }
-            if (what == STAGE_BACKWARD || what == STAGE_WEIGHT) { a.kind = ACT_BACKWARD_WEIGHT, schedule_add(to, a); }
-        }
+        for (; first <= last ? a.unit <= last : a.unit >= last; a.unit += first <= last ? 1 : -1) { schedule_add(&b->program->rank[stage->ranks[i]], a); }
     }
 }
+static inline void stage_add_backward(PipelineBuilder *b, int s, StageAction what, int micro) {
+    const int first = b->plan->placement.stage[s].first_unit, last = first + b->plan->placement.stage[s].units - 1, clips = b->plan->clips;
+    const bool input = what != STAGE_WEIGHT, weight = what != STAGE_INPUT, waits = clips >= CLIPS_STAGES || !weight;
+    for (int unit = last; unit >= first && input; unit--) {
+        if (unit > 0) { stage_add(b, s, ACT_BACKWARD_INPUT, unit, unit, micro); } // the embedding has no input gradient
+        if (unit == 0 && clips == CLIPS_UNITS && pipeline_crosses(b)) { stage_add(b, s, ACT_CLIP, unit, unit, micro); }
+        if (!waits) { stage_add(b, s, ACT_BACKWARD_WEIGHT, unit, unit, micro); }
+    }
+    if (input && (clips == CLIPS_STAGES || (clips == CLIPS_ALL && s == 0))) { stage_add(b, s, ACT_CLIP, first, first, micro); }
+    if (weight && (waits || !input)) { stage_add(b, s, ACT_BACKWARD_WEIGHT, last, first, micro); }
+}
 static inline void stage_run(PipelineBuilder *b, int s, StageAction what) {
+    const Stage *stage = &b->plan->placement.stage[s];
     StageRun *r = &b->run[s];
     if (what == STAGE_WAITS) { return; }
-    stage_add(b, s, what, what == STAGE_FORWARD ? r->forwards : what == STAGE_WEIGHT ? r->weights : r->backwards);
+    if (what == STAGE_FORWARD) {
+        stage_add(b, s, ACT_FORWARD, stage->first_unit, stage->first_unit + stage->units - 1, r->forwards);
+    } else {
+        stage_add_backward(b, s, what, what == STAGE_WEIGHT ? r->weights : r->backwards);
+    }
     r->forwards += what == STAGE_FORWARD;
     r->backwards += what == STAGE_BACKWARD || what == STAGE_INPUT;
     r->deferred = (int)max_i64(r->deferred, r->backwards - r->weights);
     r->weights += what == STAGE_BACKWARD || what == STAGE_WEIGHT || !b->training;
 }
-// A micro-batch crosses from stage s to s + 1 (forward: what the last unit of s puts out), or back (the gradient of the first unit of
-// s + 1): one message for each pair of replicas with rows in common. Both ends of it are added, or one.
+// The classifier's part of wte, on the last stage, of micro-batches whose factors have come: after what the stage does in the tick, so that they have the time
+// of an action to arrive. Returns whether there was any.
+static inline bool stage_run_tied(PipelineBuilder *b) {
+    const int last = b->plan->placement.stages - 1, head = b->program->map.units - 1;
+    StageRun *r = &b->run[last];
+    const int ready = b->plan->clips == CLIPS_ALL ? r->weights : r->factors, before = r->tied;
+    for (; stage_sends_norms(b, last) && r->tied < ready; r->tied++) { stage_add(b, last, ACT_TIED, head, head, r->tied); }
+    return r->tied > before;
+}
+// What stages tell each other of a micro-batch, of a kind that is sent: one message for each pair of replicas with rows in common. Both ends of it
+// are added, or one.
 typedef enum { BOTH_ENDS, RECEIVERS, SENDERS } MessageEnds;
-static inline void stage_cross(PipelineBuilder *b, int s, bool forward, int micro, MessageEnds ends) {
-    const Stage *above = &b->plan->placement.stage[s], *below = above + 1;
-    Action a = action_make(ACT_SEND_FORWARD, forward ? below->first_unit - 1 : below->first_unit, -1, micro);
-    for (int i = 0, j = 0; i < above->replicas && j < below->replicas;) {
-        int64_t up[2], down[2]; // rows of replica i above and j below: from the first on, up to the second
+static inline void stage_cross(PipelineBuilder *b, int from, int to, ActionKind kind, int unit, int micro, MessageEnds ends) {
+    const Stage *sender = &b->plan->placement.stage[from], *receiver = &b->plan->placement.stage[to];
+    Action a = action_make(kind, unit, -1, micro);
+    for (int i = 0, j = 0; i < sender->replicas && j < receiver->replicas;) {
+        int64_t out[2], in[2]; // rows of replica i of the sender and j of the receiver: from the first on, up to the second
         for (int k = 0; k < 2; k++) {
-            up[k] = pipeline_first_row(b->plan, b->program->samples, micro, above->replicas, i + k);
-            down[k] = pipeline_first_row(b->plan, b->program->samples, micro, below->replicas, j + k);
+            out[k] = pipeline_first_row(b->plan, b->program->samples, micro, sender->replicas, i + k);
+            in[k] = pipeline_first_row(b->plan, b->program->samples, micro, receiver->replicas, j + k);
         }
-        a.first_row = max_i64(up[0], down[0]), a.rows = min_i64(up[1], down[1]) - a.first_row;
+        a.first_row = max_i64(out[0], in[0]), a.rows = min_i64(out[1], in[1]) - a.first_row;
         if (a.rows > 0) {
-            a.kind = forward ? ACT_SEND_FORWARD : ACT_RECV_BACKWARD, a.peer = below->ranks[j];
-            if (ends != (forward ? RECEIVERS : SENDERS)) { schedule_add(&b->program->rank[above->ranks[i]], a); }
-            a.kind = forward ? ACT_RECV_FORWARD : ACT_SEND_BACKWARD, a.peer = above->ranks[i];
-            if (ends != (forward ? SENDERS : RECEIVERS)) { schedule_add(&b->program->rank[below->ranks[j]], a); }
+            a.kind = kind, a.peer = receiver->ranks[j];
+            if (ends != RECEIVERS) { schedule_add(&b->program->rank[sender->ranks[i]], a); }
+            a.kind = (ActionKind)(kind + 1), a.peer = sender->ranks[i];
+            if (ends != SENDERS) { schedule_add(&b->program->rank[receiver->ranks[j]], a); }
         }
-        i += up[1] <= down[1], j += down[1] <= up[1];
+        i += out[1] <= in[1], j += in[1] <= out[1];
     }
+}
+// From stage s to s + 1, what the last unit of s puts out; or back, the gradient of the first unit of s + 1.
+static inline void stage_send_down(PipelineBuilder *b, int s, int micro) {
+    stage_cross(b, s, s + 1, ACT_SEND_FORWARD, b->plan->placement.stage[s + 1].first_unit - 1, micro, BOTH_ENDS);
+}
+static inline void stage_send_back(PipelineBuilder *b, int s, int micro, MessageEnds ends) {
+    stage_cross(b, s + 1, s, ACT_SEND_BACKWARD, b->plan->placement.stage[s + 1].first_unit, micro, ends);
 }
 // All messages between stages s and s + 1 that are made and have a place.
 static inline void stage_messages(PipelineBuilder *b, int s) {
     StageRun *above = &b->run[s], *below = above + 1;
-    while (below->inputs < above->forwards && below->inputs - below->weights < below->limits.inputs) { stage_cross(b, s, true, below->inputs++, BOTH_ENDS); }
+    while (below->inputs < above->forwards && below->inputs - below->weights < below->limits.inputs) { stage_send_down(b, s, below->inputs++); }
     while (above->gradients < below->backwards && above->gradients - above->weights < above->limits.gradients) {
-        stage_cross(b, s, false, above->gradients++, BOTH_ENDS);
+        stage_send_back(b, s, above->gradients++, BOTH_ENDS);
     }
+}
+// The same between the first stage and stage s: factors, after which a place may be free, and norms.
+static inline void stage_norm_messages(PipelineBuilder *b, int s) {
+    const Stage *stage = &b->plan->placement.stage[s];
+    StageRun *first = &b->run[0], *r = &b->run[s];
+    const int unit = stage->first_unit + stage->units - 1;
+    while (r->factors < first->backwards) { stage_cross(b, 0, s, ACT_SEND_FACTOR, unit, r->factors++, BOTH_ENDS); }
+    while (r->norms < r->backwards && r->norms - first->weights < first->limits.clips) { stage_cross(b, s, 0, ACT_SEND_NORM, unit, r->norms++, BOTH_ENDS); }
 }
 // Does a gradient that stage s + 1 makes in this tick have a place on stage s already? Then s awaits it before its own action of the tick, beside which
 // it travels. Who waits so waits for stages below it only, which wait for those below them: no circle.
@@ -272,22 +334,34 @@ static inline bool stage_awaits(const PipelineBuilder *b, int s, StageAction bel
 // What each rank must have room for.
 static inline Limits stage_limits(const PipelineBuilder *b, int s) {
     const PipelinePlan *plan = b->plan;
-    const int64_t live = b->training ? pipeline_live(plan, s) : 1, kept = plan->kind == PIPELINE_ZERO_BUBBLE ? live : 1;
-    Limits limits = {live, 0, 0, 1};
+    const bool all = pipeline_crosses(b) && plan->clips == CLIPS_ALL;
+    const int stages = plan->placement.stages;
+    const int64_t live = b->training ? pipeline_live(plan, s) : 1, kept = plan->kind == PIPELINE_ZERO_BUBBLE || all ? live : 1;
+    Limits limits = {live, 0, 0, 1, 0};
     if (s) { limits.inputs = min_i64(live + RECEIVED_AHEAD, plan->micro_batches); }
-    if (s + 1 < plan->placement.stages) { limits.gradients = min_i64(kept + RECEIVED_AHEAD, plan->micro_batches); }
+    if (s + 1 < stages) { limits.gradients = min_i64(kept + RECEIVED_AHEAD, plan->micro_batches); }
+    if (b->training && plan->clips >= CLIPS_STAGES) { limits.works = plan->placement.stage[s].units; }
+    if (stage_sends_norms(b, s) || (s == 0 && pipeline_crosses(b))) { // a factor comes S - 1 ticks after its norm has left, and is used one later
+        const int64_t meanwhile = plan->kind == PIPELINE_GPIPE ? stages : stages / 2; // backward passes
+        limits.clips = all ? live : min_i64(meanwhile + 1, plan->micro_batches);
+    }
     return limits;
+}
+// Do input and weight parts of a micro-batch run apart?
+static inline bool pipeline_splits(const PipelineBuilder *b) {
+    return b->training && (b->plan->kind == PIPELINE_ZERO_BUBBLE || (pipeline_crosses(b) && b->plan->clips == CLIPS_ALL));
 }
 static inline bool pipeline_done(const PipelineBuilder *b) {
     bool done = true;
     for (int s = 0; s < b->plan->placement.stages; s++) { done = done && b->run[s].weights == b->plan->micro_batches; }
-    return done;
+    const int last = b->plan->placement.stages - 1;
+    return done && (!stage_sends_norms(b, last) || b->run[last].tied == b->plan->micro_batches);
 }
 static inline void pipeline_set_limits(const PipelineBuilder *b) {
     for (int s = 0; s < b->plan->placement.stages; s++) {
         const Stage *stage = &b->plan->placement.stage[s];
         StageRun *r = &b->run[s];
-        if (b->plan->kind == PIPELINE_ZERO_BUBBLE) { r->limits.works = (int64_t)max_i64(1, r->deferred) * stage->units; }
+        if (pipeline_splits(b)) { r->limits.works = (int64_t)max_i64(1, r->deferred) * stage->units; }
         for (int i = 0; i < stage->replicas; i++) { b->program->limits[stage->ranks[i]] = r->limits; }
     }
 }
@@ -296,11 +370,12 @@ static inline void pipeline_set_limits(const PipelineBuilder *b) {
 // false: forwards only. A plan that pipeline_check() refuses ends the program.
 static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64_t samples, bool training) {
     const int stages = plan->placement.stages;
-    const bool of_three = training && plan->kind == PIPELINE_ZERO_BUBBLE;
     char error[300];
     if (!pipeline_check(plan, p->map.units, p->ranks, samples, error, sizeof error)) { die(EXIT_INPUT, NULL, "pipeline: %s", error); }
     p->samples = samples, p->micro_batches = plan->micro_batches;
     PipelineBuilder b = {p, plan, training, (StageRun *)checked_calloc((size_t)stages, sizeof(StageRun), "pipeline")};
+    const bool of_three = pipeline_splits(&b);
+    if (training) { p->clips = plan->clips; }
     StageAction *next = (StageAction *)checked_malloc((size_t)stages * sizeof(StageAction), "pipeline");
     bool *awaits = (bool *)checked_calloc((size_t)stages, sizeof(bool), "pipeline");
     for (int s = 0; s < stages; s++) { b.run[s].limits = stage_limits(&b, s); }
@@ -309,15 +384,19 @@ static inline void schedule_pipeline(Program *p, const PipelinePlan *plan, int64
         for (int s = 0; s < stages; s++) {
             next[s] = of_three ? stage_next_of_three(&b, s) : stage_next_of_two(&b, s), moves = moves || next[s] != STAGE_WAITS;
         }
-        assert(moves); // K_i does not grow from stage to stage, so some stage always can
         for (int s = 0; s + 1 < stages; s++) {
             awaits[s] = stage_awaits(&b, s, next[s + 1]);
-            if (awaits[s]) { stage_cross(&b, s, false, b.run[s].gradients, RECEIVERS); }
+            if (awaits[s]) { stage_send_back(&b, s, b.run[s].gradients, RECEIVERS); }
         }
         for (int s = 0; s < stages; s++) { stage_run(&b, s, next[s]); }
+        moves |= stage_run_tied(&b);
+        assert(moves); // K_i does not grow from stage to stage, and norms and factors do not wait for later micro-batches: some stage always can
         for (int s = 0; s + 1 < stages; s++) {
-            if (awaits[s]) { stage_cross(&b, s, false, b.run[s].gradients++, SENDERS); }
+            if (awaits[s]) { stage_send_back(&b, s, b.run[s].gradients++, SENDERS); }
             stage_messages(&b, s);
+        }
+        for (int s = 1; s < stages; s++) {
+            if (stage_sends_norms(&b, s)) { stage_norm_messages(&b, s); }
         }
     }
     program_limit(p, stage_limits(&b, 0));

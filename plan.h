@@ -21,7 +21,9 @@ enum { PLAN_UNITS = 4096, PLAN_EDGES = 1 << 16, PLAN_STAGES = 256 }; // most of 
 typedef struct {
     int units;
     double *forward, *backward; // [units + 1] seconds that a sample takes in the units before this one
+    double *weight;             // [units + 1] of the backward ones, those of weight parts
     double *activations;        // [units + 1] bytes that a sample's backward pass needs from the units before
+    double *waiting;            // [units + 1] bytes of gradients that a sample's weight parts need besides
     double *parameters;         // [units + 1] bytes of the gradients of the units before
     double *cut;                // [units + 1] bytes of a sample that cross the border before this unit; 0 at both ends
     double states;              // bytes of parameters, gradients and optimizer states to a byte of gradients
@@ -30,19 +32,25 @@ typedef struct {
 
 static inline PlanModel plan_model_make(int units) {
     size_t n = (size_t)units + 1;
-    PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, 4, 1}; // fp32: parameters, gradients and two moments
-    m.forward = (double *)checked_calloc(5 * n, sizeof(double), "model");
+    PlanModel m = {units, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 1}; // fp32: parameters, gradients and two moments
+    m.forward = (double *)checked_calloc(7 * n, sizeof(double), "model");
     m.backward = m.forward + n, m.activations = m.forward + 2 * n, m.parameters = m.forward + 3 * n, m.cut = m.forward + 4 * n;
+    m.weight = m.forward + 5 * n, m.waiting = m.forward + 6 * n;
     return m;
 }
 static inline void plan_model_free(PlanModel *m) {
     free(m->forward);
     memset(m, 0, sizeof *m);
 }
-// Appends unit u: what a sample costs in it, its gradients' bytes. Units are added in order.
+// Appends unit u: what a sample costs in it, its gradients' bytes. Units are added in order. Of the backward pass half is the weight part, as of matrix
+// products, and it needs a gradient for each activation, unless plan_model_split() knows better.
 static inline void plan_model_add(PlanModel *m, int u, double forward_s, double backward_s, double activation_bytes, double parameter_bytes) {
-    m->forward[u + 1] = m->forward[u] + forward_s, m->backward[u + 1] = m->backward[u] + backward_s;
+    m->forward[u + 1] = m->forward[u] + forward_s, m->backward[u + 1] = m->backward[u] + backward_s, m->weight[u + 1] = m->weight[u] + backward_s / 2;
     m->activations[u + 1] = m->activations[u] + activation_bytes, m->parameters[u + 1] = m->parameters[u] + parameter_bytes;
+    m->waiting[u + 1] = m->waiting[u] + activation_bytes;
+}
+static inline void plan_model_split(PlanModel *m, int u, double weight_s, double waiting_bytes) { // of the unit added last
+    m->weight[u + 1] = m->weight[u] + weight_s, m->waiting[u + 1] = m->waiting[u] + waiting_bytes;
 }
 
 // A profile as it is read: nodes in the file's order, edges between their places.
@@ -242,7 +250,7 @@ typedef struct {
     int stages;
     int64_t micro_batch; // samples
     bool recompute;
-    PipelineKind kind; // GPipe or DAPPLE
+    PipelineKind kind;
     Warmup warmup;
     int units[PLAN_STAGES], replicas[PLAN_STAGES];
     unsigned char policy[PLAN_STAGES];
@@ -310,24 +318,27 @@ static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int 
 typedef struct {
     int stages, micro_batches, depth;                     // depth: micro-batches in flight that the memory allows, D
     double forward[PLAN_STAGES], backward[PLAN_STAGES];   // seconds of a micro-batch; backward: with recomputation
+    double weight[PLAN_STAGES];                           // of backward, what may wait: weight parts of zero-bubble schedules; else 0
     double send[PLAN_STAGES], send_back[PLAN_STAGES];     // of its messages from this stage to the next, and back
     double reduce[PLAN_STAGES], reduce_late[PLAN_STAGES]; // of the all-reduce; what of it is left when the stage's last backward ends
     double memory[PLAN_STAGES];                           // bytes of a rank
     int live[PLAN_STAGES];                                // micro-batches in flight, K
+    int ahead[PLAN_STAGES];                               // forwards that it runs before the first gradient comes, at most
 } PlanCosts;
 
-// The plan as schedule_pipeline() takes it, one unit and one rank for each stage; its placement is freed by the caller.
+// The plan as schedule_pipeline() takes it, one unit and one rank for each stage, and a unit without cost in front, since the first unit of a model has no
+// input part; its placement is freed by the caller.
 static inline PipelinePlan plan_pipeline(const Plan *p, int micro_batches, int64_t depth) {
-    PipelinePlan plan = {placement_make(p->stages), p->kind, p->warmup, 1, micro_batches, depth, false}; // recomputation is in the costs
+    PipelinePlan plan = {placement_make(p->stages), p->kind, p->warmup, 1, micro_batches, depth, false, CLIPS_NOTHING}; // recomputation is in the costs
     for (int s = 0; s < p->stages; s++) {
         Stage *stage = &plan.placement.stage[s];
-        stage->first_unit = s, stage->units = stage->replicas = 1;
+        stage->first_unit = s ? s + 1 : 0, stage->units = s ? 1 : 2, stage->replicas = 1;
         stage->ranks = (int *)checked_malloc(sizeof(int), "placement"), *stage->ranks = s;
     }
     return plan;
 }
 static inline int plan_live(const Plan *p, int stage, int depth, int micro_batches) {
-    PipelinePlan plan = {{p->stages, NULL}, p->kind, p->warmup, 1, micro_batches, depth, false};
+    PipelinePlan plan = {{p->stages, NULL}, p->kind, p->warmup, 1, micro_batches, depth, false, CLIPS_NOTHING};
     return (int)pipeline_live(&plan, stage);
 }
 // The all-reduce of each unit begins when its gradients are there, the last unit's first; one after another.
@@ -343,14 +354,25 @@ static inline double plan_reduce_late(const PlanTask *t, int first, int end, int
     }
     return fmax(0, sent - computed);
 }
-// Bytes of a rank: states; for each micro-batch in flight what its backward pass needs (its input, where that is computed again); and
-// what one backward pass then fills. Returns how many can be in flight in `limit` bytes, as a number that may be below 1.
-static inline double plan_stage_memory(const PlanTask *t, int first, int end, double rows, bool recompute, double in_flight, double limit, double *bytes) {
+// Bytes of a rank: states; for each micro-batch in flight what its backward pass needs (its input, where that is computed again), and what its weight parts
+// may wait with; and what one backward pass then fills. Returns how many can be in flight in `limit` bytes, as a number that may be below 1.
+static inline double plan_stage_memory(const PlanTask *t, const Plan *p, int first, int end, double rows, double in_flight, double limit, double *bytes) {
     const PlanModel *m = t->model;
-    double inner = rows * (m->activations[end] - m->activations[first]), input = rows * m->cut[first];
-    double fixed = m->states * (m->parameters[end] - m->parameters[first]) + (recompute ? inner : 0), each = input + (recompute ? 0 : inner);
+    double inner = rows * (m->activations[end] - m->activations[first]), input = rows * m->cut[first],
+           waiting = p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->waiting[end] - m->waiting[first]) : 0;
+    double fixed = m->states * (m->parameters[end] - m->parameters[first]) + (p->recompute ? inner : 0), each = input + (p->recompute ? 0 : inner) + waiting;
     *bytes = fixed + in_flight * each;
     return fixed > limit ? 0 : each > 0 ? floor((limit - fixed) / each) : INFINITY;
+}
+// Is its schedule short enough? A unit has at most four actions that compute for a micro-batch, what holds the parameters of one or two storages around
+// each, and sums; and a rank exchanges messages with at most all replicas of the stages beside its own.
+static inline bool plan_is_short(const PlanTask *t, const Plan *p) {
+    const int64_t of_unit = 24, micro_batches = t->samples / p->micro_batch;
+    for (int s = 0; s < p->stages; s++) {
+        int64_t peers = (s ? p->replicas[s - 1] : 0) + (s + 1 < p->stages ? p->replicas[s + 1] : 0);
+        if (micro_batches * (of_unit * p->units[s] + 2 * peers) > SCHEDULE_MAX) { return false; }
+    }
+    return true;
 }
 static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) { // samples of a micro-batch that the busiest replica computes
     double share = (double)p->micro_batch / p->replicas[stage];
@@ -359,14 +381,15 @@ static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) { //
 static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        double fits = plan_stage_memory(t, first, first + p->units[s], plan_rows(t, p, s), p->recompute, 0, t->memory, &bytes);
+        double fits = plan_stage_memory(t, p, first, first + p->units[s], plan_rows(t, p, s), 0, t->memory, &bytes);
         if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
     c->depth = (int)depth;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
-        plan_stage_memory(t, first, first + p->units[s], plan_rows(t, p, s), p->recompute, c->live[s], t->memory, &c->memory[s]);
+        c->ahead[s] = (int)min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
+        plan_stage_memory(t, p, first, first + p->units[s], plan_rows(t, p, s), c->live[s], t->memory, &c->memory[s]);
     }
     return true;
 }
@@ -381,6 +404,7 @@ static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks
         double rows = plan_rows(t, p, s), forward = rows * (m->forward[end] - m->forward[first]);
         bool crosses = here.first_node != here.last_node;
         c->forward[s] = forward, c->backward[s] = rows * (m->backward[end] - m->backward[first]) + (p->recompute ? forward : 0);
+        c->weight[s] = p->kind == PIPELINE_ZERO_BUBBLE ? rows * (m->weight[end] - m->weight[first]) : 0;
         c->reduce[s] = plan_all_reduce_s(&t->cluster, here.n, crosses, m->parameters[end] - m->parameters[first]);
         c->reduce_late[s] = plan_reduce_late(t, first, end, here.n, crosses, rows, p->recompute);
         c->send[s] = c->send_back[s] = 0;
@@ -435,19 +459,20 @@ static inline double plan_by_equations(const PlanCosts *c) {
     return c->stages > 1 ? plan_equations(c) : c->micro_batches * (c->forward[0] + c->backward[0]) + c->reduce_late[0];
 }
 
-// Seconds that no schedule with so many micro-batches in flight beats. Of each stage: the way of the first micro-batch to it; then all that
-// it computes, of which at most the forwards in flight come before the first gradient is back, or the round trips behind each other that
-// its limit of micro-batches in flight makes, or all that comes in or goes out; then the way back, or the stage's own all-reduce.
+// Seconds that no schedule with so many micro-batches in flight beats. Of each stage: the way of the first micro-batch to it; then until its last input part
+// all that it computes, of which only some forwards come before the first gradient is back, or the round trips behind each other that its limit of
+// micro-batches on their way makes; then the way back, or its weight part and the stage's own all-reduce. Or all that it computes and that; or all that
+// comes in or goes out.
 static inline double plan_bound(const PlanCosts *c) {
     double trip = 0, fill = 0, back = 0, bound = 0, last_send = 0, last_back = 0; // back: from here to the end, before this stage's all-reduce
     const int M = c->micro_batches;
-    for (int s = 0; s < c->stages; s++) { trip += c->forward[s] + c->backward[s] + c->send[s] + c->send_back[s]; }
+    for (int s = 0; s < c->stages; s++) { trip += c->forward[s] + c->backward[s] - c->weight[s] + c->send[s] + c->send_back[s]; }
     for (int s = 0; s < c->stages; s++) {
-        const int K = c->live[s];
-        double F = c->forward[s], B = c->backward[s], drain = fmax(back, c->reduce_late[s]);
+        const int K = c->ahead[s];
+        double F = c->forward[s], W = c->weight[s], B = c->backward[s] - W, late = c->reduce_late[s], drain = fmax(back, W + late);
         double computing = trip + (M - 1) * B + (M - K) * F, waiting = (M - 1) / K * trip + (M - 1) % K * F + trip;
         double out = F + M * (c->send[s] + last_back) + back - last_back, in = M * (last_send + c->send_back[s]) - last_send + B + drain;
-        bound = fmax(bound, fill + fmax(fmax(computing, waiting) + drain, fmax(out, in)));
+        bound = fmax(bound, fill + fmax(fmax(fmax(computing, waiting) + drain, computing + M * W + late), fmax(out, in)));
         trip -= F + B + c->send[s] + c->send_back[s];
         last_send = c->send[s], last_back = c->send_back[s];
         fill += F + last_send, back = drain + B + last_back; // to and from the next stage
@@ -462,9 +487,9 @@ static inline ActionCost plan_action_cost(const void *context, int rank, const A
     const PlanCosts *c = (const PlanCosts *)context;
     ActionCost cost = {0, 0};
     switch (a->kind) {
-    case ACT_FORWARD: cost.compute_s = c->forward[rank]; break;
-    case ACT_BACKWARD_INPUT: cost.compute_s = c->backward[rank]; break;
-    case ACT_BACKWARD_WEIGHT: cost.compute_s = rank ? 0 : c->backward[rank]; break; // the first stage has no input part
+    case ACT_FORWARD: cost.compute_s = a->unit ? c->forward[rank] : 0; break;
+    case ACT_BACKWARD_INPUT: cost.compute_s = c->backward[rank] - c->weight[rank]; break;
+    case ACT_BACKWARD_WEIGHT: cost.compute_s = a->unit ? c->weight[rank] : 0; break;
     case ACT_SEND_FORWARD: cost.message_s = c->send[rank]; break;
     case ACT_SEND_BACKWARD: cost.message_s = c->send_back[rank - 1]; break;
     case ACT_REDUCE: cost.message_s = c->reduce_late[rank]; break;
@@ -472,15 +497,15 @@ static inline ActionCost plan_action_cost(const void *context, int rank, const A
     }
     return cost;
 }
-// The map of a model whose stages are its units, each with one storage.
+// The map of a model whose stages are its units, each with one storage, behind one without cost.
 static inline UnitMap plan_unit_map(int stages) {
     UnitMap map;
-    size_t n = (size_t)stages;
+    size_t n = (size_t)stages + 1;
     memset(&map, 0, sizeof map);
-    map.units = map.storages = stages, map.lent = -1;
+    map.units = stages + 1, map.storages = stages, map.lent = -1;
     map.of_unit = (int(*)[2])checked_calloc(n, sizeof(int[2]), "map"), map.of_unit_count = (int *)checked_calloc(n, sizeof(int), "map");
     map.made = (unsigned char(*)[2])checked_calloc(n, 2, "map");
-    for (int s = 0; s < stages; s++) { map.of_unit[s][0] = s, map.of_unit_count[s] = 1; }
+    for (int s = 0; s < stages; s++) { map.of_unit[s + 1][0] = s, map.of_unit_count[s + 1] = 1; }
     return map;
 }
 // The step of a plan, one rank for each stage: the pipeline, then each stage's all-reduce; all ranks meet at the end.

@@ -26,6 +26,7 @@ typedef struct {
 typedef struct {
     const PlanTask *task;
     bool by_equations;    // these decide, as in the paper
+    bool zero_bubble;     // such schedules are among the choices
     int *ranks, *scratch; // of plan_place()
     PlanCosts costs;      // of the plan that is looked at
     int64_t *divisors;    // [divisor_count] of the samples, ascending: the micro-batches
@@ -72,12 +73,12 @@ static inline bool planner_saw_key(Planner *p, uint64_t key) {
 }
 static inline bool planner_saw(Planner *p, const Plan *plan) {
     const PlanCosts *c = &p->costs;
-    const double *const parts[] = {c->forward, c->backward, c->send, c->send_back, c->reduce_late};
+    const double *const parts[] = {c->forward, c->backward, c->weight, c->send, c->send_back, c->reduce_late};
     Checksum sum = checksum_begin();
-    checksum_add(&sum, &c->micro_batches, sizeof c->micro_batches);
+    checksum_add(&sum, &c->micro_batches, sizeof c->micro_batches), checksum_add(&sum, &plan->kind, sizeof plan->kind);
     checksum_add(&sum, c->live, (size_t)c->stages * sizeof(int));
     checksum_add(&sum, plan->replicas, (size_t)c->stages * sizeof(int));
-    for (int i = 0; i < 5; i++) { checksum_add(&sum, parts[i], (size_t)c->stages * sizeof(double)); }
+    for (int i = 0; i < 6; i++) { checksum_add(&sum, parts[i], (size_t)c->stages * sizeof(double)); }
     if (2 * p->seen_count > p->seen_capacity) {
         uint64_t *old = p->seen;
         size_t capacity = p->seen_capacity;
@@ -115,7 +116,8 @@ static inline bool planner_look(Planner *p, const Plan *plan) {
 // Puts a plan into the pool, where it fits the memory, is short enough to replay, is new, and may be better than the beam's worst.
 static inline void planner_add(Planner *p, const Plan *plan) {
     p->bounded++;
-    if (plan->stages * (p->task->samples / plan->micro_batch) > PLAN_STAGE_BATCHES || !planner_look(p, plan) || planner_saw(p, plan)) { return; }
+    bool replayable = plan->stages * (p->task->samples / plan->micro_batch) <= PLAN_STAGE_BATCHES;
+    if (!replayable || !plan_is_short(p->task, plan) || !planner_look(p, plan) || planner_saw(p, plan)) { return; }
     double bound = p->by_equations ? plan_by_equations(&p->costs) : plan_bound(&p->costs);
     if (bound >= planner_limit(p, plan)) { return; }
     if (p->pooled == p->pool_capacity) {
@@ -156,7 +158,7 @@ static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first
     const PlanModel *m = t->model;
     double rows = plan_rows(t, p, s), bytes;
     return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <= most &&
-           plan_stage_memory(t, first, end, rows, p->recompute, 0, t->memory, &bytes) >= 1;
+           plan_stage_memory(t, p, first, end, rows, 0, t->memory, &bytes) >= 1;
 }
 static inline bool plan_fill(const PlanTask *t, Plan *p, double most) { // stage after stage, each as many units as `most` seconds allow
     bool good = true;
@@ -268,12 +270,26 @@ static inline void planner_add_moves(Planner *p, const Plan *plan, int s) {
     }
 }
 static inline bool planner_asks(const Planner *p, int64_t micro_batch) { return !p->task->micro_batch || micro_batch == p->task->micro_batch; }
-// What holds for all stages: micro-batch, recomputation, warm-up; with these cuts, or balanced anew too.
+// What holds for all stages: micro-batch, recomputation, warm-up or zero bubble; with these cuts, or balanced anew too.
+typedef struct {
+    PipelineKind kind;
+    Warmup warmup;
+    bool recompute;
+} PlanSetting;
+enum { PLAN_SETTINGS = 5 };
+static const PlanSetting plan_settings[PLAN_SETTINGS] = {{PIPELINE_DAPPLE, WARMUP_A, false},
+                                                         {PIPELINE_DAPPLE, WARMUP_B, false},
+                                                         {PIPELINE_DAPPLE, WARMUP_A, true},
+                                                         {PIPELINE_DAPPLE, WARMUP_B, true},
+                                                         {PIPELINE_ZERO_BUBBLE, WARMUP_A, false}};
 static inline void planner_add_settings(Planner *p, const Plan *plan, bool balanced_too) {
-    for (int i = 0; i < 4 * p->divisor_count; i++) {
+    for (int i = 0; i < PLAN_SETTINGS * p->divisor_count; i++) {
+        const PlanSetting *setting = &plan_settings[i % PLAN_SETTINGS];
         Plan q = *plan;
-        q.micro_batch = p->divisors[i / 4], q.warmup = i & 1 ? WARMUP_B : WARMUP_A, q.recompute = i & 2;
-        if (!planner_asks(p, q.micro_batch) || (q.recompute && isinf(p->task->memory))) { continue; }
+        q.micro_batch = p->divisors[i / PLAN_SETTINGS], q.warmup = setting->warmup, q.recompute = setting->recompute;
+        if (q.kind != PIPELINE_GPIPE) { q.kind = setting->kind; }
+        bool wanted = setting->kind != PIPELINE_ZERO_BUBBLE || (p->zero_bubble && q.stages > 1 && q.kind == setting->kind);
+        if (!wanted || !planner_asks(p, q.micro_batch) || (q.recompute && isinf(p->task->memory))) { continue; }
         planner_add(p, &q);
         if (balanced_too) { plan_balance(p->task, &q), planner_add(p, &q); }
     }
@@ -340,6 +356,7 @@ static inline void planner_add_all(Planner *p, Plan *plan, int unit, int rank) {
 }
 // Finds the best plans; p->beam[0 .. found - 1] has them, where any fits the memory. The search begins with these too.
 static inline void planner_search(Planner *p, const Candidate *known, int count) {
+    p->zero_bubble = true;
     for (int i = 0; i < count; i++) {
         if (known[i].plan.stages) { planner_add(p, &known[i].plan); }
     }
@@ -558,8 +575,8 @@ static inline void print_plan_json(FILE *to, Planner *p, const Candidate *c) { /
     fprintf(to,
             "],\"micro_batch\":%" PRId64
             ",\"micro_batches\":%d,\"recompute\":%s,\"warmup\":\"%c\",\"schedule\":\"%s\",\"predicted\":{\"step_ms\":%.17g,\"memory\":[",
-            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false", "ab"[plan->warmup],
-            plan -> kind == PIPELINE_GPIPE ? "gpipe" : "dapple", 1e3 * c->step_s);
+            plan->micro_batch, p->costs.micro_batches, plan->recompute ? "true" : "false", "ab"[plan->warmup], pipeline_kind_names[plan->kind],
+            1e3 * c -> step_s);
     for (int s = 0; s < plan->stages; s++) { fprintf(to, "%s%.0f", s ? "," : "", p->costs.memory[s]); }
     fprintf(to, "],\"bubble\":%.17g}", plan_bubble(plan, &p->costs, c->step_s));
 }
@@ -579,9 +596,9 @@ static inline void print_plan_line(FILE *to, Planner *p, const char *name, const
     planner_look(p, plan);
     fprintf(to, "%-18s %10.2f ms %8.2fx %5.1f %% idle, %d x %" PRId64 " samples%s, %s", name, 1e3 * c->step_s, one_rank_s / c->step_s,
             100 * plan_bubble(plan, &p->costs, c->step_s), p->costs.micro_batches, plan->micro_batch, plan->recompute ? ", recomputed" : "",
-            plan->kind == PIPELINE_GPIPE ? "gpipe"
-            : plan->warmup == WARMUP_B   ? "warm-up b"
-                                         : "warm-up a");
+            plan->kind != PIPELINE_DAPPLE ? pipeline_kind_names[plan->kind]
+            : plan->warmup == WARMUP_B    ? "warm-up b"
+                                          : "warm-up a");
     for (int s = 0; s < plan->stages; s++) { fprintf(to, "%s%d:%d", s ? "," : "  ", plan->units[s], plan->replicas[s]); }
     fprintf(to, "\n");
 }
@@ -607,7 +624,6 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
     Plan q = plan_even(t, (int)min_i64(placement.stages, PLAN_STAGES), 1);
     memset(&a, 0, sizeof a);
     if (placement.stages > PLAN_STAGES) { die(EXIT_INPUT, NULL, "--plan takes at most %d stages", PLAN_STAGES); }
-    if (o->pipeline_schedule == PIPELINE_ZERO_BUBBLE) { die(EXIT_INPUT, "give gpipe or dapple", "--plan does not predict zero-bubble schedules"); }
     for (int s = 0; s < placement.stages; s++) { q.units[s] = placement.stage[s].units, q.replicas[s] = placement.stage[s].replicas; }
     q.kind = (PipelineKind)o->pipeline_schedule, q.warmup = (Warmup)o->pipeline_warmup, q.recompute = o->recompute == RECOMPUTE_BLOCK;
     for (int i = 0; i < p.divisor_count; i++) {
@@ -640,7 +656,10 @@ static inline Plan planner_tell(FILE *to, const PlanTask *task, const Options *o
     const PlanModel *model = t.model;
     PlanAnswer *a = (PlanAnswer *)checked_malloc(sizeof *a, "plans");
     *a = options_gives_stages(o) ? planner_given(&t, o) : planner_answer(&t);
-    if (!a->best.plan.stages) { die(EXIT_RESOURCES, "give more ranks, or a larger --device-memory", "no plan fits into %.0f bytes of memory", t.memory); }
+    if (!a->best.plan.stages) {
+        die(EXIT_RESOURCES, "give more ranks, a larger --device-memory or --micro-batch", "no plan fits into %.0f bytes of memory and %d actions of a rank",
+            t.memory, SCHEDULE_MAX);
+    }
     Planner p = planner_make(&t);
     double one_rank_s = (double)t.samples * (model->forward[model->units] + model->backward[model->units]);
     if (to && o->json) {

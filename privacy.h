@@ -282,7 +282,8 @@ static inline void privacy_keep_key(const Privacy *p, const Options *o) {
 // changes rounding only, which the grid of noise_add() hides but for one element in thousands; nor names of data (--train, --tokenizer):
 // the checksum of what they hold, dataset_checksum(), is.
 static inline uint64_t privacy_path(const Options *o, uint64_t data) {
-    static const char *const alike[] = {"train", "val", "tokenizer", "micro-batch", "recompute", "reduce-dtype", "zero"};
+    static const char *const alike[] = {"train",        "val",  "tokenizer",     "micro-batch",       "recompute",
+                                        "reduce-dtype", "zero", "micro-batches", "pipeline-schedule", "pipeline-warmup"};
     bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1; // the rate then depends on the last step's number
     Checksum sum = checksum_begin();
     checksum_add(&sum, &data, sizeof data);
@@ -290,6 +291,7 @@ static inline uint64_t privacy_path(const Options *o, uint64_t data) {
         const OptionSpec *spec = &option_specs[i];
         bool other = !strcmp(spec->group, "privacy") || !strcmp(spec->group, "cluster");
         if (!strcmp(spec->group, "run")) { other = strcmp(spec->name, "seed") && !(steps_matter && !strcmp(spec->name, "steps")); }
+        other |= !strcmp(spec->name, "pipeline") && o->dp_clip_style != DP_STAGE; // else groups are its stages
         for (size_t j = 0; j < sizeof alike / sizeof alike[0]; j++) { other |= !strcmp(spec->name, alike[j]); }
         char value[1100];
         option_value_text(o, spec, value, sizeof value);

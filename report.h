@@ -124,8 +124,9 @@ static inline void predict_traffic(const RunFacts *run, int64_t traffic[COMM_KIN
         const Action *a = &schedule->actions[i];
         ZeroMessage m[2];
         if (action_sends(a->kind)) {
-            traffic[COMM_SEND][group_link(run->ranks, run->ranks->me, a->peer)] += a->rows * executor_row_bytes(&run->shape, run->model, a->kind, run->shape.T);
+            traffic[COMM_SEND][group_link(run->ranks, run->ranks->me, a->peer)] += executor_message_bytes(&run->shape, run->model, a);
         }
+        if (store->policy.relay) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
         }

@@ -15,7 +15,8 @@
 //            deadlock when messages are rendezvous; it sends rows that were computed, and each row comes once, before its use; a unit's
 //            forward follows its input, all rows of it (several messages may bring them), its backward input follows its
 //            forward and the next unit's backward, its backward weight follows its backward input, and its micro-batch's CLIP
-//            where there is one, which follows all its backward inputs; parameters are acquired
+//            where there is one, which follows all its backward inputs, and the NORMs of all other stages where these have a part in it; what is
+//            scaled on another stage follows all of its FACTORs, which follow CLIP; parameters are acquired
 //            while they are used, and where they come for each use (UnitMap: gathers), a PREFETCH is under way by then, into a
 //            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
@@ -31,28 +32,47 @@ typedef enum {
     ACT_BACKWARD_INPUT,
     ACT_BACKWARD_WEIGHT,
     ACT_RECOMPUTE,
-    ACT_CLIP, // compute, per unit and micro-batch (CLIP, of unit 0: every sample's norm over all units is known)
+    ACT_CLIP,
+    ACT_TIED, // compute, per unit and micro-batch (CLIP, of a stage's first unit: every sample's norm is known; TIED: see Clips)
     ACT_SEND_FORWARD,
-    ACT_RECV_FORWARD,
+    ACT_RECV_FORWARD, // after its SEND, as all of them
     ACT_SEND_BACKWARD,
     ACT_RECV_BACKWARD, // a unit's output / the gradient of a unit's input
+    ACT_SEND_NORM,
+    ACT_RECV_NORM,
+    ACT_SEND_FACTOR,
+    ACT_RECV_FACTOR, // each sample's norm in a stage / the factor that follows; of the stage's last unit, whose other end is the first stage
+    ACT_SEND_SUM,
+    ACT_RECV_SUM, // of a storage: its gradient, summed over the micro-batches so far
+    ACT_SEND_PARAMETERS,
+    ACT_RECV_PARAMETERS, // of a storage: the version after the update of this step
+    ACT_SEND_PART,
+    ACT_RECV_PART, // of a storage: what one unit adds to a micro-batch's gradient
+    ACT_SEND_TALLY,
+    ACT_RECV_TALLY, // what a step has to tell: its loss, its norm
     ACT_PREFETCH,
     ACT_ACQUIRE,
     ACT_RELEASE,
     ACT_REDUCE,
     ACT_NORM,
     ACT_UPDATE, // states, per storage (NORM: all of them)
+    ACT_ADD,    // a part of a sum that came
+    ACT_TALLY,  // version 0: this rank adds to what a step has to tell; 1: it hears the whole
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
-    "FORWARD",       "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE", "CLIP",   "SEND_FORWARD", "RECV_FORWARD", "SEND_BACKWARD",
-    "RECV_BACKWARD", "PREFETCH",       "ACQUIRE",         "RELEASE",   "REDUCE", "NORM",         "UPDATE",
+    "FORWARD",      "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE",       "CLIP",      "TIED",        "SEND_FORWARD",
+    "RECV_FORWARD", "SEND_BACKWARD",  "RECV_BACKWARD",   "SEND_NORM",       "RECV_NORM", "SEND_FACTOR", "RECV_FACTOR",
+    "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_TALLY",
+    "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
+    "ADD",          "TALLY",
 };
-static inline bool action_computes(ActionKind kind) { return kind <= ACT_CLIP; }
+static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
-static inline bool action_sends(ActionKind kind) { return kind == ACT_SEND_FORWARD || kind == ACT_SEND_BACKWARD; }
-static inline bool action_receives(ActionKind kind) { return kind == ACT_RECV_FORWARD || kind == ACT_RECV_BACKWARD; }
-static inline bool action_is_message(ActionKind kind) { return action_sends(kind) || action_receives(kind); }
+static inline bool action_is_message(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_TALLY; }
+static inline bool action_sends(ActionKind kind) { return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0; } // its RECV follows it
+static inline bool action_receives(ActionKind kind) { return action_is_message(kind) && !action_sends(kind); }
+static inline bool action_of_rows(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_FACTOR; } // a message of a micro-batch's rows
 
 typedef struct {
     ActionKind kind;
@@ -68,8 +88,19 @@ typedef struct {
     int count, capacity;
 } Schedule;
 
-// The head's part of the gradient of wte is made by its input part (gpt.h), or, where samples are clipped, with the embedding's (dp.h).
-typedef enum { MADE_BY_WEIGHT_PART, MADE_BY_INPUT_PART, MADE_ELSEWHERE } GradientMaker;
+// The head's part of the gradient of wte is made by its input part (gpt.h), or, where samples are clipped, with the embedding's (dp.h): there, or,
+// where that is on another stage, by TIED.
+typedef enum { MADE_BY_WEIGHT_PART, MADE_BY_INPUT_PART, MADE_ELSEWHERE, MADE_BY_TIED } GradientMaker;
+
+// Whose gradients of a sample have one norm, where samples are clipped (dp.h). wte is used by the first stage and by the last, so there is a
+// norm that several stages know a part of: NORM brings the first stage what another one knows, CLIP makes a factor of all, FACTOR takes it to
+// the others, and what is scaled by it waits there. Of groups inside stages that is TIED alone, the classifier's part of wte.
+typedef enum {
+    CLIPS_NOTHING,
+    CLIPS_UNITS,  // each unit's
+    CLIPS_STAGES, // a stage's: its weight parts follow its CLIP
+    CLIPS_ALL     // all: all weight parts follow FACTOR
+} Clips;
 
 // What the plan must know of the model and of its states: which storages a unit uses, and which of them share rooms.
 typedef struct {
@@ -81,6 +112,7 @@ typedef struct {
     bool *gathers;               // [storages] parameters come by PREFETCH before each use; else they stay
     bool *reduces_often;         // [storages] the gradient leaves by REDUCE in each micro-batch; else once
     bool *tied;                  // [storages] several stages use it: the gradient leaves after all others
+    int *stage;                  // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
 } UnitMap;
 
@@ -89,14 +121,16 @@ typedef struct {
     int64_t slots;             // micro-batches with activations: from its first forward to its last weight part
     int64_t inputs, gradients; // micro-batches whose input, whose gradient was received: from then to the last weight part
     int64_t works;             // backward inputs whose weight part has not run
+    int64_t clips;             // micro-batches of a group that crosses stages: from a norm that is received, or made to be sent, to all that follows
 } Limits;
 
 static inline Limits limits_of_one(void) { // micro-batch, and no other stages
-    const Limits one = {1, 0, 0, 1};
+    const Limits one = {1, 0, 0, 1, 0};
     return one;
 }
 static inline Limits limits_of_both(Limits a, Limits b) {
-    Limits both = {max_i64(a.slots, b.slots), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works)};
+    Limits both = {max_i64(a.slots, b.slots), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works),
+                   max_i64(a.clips, b.clips)};
     return both;
 }
 
@@ -107,9 +141,18 @@ typedef struct {
     int64_t samples; // of a step: each unit computes each of them once, on some rank
     Limits *limits;  // [ranks]
     bool recompute;
-    bool clips; // weight parts wait until the norms of all units are known
+    Clips clips;
     Schedule *rank;
 } Program;
+// Is there a norm that several stages know a part of?
+static inline bool program_crosses(const Program *p) { return p->clips && p->map.stage; }
+// Do weight parts of this rank wait for a norm over several units?
+static inline bool program_waits(const Program *p) { return p->clips >= CLIPS_STAGES; }
+// Is this unit the last one of a stage that sends its norms to the first stage?
+static inline bool program_sends_norms(const Program *p, int unit) {
+    if (!program_crosses(p) || p->map.stage[unit] == 0) { return false; }
+    return unit == p->map.units - 1 || (p->clips == CLIPS_ALL && p->map.stage[unit + 1] != p->map.stage[unit]);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Building
@@ -145,7 +188,7 @@ static inline void schedule_free(Schedule *s) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
-    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->limits);
+    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->map.stage), free(p->limits);
     memset(p, 0, sizeof *p);
 }
 // The same limits for all ranks.
@@ -198,8 +241,7 @@ static inline void schedule_lower_recompute(Program *p) {
 }
 
 // Lowering: the weight parts of a micro-batch wait until its last input part has run, since a sample's factor depends on the norm of its
-// gradient over all units of the rank (dp.h: flat clipping, and clipping by stages where a rank has one stage's). What other micro-batches
-// do meanwhile stays where it is.
+// gradient over all units of the rank. What other micro-batches do meanwhile stays where it is. (Of one stage: pipeline.h does it itself.)
 static inline void lower_clip(Schedule *in, int micro_batches) {
     int *last = (int *)checked_malloc(2 * (size_t)micro_batches * sizeof(int), "lowering"), *first = last + micro_batches; // [micro] of its backward actions
     Schedule out = {NULL, 0, 0};
@@ -224,7 +266,7 @@ static inline void lower_clip(Schedule *in, int micro_batches) {
     *in = out;
 }
 static inline void schedule_lower_clip(Program *p) {
-    p->clips = true;
+    p->clips = CLIPS_STAGES;
     for (int r = 0; r < p->ranks; r++) {
         p->limits[r].works = max_i64(p->limits[r].works, p->map.units);
         lower_clip(&p->rank[r], p->micro_batches);
@@ -233,9 +275,10 @@ static inline void schedule_lower_clip(Program *p) {
 
 // Does this action add to the gradient of a storage?
 static inline bool action_contributes(const UnitMap *map, const Action *a, int storage) {
-    if (a->kind != ACT_BACKWARD_WEIGHT && a->kind != ACT_BACKWARD_INPUT) { return false; }
+    if (a->kind != ACT_BACKWARD_WEIGHT && a->kind != ACT_BACKWARD_INPUT && a->kind != ACT_TIED) { return false; }
+    const GradientMaker maker = a->kind == ACT_BACKWARD_INPUT ? MADE_BY_INPUT_PART : a->kind == ACT_TIED ? MADE_BY_TIED : MADE_BY_WEIGHT_PART;
     for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
-        if (map->of_unit[a->unit][k] == storage) { return map->made[a->unit][k] == (a->kind == ACT_BACKWARD_INPUT ? MADE_BY_INPUT_PART : MADE_BY_WEIGHT_PART); }
+        if (map->of_unit[a->unit][k] == storage) { return map->made[a->unit][k] == maker; }
     }
     return false;
 }
@@ -246,9 +289,10 @@ static inline bool action_contributes(const UnitMap *map, const Action *a, int s
 typedef void (*ScheduleVisit)(void *context, int rank, const Action *action, int peer);
 
 static inline bool actions_match(const Action *send, int sender, const Action *recv, int receiver) {
-    bool kinds = (send->kind == ACT_SEND_FORWARD && recv->kind == ACT_RECV_FORWARD) || (send->kind == ACT_SEND_BACKWARD && recv->kind == ACT_RECV_BACKWARD);
-    return kinds && send->peer == receiver && recv->peer == sender && send->unit == recv->unit && send->micro == recv->micro &&
-           send->first_row == recv->first_row && send->rows == recv->rows;
+    const bool kinds = action_sends(send->kind) && (int)recv->kind == (int)send->kind + 1;
+    return kinds && send->peer == receiver && recv->peer == sender && send->unit == recv->unit && send->storage == recv->storage &&
+           send->micro == recv->micro && send->step == recv->step && send->version == recv->version && send->first_row == recv->first_row &&
+           send->rows == recv->rows;
 }
 
 // Where a rank's NORM stands (only updates follow it); its length where there is none, which nobody gets past.
@@ -337,12 +381,31 @@ static inline int schedule_walk(const Program *p, int *at, ScheduleVisit visit, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Validator
-enum { DONE_FORWARD = 1, DONE_INPUT = 2, DONE_WEIGHT = 4, HAVE_INPUT = 8, HAVE_GRADIENT = 16, CLIPPED = 32 }; // HAVE: rows received. CLIPPED: at unit 0
-enum { SAMPLE_COMPUTED = 1, SAMPLE_CAME = 2, SAMPLE_CAME_BACK = 4 }; // some forward computes it; some rank received it, its gradient
+enum { // HAVE: rows received. CLIPPED, KEPT: at unit 0, whoever computes that. KEPT: it has a place for what crosses stages
+    DONE_FORWARD = 1,
+    DONE_INPUT = 2,
+    DONE_WEIGHT = 4,
+    HAVE_INPUT = 8,
+    HAVE_GRADIENT = 16,
+    CLIPPED = 32,
+    KEPT = 64,
+    DONE_TIED = 128
+};
+enum { // some forward computes it; some rank received it, its gradient, of a stage its norm, its factor
+    SAMPLE_COMPUTED = 1,
+    SAMPLE_CAME = 2,
+    SAMPLE_CAME_BACK = 4,
+    SAMPLE_NORMED = 8,
+    SAMPLE_SCALED = 16
+};
 
 typedef struct {
     int64_t rows, first, end; // how many, from the first on, up to the end
 } Received;
+static inline void received_add(Received *r, const Action *a) {
+    r->first = r->rows ? min_i64(r->first, a->first_row) : a->first_row;
+    r->end = max_i64(r->end, a->first_row + a->rows), r->rows += a->rows;
+}
 
 typedef struct {
     const Program *program;
@@ -355,12 +418,13 @@ typedef struct {
     int *param_user, *grad_user;     // [rank][room] storage that is in it now, or -1
     int64_t *rows;                   // [rank][unit][micro][2] first row and rows, as the forward had them
     Received *received;              // [rank][unit][micro][2] rows of the unit's input, of the gradient of its output
-    unsigned char *covered;          // [unit][sample] flags above
-    Limits *held;                    // [rank] as it stands
-    int64_t *recomputed;             // [rank] unit and micro-batch (their validator_index) whose block activations are there, or -1
-    bool *member;                    // [rank][storage] the rank contributes to its gradient
-    bool *normed;                    // [rank]
-    char *error;                     // first violation, empty while valid
+    Received *told;         // [rank][unit][micro] samples whose norm of the unit's stage came to the first one, or whose factor to it; unit 0: factors sent
+    unsigned char *covered; // [unit][sample] flags above
+    Limits *held;           // [rank] as it stands
+    int64_t *recomputed;    // [rank] unit and micro-batch (their validator_index) whose block activations are there, or -1
+    bool *member;           // [rank][storage] the rank contributes to its gradient
+    bool *normed;           // [rank]
+    char *error;            // first violation, empty while valid
     size_t error_bytes;
 } Validator;
 
@@ -434,6 +498,18 @@ static inline bool validator_recomputed(const Validator *v, int rank, const Acti
     bool block = a->unit > 0 && a->unit < v->program->map.units - 1;
     return !v->program->recompute || !block || v->recomputed[rank] == (int64_t)validator_index(v, rank, a->unit, a->micro);
 }
+// Were all samples of an action told about, by NORM or FACTOR of this unit?
+static inline bool validator_told(const Validator *v, int rank, const Action *a, int unit) {
+    const Received *r = &v->told[validator_index(v, rank, unit, a->micro)];
+    return !a->rows || (r->rows == a->rows && r->first == a->first_row && r->end == a->first_row + a->rows);
+}
+// A micro-batch takes one of the rank's places for what crosses stages, unless it has one.
+static inline void validator_keep(Validator *v, int rank, const Action *a) {
+    unsigned char *place = validator_done(v, rank, 0, a->micro);
+    const int64_t limit = v->program->limits[rank].clips;
+    if (!(*place & KEPT) && ++v->held[rank].clips > limit) { validator_fail(v, rank, a, "norms of %" PRId64 " micro-batches are kept already", limit); }
+    *place |= KEPT;
+}
 static inline void validate_backward_input(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     if (!(*me & DONE_FORWARD)) { validator_fail(v, rank, a, "its forward has not run"); }
@@ -442,27 +518,60 @@ static inline void validate_backward_input(Validator *v, int rank, const Action 
     if (!there) { validator_fail(v, rank, a, "the gradient of its output is not there"); }
     if (!validator_recomputed(v, rank, a)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_INPUT;
+    if (program_crosses(v->program) && (v->program->clips == CLIPS_ALL || a->unit == v->program->map.units - 1)) { validator_keep(v, rank, a); }
     if (++v->held[rank].works > v->program->limits[rank].works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
+}
+// Of a micro-batch on this rank: have all weight parts run?
+static inline bool validator_weighed(Validator *v, int rank, int micro) {
+    bool all = true;
+    for (int u = 0; u < v->program->map.units; u++) {
+        unsigned char d = *validator_done(v, rank, u, micro);
+        all = all && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
+    }
+    return all;
+}
+// Rows of factors that the first stage still has to send, of a micro-batch.
+static inline int64_t validator_to_send(const Validator *v, int rank, int micro) {
+    const size_t at = validator_index(v, rank, 0, micro);
+    int64_t stages = 0;
+    for (int u = 0; u < v->program->map.units; u++) { stages += program_sends_norms(v->program, u); }
+    return stages * v->rows[2 * at + 1] - v->told[at].rows;
+}
+// After the last weight part, TIED where there is one, and the last factor that is sent, nothing is left of its norms and factors.
+static inline void validator_forget(Validator *v, int rank, int micro) {
+    unsigned char *place = validator_done(v, rank, 0, micro), head = *validator_done(v, rank, v->program->map.units - 1, micro);
+    bool uses = !validator_weighed(v, rank, micro) || ((head & DONE_FORWARD) && !(head & DONE_TIED)) || validator_to_send(v, rank, micro) > 0;
+    if (!(*place & KEPT) || uses) { return; }
+    v->held[rank].clips--, *place &= (unsigned char)~KEPT;
 }
 // The last weight part of a micro-batch on this rank gives back its places.
 static inline void validator_free(Validator *v, int rank, int micro) {
-    bool last = true;
-    for (int u = 0; u < v->program->map.units; u++) {
-        unsigned char d = *validator_done(v, rank, u, micro);
-        last = last && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
-    }
+    const bool last = validator_weighed(v, rank, micro);
     for (int u = 0; last && u < v->program->map.units; u++) {
         unsigned char d = *validator_done(v, rank, u, micro);
         v->held[rank].inputs -= (d & HAVE_INPUT) != 0, v->held[rank].gradients -= (d & HAVE_GRADIENT) != 0;
     }
     v->held[rank].slots -= last;
+    validator_forget(v, rank, micro);
+}
+// The last unit of the stage that a unit is of.
+static inline int validator_end(const Validator *v, int unit) {
+    while (unit + 1 < v->program->map.units && v->program->map.stage[unit + 1] == v->program->map.stage[unit]) { unit++; }
+    return unit;
+}
+// Is what a weight part is scaled by there?
+static inline void validate_scale(Validator *v, int rank, const Action *a) {
+    const Program *p = v->program;
+    const bool far = program_crosses(p) && p->clips == CLIPS_ALL && p->map.stage[a->unit] > 0, here = program_waits(p) || (program_crosses(p) && a->unit == 0);
+    if (far && !validator_told(v, rank, a, validator_end(v, a->unit))) { validator_fail(v, rank, a, "not all factors are there"); }
+    if (!far && here && !(*validator_done(v, rank, 0, a->micro) & CLIPPED)) { validator_fail(v, rank, a, "norms are not known: CLIP has not run"); }
 }
 static inline void validate_backward_weight(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     bool ready = a->unit ? (*me & DONE_INPUT) : (*me & DONE_FORWARD) && validator_there(v, rank, a, 1, DONE_INPUT, true);
     if (!ready) { validator_fail(v, rank, a, "its backward input has not run"); }
     if (*me & DONE_WEIGHT) { validator_fail(v, rank, a, "runs twice"); }
-    if (v->program->clips && !(*validator_done(v, rank, 0, a->micro) & CLIPPED)) { validator_fail(v, rank, a, "norms are not known: CLIP has not run"); }
+    validate_scale(v, rank, a);
     if (!validator_recomputed(v, rank, a)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_WEIGHT;
     if (a->unit) { v->held[rank].works--; }
@@ -483,7 +592,23 @@ static inline void validate_clip(Validator *v, int rank, const Action *a) {
         any |= (d & DONE_FORWARD) != 0;
     }
     if (!any) { validator_fail(v, rank, a, "no forward has run"); }
+    if (program_crosses(v->program) && a->unit == 0) {
+        if (!validator_there(v, rank, a, 1, DONE_INPUT, true)) { validator_fail(v, rank, a, "the gradient of the embedding's output is not there"); }
+        for (int u = 0; u < v->program->map.units; u++) {
+            bool missing = program_sends_norms(v->program, u) && !validator_told(v, rank, a, u);
+            if (missing) { validator_fail(v, rank, a, "not all norms of stage %d are there", v->program->map.stage[u]); }
+        }
+        validator_keep(v, rank, a);
+    }
     *me |= CLIPPED;
+}
+static inline void validate_tied(Validator *v, int rank, const Action *a) {
+    unsigned char *me = validator_done(v, rank, a->unit, a->micro);
+    if (!(*me & DONE_INPUT)) { validator_fail(v, rank, a, "its backward input has not run"); }
+    if (*me & DONE_TIED) { validator_fail(v, rank, a, "runs twice"); }
+    if (!validator_told(v, rank, a, a->unit)) { validator_fail(v, rank, a, "not all factors are there"); }
+    *me |= DONE_TIED;
+    validator_forget(v, rank, a->micro);
 }
 // Does the rank compute the rows of a message in this unit?
 static inline bool validator_holds(Validator *v, int rank, const Action *a, int unit) {
@@ -497,6 +622,26 @@ static inline void validate_send(Validator *v, int rank, const Action *a) {
     if (forward && (*me & DONE_WEIGHT)) { validator_fail(v, rank, a, "sends an output that is gone"); }
     if (!forward && !(*me & DONE_INPUT)) { validator_fail(v, rank, a, "sends a gradient that is not computed"); }
     if (!a->rows || !validator_holds(v, rank, a, a->unit)) { validator_fail(v, rank, a, "sends rows that it does not hold"); }
+}
+// NORM goes from the stage of its unit to the first one, FACTOR back. Both need the rank's place for the micro-batch; CLIP is between them.
+static inline void validate_norm_message(Validator *v, int rank, const Action *a) {
+    const bool norm = a->kind == ACT_SEND_NORM || a->kind == ACT_RECV_NORM, far = norm == action_sends(a->kind); // it is not on the first stage
+    const int unit = far ? a->unit : 0;
+    unsigned char place = *validator_done(v, rank, 0, a->micro);
+    if (!program_crosses(v->program) || (norm && !program_sends_norms(v->program, a->unit))) { validator_fail(v, rank, a, "no norm crosses stages here"); }
+    if (!a->rows || !validator_holds(v, rank, a, unit)) { validator_fail(v, rank, a, "the rank does not compute these rows"); }
+    for (int u = 0; far && norm && u <= a->unit; u++) { // units of this stage
+        unsigned char d = *validator_done(v, rank, u, a->micro);
+        bool counts = v->program->clips == CLIPS_ALL || u == a->unit;
+        if (counts && (d & DONE_FORWARD) && !(d & DONE_INPUT)) { validator_fail(v, rank, a, "the norms of unit %d are not known", u); }
+    }
+    if (a->kind == ACT_RECV_NORM && (place & CLIPPED)) { validator_fail(v, rank, a, "comes after its use"); }
+    if (a->kind == ACT_RECV_NORM) { validator_keep(v, rank, a); }
+    if (a->kind == ACT_SEND_FACTOR && !(place & CLIPPED)) { validator_fail(v, rank, a, "sends factors before CLIP"); }
+    if (!(*validator_done(v, rank, 0, a->micro) & KEPT)) { validator_fail(v, rank, a, "its place is gone"); }
+    if (a->kind == ACT_SEND_FACTOR) { received_add(&v->told[validator_index(v, rank, 0, a->micro)], a), validator_forget(v, rank, a->micro); }
+    if (action_sends(a->kind) || !validator_mark(v, rank, a, a->unit, norm ? SAMPLE_NORMED : SAMPLE_SCALED, "has come")) { return; }
+    received_add(&v->told[validator_index(v, rank, a->unit, a->micro)], a);
 }
 // RECV_FORWARD(unit) brings rows of the input of unit + 1, RECV_BACKWARD(unit) of the gradient of the output of unit - 1.
 static inline void validate_receive(Validator *v, int rank, const Action *a) {
@@ -515,8 +660,7 @@ static inline void validate_receive(Validator *v, int rank, const Action *a) {
     if (!validator_mark(v, rank, a, to, backward ? SAMPLE_CAME_BACK : SAMPLE_CAME, "has come")) { return; }
     if (!(*me & flag) && ++*held > limit) { validator_fail(v, rank, a, "the places of %" PRId64 " micro-batches are taken", limit); }
     *me |= flag;
-    r->first = r->rows ? min_i64(r->first, a->first_row) : a->first_row;
-    r->end = max_i64(r->end, a->first_row + a->rows), r->rows += a->rows;
+    received_add(r, a);
 }
 
 // Who uses the room of a storage, if it shares one.
@@ -581,9 +725,11 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
 
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
-    bool per_unit = action_computes(a->kind) || action_sends(a->kind) || action_receives(a->kind);
-    bool of_storage = !per_unit && a->kind != ACT_NORM, good_storage = a->storage >= 0 && a->storage < p->map.storages;
-    bool per_micro = per_unit || (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
+    bool per_unit = action_computes(a->kind) || action_of_rows(a->kind);
+    bool of_storage = !per_unit && a->kind != ACT_NORM && a->kind != ACT_TALLY && a->kind != ACT_SEND_TALLY && a->kind != ACT_RECV_TALLY,
+         good_storage = a->storage >= 0 && a->storage < p->map.storages;
+    bool per_micro = per_unit || a->kind == ACT_ADD || (a->kind >= ACT_SEND_SUM && a->kind <= ACT_RECV_SUM) ||
+                     (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
     bool good = !per_unit ||
                 (a->unit >= 0 && a->unit < p->map.units && a->rows >= 0 && a->first_row >= 0 && a->rows <= p->samples && a->first_row <= p->samples - a->rows);
     good = good && (!per_micro || (a->micro >= 0 && a->micro < p->micro_batches));
@@ -592,13 +738,10 @@ static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     return good;
 }
 
-static inline void validator_visit(void *context, int rank, const Action *a, int peer) {
-    (void)peer;
-    Validator *v = (Validator *)context;
-    if (*v->error || !validate_ranges(v, rank, a)) { return; }
+static inline void validate_compute(Validator *v, int rank, const Action *a) {
     if (action_reads_parameters(a->kind)) { validate_parameters(v, rank, a); }
-    if (action_computes(a->kind) && a->kind != ACT_FORWARD) { validate_rows(v, rank, a); }
-    for (int k = 0; action_computes(a->kind) && k < v->program->map.of_unit_count[a->unit]; k++) {
+    if (a->kind != ACT_FORWARD) { validate_rows(v, rank, a); }
+    for (int k = 0; k < v->program->map.of_unit_count[a->unit]; k++) {
         int storage = v->program->map.of_unit[a->unit][k];
         if (action_contributes(&v->program->map, a, storage)) { validate_contribution(v, rank, a, storage); }
     }
@@ -607,17 +750,30 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_BACKWARD_INPUT: validate_backward_input(v, rank, a); break;
     case ACT_BACKWARD_WEIGHT: validate_backward_weight(v, rank, a); break;
     case ACT_RECOMPUTE: validate_recompute(v, rank, a); break;
-    case ACT_CLIP: validate_clip(v, rank, a); break;
+    case ACT_TIED: validate_tied(v, rank, a); break;
+    default: validate_clip(v, rank, a);
+    }
+}
+static inline void validator_visit(void *context, int rank, const Action *a, int peer) {
+    (void)peer;
+    Validator *v = (Validator *)context;
+    if (*v->error || !validate_ranges(v, rank, a)) { return; }
+    switch (a->kind) {
     case ACT_SEND_FORWARD:
     case ACT_SEND_BACKWARD: validate_send(v, rank, a); break;
     case ACT_RECV_FORWARD:
     case ACT_RECV_BACKWARD: validate_receive(v, rank, a); break;
+    case ACT_SEND_NORM:
+    case ACT_RECV_NORM:
+    case ACT_SEND_FACTOR:
+    case ACT_RECV_FACTOR: validate_norm_message(v, rank, a); break;
     case ACT_PREFETCH: validate_gather(v, rank, a); break;
     case ACT_ACQUIRE: validate_acquire(v, rank, a); break;
     case ACT_RELEASE: validate_release(v, rank, a); break;
     case ACT_REDUCE: validate_reduce(v, rank, a); break;
     case ACT_UPDATE: validate_update(v, rank, a); break;
-    default: validate_norm(v, rank, a);
+    case ACT_NORM: validate_norm(v, rank, a); break;
+    default: validate_compute(v, rank, a);
     }
 }
 
@@ -654,8 +810,8 @@ static inline void validate_orders(Validator *v) {
     }
 }
 
-// What must have happened by the end: every forward has its backward, every storage its update, nothing is still held.
-static inline void validate_end(Validator *v) {
+// What must have happened by the end: every forward has its backward; of each sample.
+static inline void validate_end_of_work(Validator *v) {
     const Program *p = v->program;
     for (int r = 0; r < p->ranks; r++) {
         for (int u = 0; u < p->map.units; u++) {
@@ -664,11 +820,26 @@ static inline void validate_end(Validator *v) {
                 if ((d & DONE_FORWARD) && !(d & DONE_WEIGHT) && !*v->error) {
                     snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has a forward but no backward weight", r, u, m);
                 }
+                if (program_crosses(p) && u == p->map.units - 1 && (d & DONE_FORWARD) && !(d & DONE_TIED) && !*v->error) {
+                    snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has a forward but no TIED", r, u, m);
+                }
                 if ((d & HAVE_INPUT) && !(d & DONE_FORWARD) && !*v->error) {
                     snprintf(v->error, v->error_bytes, "rank %d: unit %d micro-batch %d has an input but no forward", r, u, m);
                 }
             }
         }
+    }
+    for (int64_t i = 0; i < p->map.units * p->samples; i++) {
+        if (!(v->covered[i] & SAMPLE_COMPUTED) && !*v->error) {
+            snprintf(v->error, v->error_bytes, "unit %" PRId64 " computes sample %" PRId64 " nowhere", i / p->samples, i % p->samples);
+        }
+    }
+}
+// Every storage has its update, nothing is still held.
+static inline void validate_end(Validator *v) {
+    const Program *p = v->program;
+    validate_end_of_work(v);
+    for (int r = 0; r < p->ranks; r++) {
         for (int s = 0; s < p->map.storages; s++) {
             int at = r * p->map.storages + s;
             bool bad = (v->member[at] && !v->updated[at]) || v->acquired[at] || v->flying[at];
@@ -676,11 +847,6 @@ static inline void validate_end(Validator *v) {
         }
     }
     if (!*v->error) { validate_orders(v); }
-    for (int64_t i = 0; i < p->map.units * p->samples; i++) {
-        if (!(v->covered[i] & SAMPLE_COMPUTED) && !*v->error) {
-            snprintf(v->error, v->error_bytes, "unit %" PRId64 " computes sample %" PRId64 " nowhere", i / p->samples, i % p->samples);
-        }
-    }
 }
 
 static inline void validator_start(Validator *v, const Program *p) {
@@ -701,6 +867,7 @@ static inline void validator_start(Validator *v, const Program *p) {
     for (size_t i = 0; i < per_storage; i++) { v->param_user[i] = v->grad_user[i] = -1; }
     v->rows = (int64_t *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(int64_t) * (size_t)max_i64(p->micro_batches, 1), "validator");
     v->received = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->told = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
     v->recomputed = (int64_t *)checked_malloc((size_t)p->ranks * sizeof(int64_t), "validator");
     for (int r = 0; r < p->ranks; r++) { v->recomputed[r] = -1; }
     v->covered = (unsigned char *)checked_calloc((size_t)p->map.units, (size_t)p->samples, "validator");
@@ -721,23 +888,42 @@ static inline void validator_start(Validator *v, const Program *p) {
     }
 }
 
+static inline void validator_stop(Validator *v) {
+    free(v->done), free(v->contributions), free(v->acquired), free(v->reduced), free(v->updated), free(v->normed);
+    free(v->rows), free(v->received), free(v->told), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
+    free(v->param_user), free(v->grad_user);
+}
+// Plays the program; who waits for ever is a violation.
+static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {
+    const Program *p = v->program;
+    int *at = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
+    int stuck = schedule_walk(p, at, visit, context);
+    if (stuck >= 0 && !*v->error) {
+        const Action *a = &p->rank[stuck].actions[at[stuck]];
+        validator_fail(v, stuck, a, "deadlock: action %d waits for ever (peer %d)", at[stuck], a->peer);
+    }
+    free(at);
+}
+
 // Proves the invariants of the banner. On a violation returns false and describes the first one in error.
 static inline bool schedule_validate(const Program *p, char *error, size_t error_bytes) {
     Validator v;
     validator_start(&v, p);
     v.error = error, v.error_bytes = error_bytes;
     *error = 0;
-    int *at = (int *)checked_calloc((size_t)p->ranks, sizeof(int), "validator");
-    int stuck = schedule_walk(p, at, validator_visit, &v);
-    if (stuck >= 0 && !*error) {
-        const Action *a = &p->rank[stuck].actions[at[stuck]];
-        validator_fail(&v, stuck, a, "deadlock: action %d waits for ever (peer %d)", at[stuck], a->peer);
-    }
+    validator_walk(&v, validator_visit, &v);
     if (!*error) { validate_end(&v); }
-    free(at), free(v.done), free(v.contributions), free(v.acquired), free(v.reduced), free(v.updated), free(v.normed);
-    free(v.rows), free(v.received), free(v.recomputed), free(v.covered), free(v.held), free(v.member), free(v.flying), free(v.gathered), free(v.param_user),
-        free(v.grad_user);
+    validator_stop(&v);
     return !*error;
+}
+
+// The same for the program: ends it where there is one.
+__attribute__((noreturn)) static inline void schedule_refuse(const char *error) {
+    die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error);
+}
+static inline void schedule_check(const Program *p) {
+    char error[400];
+    if (!schedule_validate(p, error, sizeof error)) { schedule_refuse(error); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -746,6 +932,7 @@ static inline bool schedule_validate(const Program *p, char *error, size_t error
 // Messages run beside compute too, in both directions at once: one begins when the sender comes to its SEND, the receiver to its RECV (it has a
 // room by then), and neither the sender's way out nor the receiver's way in carries another; the compute actions of its micro-batch wait for it.
 // A step is looked at that follows another (all ranks begin together where there is no NORM). Costs come from the caller.
+enum { CHANNELS = 4 }; // kinds of messages: inputs, gradients, norms, factors
 typedef struct {
     double compute_s, message_s;
 } ActionCost;
@@ -763,8 +950,10 @@ typedef struct {
     double *busy;         // [rank] time spent computing
     double *ready;        // [rank][storage] when its parameters are there
     double *left;         // [rank][storages, then rooms] when the gradient there has left
-    double *arrived;      // [rank][micro][2] when its input, the gradient of its output is there
+    double *arrived;      // [rank][micro][CHANNELS] when what a kind of message brings is there
+    double *sum;          // [rank][storage] when the sum, or part, that came last is there
     double meeting;       // when all ranks have come to NORM; negative before
+    double untold;
 } Simulation;
 
 // When the place of a storage's gradient is free.
@@ -773,9 +962,14 @@ static inline double *simulator_left(const Simulation *s, int rank, int storage)
     bool shares = map->grad_room && map->grad_room[storage] >= 0;
     return &s->left[(int64_t)rank * 2 * map->storages + (shares ? map->storages + map->grad_room[storage] : storage)];
 }
-static inline double *simulator_arrived(const Simulation *s, int rank, const Action *a) {
-    bool backward = a->kind == ACT_RECV_BACKWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
-    return &s->arrived[((int64_t)rank * s->program->micro_batches + a->micro) * 2 + backward];
+// Where it is noted when that is there which a compute action, or a message, is about. A tally nobody waits for.
+static inline double *simulator_arrived(Simulation *s, int rank, const Action *a) {
+    const int64_t at = (int64_t)rank * s->program->map.storages + a->storage;
+    if (action_is_message(a->kind) && !action_of_rows(a->kind)) {
+        return a->storage < 0 ? &s->untold : a->kind == ACT_RECV_PARAMETERS ? &s->ready[at] : &s->sum[at];
+    }
+    const int channel = action_is_message(a->kind) ? (a->kind - ACT_SEND_FORWARD) / 2 : 0;
+    return &s->arrived[((int64_t)rank * s->program->micro_batches + a->micro) * CHANNELS + channel];
 }
 static inline void simulator_time(const Simulation *s, int rank, const Action *a, double begin, double end) {
     if (!s->times) { return; }
@@ -797,7 +991,8 @@ static inline void simulator_message(Simulation *s, int rank, const Action *a, A
 // A compute action waits for its messages and for the places it writes gradients into.
 static inline void simulator_await(Simulation *s, int rank, const Action *a) {
     const UnitMap *map = &s->program->map;
-    s->clock[rank] = fmax(s->clock[rank], *simulator_arrived(s, rank, a));
+    const double *arrived = simulator_arrived(s, rank, a); // a forward needs its input; what follows all that came before it
+    for (int c = a->kind == ACT_FORWARD ? 0 : 1; c < (a->kind == ACT_FORWARD ? 1 : CHANNELS); c++) { s->clock[rank] = fmax(s->clock[rank], arrived[c]); }
     for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
         int storage = map->of_unit[a->unit][k];
         if (action_contributes(map, a, storage)) { s->clock[rank] = fmax(s->clock[rank], *simulator_left(s, rank, storage)); }
@@ -807,12 +1002,13 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     Simulation *s = (Simulation *)context;
     ActionCost cost = s->cost(s->context, rank, a);
     double slowest = 0, *ready = s->ready + (int64_t)rank * s->program->map.storages;
-    if (action_sends(a->kind) || action_receives(a->kind)) {
+    if (action_is_message(a->kind)) {
         simulator_message(s, rank, a, cost, peer);
         return;
     }
     if (action_computes(a->kind)) { simulator_await(s, rank, a); }
     if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
+    if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { s->clock[rank] = fmax(s->clock[rank], s->sum[(int64_t)rank * s->program->map.storages + a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
         for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(s->clock[r], s->comm[r])); }
         if (s->meeting < 0) { s->meeting = slowest; }
@@ -852,9 +1048,9 @@ static inline void schedule_times_free(const Program *p, ActionTime **times) {
 // times (may be NULL): [rank][action] gets when each action begins and ends, from the end of the step before on.
 static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
     size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
-    double *all = (double *)checked_calloc(n * (5 + 3 * storages + 2 * (size_t)p->micro_batches), sizeof(double), "simulator");
-    Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, all + 5 * n, NULL, NULL, -1};
-    s.left = s.ready + n * storages, s.arrived = s.left + 2 * n * storages;
+    double *all = (double *)checked_calloc(n * (5 + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator");
+    Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, all + 5 * n, NULL, NULL, NULL, -1, 0};
+    s.left = s.ready + n * storages, s.sum = s.left + 2 * n * storages, s.arrived = s.sum + n * storages;
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }

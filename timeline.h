@@ -22,6 +22,7 @@ static inline char timeline_letter(ActionKind kind) { // 0: not drawn
     case ACT_BACKWARD_INPUT:
     case ACT_RECOMPUTE:
     case ACT_CLIP: return 'B';
+    case ACT_TIED:
     case ACT_BACKWARD_WEIGHT: return 'W';
     case ACT_UPDATE: return 'U';
     default: return 0;

@@ -4,13 +4,16 @@
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
 //   quantize.h    numbers in 8 or 4 bits for messages       layout.h      which ranks hold what (zero.h's)
-//   schedule.h    who computes what, when, as data          zero.h        where states live and how they travel (the store)
+//   schedule.h    who computes what, when, as data          store.h       where states live
+//   zero.h        how they travel: by collectives           relay.h       or from rank to rank
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
 //   report.h      predictions, log, progress                profile.h     where the time of some steps goes
 //   dp.h          clips each sample's gradient              privacy.h     what a private run promises
 //   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
 //   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
+//   cyclic.h      schedules of delayed micro-batches        proof.h       proves them before they run
+//   trainer.h     a run, and one step of it
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -23,83 +26,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
-#include "privacy.h"
-#include "profile.h"
-#include "report.h"
-
-#include <signal.h> // graceful stop
-
-typedef struct {
-    Options options;
-    OptionsGiven given;
-    int argc;
-    char **argv;
-    // who and where
-    Comm comm;
-    Stream stream;
-    Rates rates;
-    Cluster cluster;     // --cluster; 0 x 0: there is none
-    Group cluster_ranks; // of it
-    const Group *ranks;  // all that the plan is for: of the run, or of the cluster
-    // what
-    GptModel model;
-    DType dtype;
-    const char *model_file; // NULL: random initial weights
-    DType model_file_dtype;
-    Dataset train, val, hellaswag;
-    Tokenizer tokenizer;
-    int64_t val_bytes; // that one validation's targets stand for; 0: not known
-    // how
-    int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
-    Privacy privacy;                            // of a private run
-    ExecutorShape shape;                        // of micro-steps
-    PipelinePlan plan;                          // stages of units on ranks
-    const Stage *stage;                         // this rank's
-    Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
-    Prediction predicted;
-    // with what
-    Store store;
-    Executor executor;
-    int64_t *windows; // [most_samples + 1] of the training data that a private step takes; last, how many
-    // where it stands
-    Progress progress;
-    int64_t first_step; // 0, or where a resumed run began
-    int64_t end;        // of the run: its steps, or fewer where a private one has spent all it may
-    Log log;
-    ProgressBar bar;
-    char flags[8192];     // as given, for the manifest
-    char stop_file[1100]; // OUT/stop, which rank 0 looks for; "" elsewhere
-    Spent spent;
-    EnergyMeter energy;
-    Profile profile;
-    bool stopping, save_failed;
-} Trainer;
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree in each step, before its
-// updates begin to travel, and stop after it.
-static volatile sig_atomic_t stop_requested;
-static const Trainer *signalled; // what a handler may describe
-static void request_stop(int signal_number) {
-    stop_requested = 1;
-    if (signal_number != SIGTERM) { return; } // every rank gets the others
-    SignalText t = {"", 0};
-    signal_text_add(&t, "note: rank "), signal_text_add_int(&t, signalled->comm.rank), signal_text_add(&t, ": SIGTERM in ");
-    executor_describe(&signalled->executor, &t);
-    signal_text_add(&t, ", waiting for "), comm_describe_waiting(&signalled->comm, &t);
-    signal_text_add(&t, "; stopping after this step\n");
-    signal_text_write(&t);
-}
-static void catch_signals(const Trainer *t) {
-    signalled = t;
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = request_stop;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGUSR1, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-static bool asked_to_stop(const Trainer *t) { return stop_requested || (*t->stop_file && !access(t->stop_file, F_OK)); }
+#include "trainer.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Setting up
@@ -130,24 +57,43 @@ static void setup_ranks(Trainer *t) {
     if (t->cluster.nodes) { t->cluster_ranks = group_cluster(t->cluster.nodes, t->cluster.ranks), t->ranks = &t->cluster_ranks; }
 }
 
+// This rank's stage of the plan is there.
+static void take_stage(Trainer *t) {
+    t->stage = &t->plan.placement.stage[placement_stage_of_rank(&t->plan.placement, t->ranks->me)];
+    t->shape.first = t->stage->first_unit, t->shape.end = t->stage->first_unit + t->stage->units;
+}
 // Which units each rank computes. Of one stage all.
 static void setup_stages(Trainer *t) {
     const Options *o = &t->options;
     PipelinePlan *p = &t->plan;
     p->depth = INT64_MAX;
-    p->placement = options_plans(o) ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &p->depth)
+    p->placement = options_plans(o) ? plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->rates, &p->depth)
                                     : pipeline_placement(o->pipeline, t->model.units, t->ranks->n);
     p->kind = (PipelineKind)o->pipeline_schedule, p->warmup = (Warmup)o->pipeline_warmup, p->recompute = o->recompute == RECOMPUTE_BLOCK;
     t->shape.recompute = p->recompute, t->shape.limits = limits_of_one();
-    t->stage = &p->placement.stage[placement_stage_of_rank(&p->placement, t->ranks->me)];
-    t->shape.first = t->stage->first_unit, t->shape.end = t->stage->first_unit + t->stage->units;
+    take_stage(t);
 }
 
+// Micro-batches that are delayed against each other: who runs them, and what this rank keeps for it.
+static void setup_cyclic(Trainer *t) {
+    const size_t units = (size_t)t->model.units;
+    t->cyclic = cyclic_plan(&t->options, &t->model, t->ranks->n, t->samples, t->options.micro_batch);
+    t->relay = cyclic_relay(&t->cyclic, &t->model, t->ranks->me);
+    int64_t *places = (int64_t *)checked_calloc(units, sizeof(int64_t), "cyclic stages");
+    bool *cut = (bool *)checked_calloc(units, sizeof(bool), "cyclic stages");
+    cyclic_activations(&t->cyclic, t->model.units, places, cut);
+    t->shape.places = places, t->shape.cut = t->cyclic.mode == CYCLIC_SINGLE ? cut : NULL, t->shape.limits.slots = cyclic_live(&t->cyclic, 0);
+    if (t->cyclic.mode != CYCLIC_MODEL) { return; }
+    t->plan.placement = cyclic_placement(&t->cyclic);
+    take_stage(t);
+    t->shape.limits = cyclic_limits(&t->cyclic, t->ranks->me);
+}
 // Samples of a step and of a micro-batch. --batch-tokens 0 stands for one micro-step of every rank, or as many as --micro-batches.
 static void setup_batch(Trainer *t) {
     const Options *o = &t->options;
     const bool whole = t->plan.placement.stages > 1 || o->micro_batches; // --micro-batch is of all of a stage's ranks
     int64_t micro = whole ? o->micro_batch : o->micro_batch * t->ranks->n, tokens = micro * o->seq_len * max_i64(1, o->micro_batches);
+    if (o->cyclic && t->ranks->n == 1) { tokens *= max_i64(1, o->cyclic_stages); }
     if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
         die(EXIT_INPUT, "leave one of them out", "--batch-tokens %" PRId64 " is not --micro-batches x --micro-batch x --seq-len, %" PRId64, o->batch_tokens,
             tokens);
@@ -157,8 +103,13 @@ static void setup_batch(Trainer *t) {
         die(EXIT_INPUT, "a step is whole samples", "--batch-tokens %" PRId64 " is not a multiple of --seq-len %" PRId64, tokens, o->seq_len);
     }
     t->samples = t->most_samples = tokens / o->seq_len;
+    if (o->cyclic) {
+        setup_cyclic(t);
+        micro = max_i64(1, ceil_div(t->samples, t->cyclic.N));
+    }
     t->plan.micro_rows = min_i64(micro, t->samples), t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
-    t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->stage->replicas), t->shape.T = o->seq_len, t->shape.logits = LOGITS_PLENTY;
+    t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->cyclic.rule ? 1 : t->stage->replicas), t->shape.T = o->seq_len,
+    t->shape.logits = LOGITS_PLENTY;
     gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
 
@@ -169,54 +120,38 @@ static void setup_privacy(Trainer *t) {
     t->privacy = privacy_plan(o, &t->given, t->train.windows, t->samples, t->steps, &t->comm);
     if (!t->privacy.on) { return; }
     t->most_samples = t->privacy.most;
-    t->shape.clip = clip_policy(&t->model, o->dp_clip, o->dp_clip_style != DP_UNIT, (ClipFunction)o->dp_clip_function);
-    bool often = o->zero > 1 && t->ranks->n > 1;
-    t->shape.clip.fresh = often || t->most_samples <= t->ranks->n;
+    const int stages = t->plan.placement.stages;
+    t->plan.clips = o->dp_clip_style == DP_UNIT ? CLIPS_UNITS : o->dp_clip_style == DP_STAGE && stages > 1 ? CLIPS_STAGES : CLIPS_ALL;
+    t->shape.clip = clip_policy(&t->model, o->dp_clip, t->plan.clips, stages, (ClipFunction)o->dp_clip_function);
+    const bool often = o->zero > 1 && t->stage->replicas > 1;
+    t->shape.clip.fresh = often || t->most_samples <= (stages > 1 ? t->plan.micro_rows : t->ranks->n);
     const double whole[4] = {16, 8, 4, 0}; // bytes of a parameter's states that ZeRO leaves on every rank
     const double states = (double)t->model.parameters * (whole[o->zero] + (16 - whole[o->zero]) / t->ranks->n);
-    executor_shorten(&t->model, &t->shape, states, often, t->stream.threads);
+    if (stages == 1) { executor_shorten(&t->model, &t->shape, states, often, t->stream.threads); } // else micro-batches are what --micro-batch says
 }
 static void setup_store(Trainer *t) {
     const Options *o = &t->options;
-    const bool accumulates = t->plan.placement.stages > 1 ? t->plan.micro_batches > 1 : ceil_div(t->most_samples, t->ranks->n) > t->shape.rows;
+    const bool accumulates = t->plan.placement.stages > 1 ? t->most_samples > t->plan.micro_rows : ceil_div(t->most_samples, t->ranks->n) > t->shape.rows;
     ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
+    if (t->cyclic.rule) { policy.relay = &t->relay; }
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
-}
-// The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
-static Program make_program(const Trainer *t, int64_t samples, bool training) {
-    const bool pipeline = t->plan.placement.stages > 1;
-    int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
-    Program p;
-    memset(&p, 0, sizeof p);
-    p.map = unit_map(&t->model, &t->store.policy, &t->plan.placement, t->shape.clip.on);
-    p.ranks = t->ranks->n / alike;
-    p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
-    int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
-    if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
-    if (pipeline) {
-        schedule_pipeline(&p, &t->plan, samples, training);
-    } else {
-        schedule_sequential(&p, ceil_div(samples, alike), rows, training);
-    }
-    if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
-    if (training && t->shape.clip.flat) { schedule_lower_clip(&p); }
-    zero_lower(&p, &t->store.policy, training);
-    return p;
-}
-static void check_program(const Program *p) {
-    char error[400];
-    if (!schedule_validate(p, error, sizeof error)) { die(EXIT_INPUT, "this is a defect of train_gpt; please report it", "invalid schedule: %s", error); }
 }
 static void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
     t->evaluation = make_program(t, t->samples, false);
-    t->shape.limits = limits_of_both(t->program.limits[t->ranks->me % t->program.ranks], t->evaluation.limits[t->ranks->me % t->program.ranks]);
-    check_program(&t->program);
+    const int me = t->ranks->me % t->program.ranks;
+    t->shape.limits = limits_of_both(t->cyclic.rule ? t->shape.limits : t->program.limits[me], t->evaluation.limits[me]);
+    if (t->cyclic.rule) {
+        if (t->ranks->me == 0) { cyclic_check(&t->program, &t->cyclic, &t->model); } // all have the same program
+    } else {
+        schedule_check(&t->program);
+    }
     const int64_t extremes[] = {0, t->most_samples}; // what a private step may draw
     for (int i = 0; t->privacy.on && i < 2; i++) {
         Program p = make_program(t, extremes[i], true);
-        check_program(&p), program_free(&p);
+        t->shape.limits = limits_of_both(t->shape.limits, p.limits[t->ranks->me % p.ranks]);
+        schedule_check(&p), program_free(&p);
     }
 }
 
@@ -276,7 +211,7 @@ static void setup_states(Trainer *t) {
     Program longest = make_program(t, t->most_samples, true);
     const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
     int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first), schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
-    mine = max_i64(mine, ceil_div(t->most_samples, t->comm.ranks)); // a rank's part of fewer samples may be larger
+    mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples : ceil_div(t->most_samples, t->comm.ranks)); // of fewer it may be larger
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
     t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
     program_free(&longest);
@@ -311,105 +246,6 @@ static void setup_promise(Trainer *t) {
         printf("clipping   the arithmetic of norms leaves %.1f %% of the speed without privacy, at most; micro-steps of up to %" PRId64 " samples\n",
                100 * clip_speed_limit(&t->shape.clip, &t->model, (double)t->options.seq_len), t->shape.rows);
     }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// One step
-
-static void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
-    if (t->comm.rank) { return; }
-    bool shown = !privacy_hides(&t->privacy);
-    if (!shown) { seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step)); }
-    double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
-    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
-    StepFacts facts = {t->progress.step,
-                       shown ? loss : nobody,
-                       shown ? norm : nobody,
-                       lr,
-                       seconds,
-                       tokens,
-                       mfu,
-                       shown ? energy_joules(&t->energy) : nobody,
-                       shown ? pass->windows : NULL,
-                       pass->samples};
-    report_step(&facts, &t->bar, &t->log);
-}
-
-// Why this update must not be made, or NULL.
-static const char *reason_to_skip(Trainer *t, double loss, double norm) {
-    if (t->privacy.on) { return isfinite(norm) ? NULL : "gradient norm is not finite"; } // with its noise: nothing that depends on the samples more
-    if (!isfinite(loss) || !isfinite(norm)) { return "loss or gradient norm is not finite"; }
-    double loss_z = outlier_z(&t->progress.loss, loss), norm_z = outlier_z(&t->progress.norm, norm);
-    if (t->options.skip_loss_z > 0 && loss_z > t->options.skip_loss_z) { return "loss is an outlier"; }
-    if (t->options.skip_grad_z > 0 && norm_z > t->options.skip_grad_z) { return "gradient norm is an outlier"; }
-    return NULL;
-}
-
-// The rest of a step's schedule: clips, and lets the optimizer update the parameters.
-static void run_updates(Trainer *t, const Schedule *schedule, int *at, const Pass *pass, double lr, double norm) {
-    const Options *o = &t->options;
-    double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
-    OptimizerStep optimizer = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, {0, 0}};
-    executor_run(&t->executor, schedule, at, pass, &optimizer, t->progress.step, &norm);
-    t->progress.updates++;
-}
-
-// The samples that a private step draws, and its schedule. Rank 0 draws for all: logarithms may differ between machines.
-static void draw_samples(Trainer *t, Pass *pass) {
-    if (t->comm.rank == 0) {
-        NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
-        memcpy(stream.key, t->privacy.key, sizeof stream.key);
-        const double rate = (double)t->samples / (double)t->train.windows;
-        t->windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, t->windows);
-        noise_wipe(&stream, sizeof stream);
-    }
-    comm_broadcast(&t->comm, t->windows, (size_t)(t->most_samples + 1) * sizeof *t->windows, 0);
-    pass->windows = t->windows, pass->samples = t->windows[t->most_samples];
-    program_free(&t->program);
-    t->program = make_program(t, pass->samples, true);
-}
-// The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
-static double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
-    if (!t->privacy.on) { return sum / (double)max_i64(targets, 1); }
-    double mean = 0;
-    for (int64_t i = 0; i < pass->samples; i++) { mean += pass->sample_losses[i] / (double)max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1); }
-    return mean / (double)pass->samples;
-}
-
-static void train_step(Trainer *t) {
-    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
-    int64_t targets = t->privacy.on ? 0 : dataset_count_targets(&t->train, t->progress.position, t->samples);
-    Pass pass = {&t->train, t->progress.position, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL};
-    if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, &pass); }
-    const Schedule *schedule = &t->program.rank[t->comm.rank];
-    int at = 0;
-    ops_range_begin("step", "", -1);
-    profile_begin(&t->profile, &t->executor, t->progress.step + 1);
-    executor_run(&t->executor, schedule, &at, &pass, NULL, t->progress.step, &norm);
-    double look = seconds_now();
-    t->stopping = asked_to_stop(t);
-    t->spent.telling_s += seconds_now() - look;
-    double loss = step_loss(t, &pass, executor_sum_losses(&t->executor, &t->program, &pass, &t->stopping), targets);
-    const char *skip = reason_to_skip(t, loss, norm);
-    if (!skip) {
-        run_updates(t, schedule, &at, &pass, lr, norm);
-    } else {
-        t->executor.action = NULL; // the updates do not run
-        store_skip_updates(&t->store);
-        if (t->comm.rank == 0) {
-            fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip,
-                    t->privacy.on ? (double)NAN : loss, norm);
-        }
-    }
-    profile_end(&t->profile, &t->executor, schedule, at);
-    ops_range_end();
-    t->progress.step++;
-    t->progress.position += t->samples;
-    double seconds = seconds_now() - start;
-    t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
-    tell_step(t, &pass, loss, norm, lr, seconds);
-    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log); }
-    t->spent.telling_s += seconds_now() - start - seconds;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -454,8 +290,6 @@ static void save_checkpoint(Trainer *t) {
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
-
-static bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
 
 // What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
 static void between_steps(Trainer *t) {
@@ -516,7 +350,7 @@ static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
     if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule && !o->plan) { return false; }
     if (o->plan && !*o->profile) {
-        setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->plan.depth);
+        setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->rates, &t->plan.depth);
         return true;
     }
     if (o->compat || *o->dp_account || o->plan) {
@@ -560,6 +394,9 @@ static void prepare(Trainer *t) {
 }
 
 static void train(Trainer *t) {
+    Executor *e = &t->executor;
+    e->first_step = t->first_step, e->stop_after = INT64_MAX;
+    e->whole_clip = t->options.grad_clip, e->storage_clip = t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
     between_steps(t);
     while (t->progress.step < t->end && !t->stopping) {
         train_step(t);

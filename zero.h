@@ -1,4 +1,4 @@
-// zero.h: the store. Where the states of a storage live (parameters, gradient, fp32 master, moments) and how they travel.
+// zero.h: the store's verbs: how the states of a storage travel between those who hold them (store.h: where they live), and when (lowering).
 //
 // Verbs carry the step or version: prefetch/acquire/release(storage, version), gradient/reduce(storage, step), norm(step),
 // update(storage, step). Everything above this header asks for a storage's parameters or gradient through them, and does
@@ -18,325 +18,13 @@
 //            qgZ  a reduction is two exchanges of INT4 or INT8 records, inside nodes and then between them: summed in fp32,
 //                 and never more than twice quantized (section 3.3 there). A parcel holds the records of a batch of storages:
 //                 for each member [for each storage of the batch [for each node [records of its slice]]]
-// Who        holds what, in which slices and where: layout.h. The params shelf has working parameters (with --dtype fp32 they are their own
-//            masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records.
 // Norms      canonical: fp64 sums of squares over chunks of NORM_CHUNK elements of each storage, added exactly, so they do not
 //            depend on the layout.
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "comm.h"     // collectives
-#include "layout.h"   // who holds what
+#include "relay.h"    // states that go from rank to rank
 #include "schedule.h" // lowering
-
-enum {
-    PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
-    ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
-};
-#ifndef PARCEL_ELEMENTS           // tests make it small
-#define PARCEL_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
-#endif
-static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
-
-// The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
-#ifndef STATE_PIECE // tests make it small
-#define STATE_PIECE (1 << 20)
-#endif
-enum { STATE_PIECE_FLOATS = STATE_PIECE / 4 };
-static union {
-    char bytes[STATE_PIECE];
-    float floats[STATE_PIECE_FLOATS];
-} state_piece;
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The store
-
-// What makes a sum of clipped gradients private: noise, which the owner of a slice adds once, and the division by the expected batch.
-typedef struct {
-    bool on;
-    float deviation, scale; // of a sum's elements: x = scale (x + deviation z)
-    uint32_t key[8];
-} StoreNoise;
-
-// Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
-typedef struct {
-    const Party *party; // that holds them
-    int first, last;
-    int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
-} Batch;
-// The quantized gradients of a batch under way.
-typedef struct {
-    const Batch *batch; // NULL: nothing
-    int hop;            // 0: being filled; 1, 2: the exchange it is in
-    bool add;           // the slices have sums of earlier micro-steps
-    int64_t step;
-    CommHandle handle;
-    char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
-} Parcel;
-
-typedef struct {
-    const GptModel *model;
-    ZeroPolicy policy;
-    Comm *comm;
-    Stream *stream;
-    const Group *ranks;         // all
-    const Placement *placement; // of units on them
-    DType dtype, wire;          // of working parameters; of gradient messages
-    bool adam;                  // two moments, else one
-    // layout
-    Layout layout;
-    Party world; // all ranks
-    Batch *batches;
-    int *batch_of; // [storages] -1: its gradient is not quantized, or not mine
-    int batch_count;
-    size_t parcel_bytes, unpacked_bytes;
-    Shelf params, master, m, v, grads, secondary, codes, errors;
-    // memory
-    char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
-    double *partials;             // [my chunks] of the norm
-    ExactSum *sums;               // [ranks] of them
-    // where it stands, [storages] each
-    bool *fresh;      // the gradient has no contribution since its last reduction
-    bool *summed;     // the slice has sums of earlier micro-steps
-    bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
-    bool *near_valid; // the secondary slice is of this version
-    int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
-    CommHandle *reducing, *gathering;
-    int64_t *updates;    // updates so far: the version that exists, and the step counter of the moments
-    int occupant[ROOMS]; // storage whose gradient came last into a shared room
-    Parcel parcel[PARCELS];
-    int64_t parcels;                    // sent off
-    size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
-    int held;                           // storages acquired now
-    StoreNoise noise;
-    bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
-    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;  // ... this. The owner sets both before it fills the masters
-} Store;
-typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
-
-static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
-static inline bool store_holds(const Store *s, int storage) { return layout_holds(&s->layout, storage); }
-static inline const Party *store_party(const Store *s, int storage) { return layout_party(&s->layout, storage); }
-static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.holders, storage); }
-static inline bool store_has_secondary(const Store *s, int storage) { return s->policy.partition > 1 && store_gathers_for_use(s, storage); }
-static inline const int64_t *store_slices(const Store *s, int storage) { return layout_slices(&s->layout, SLICES_WHOLE, storage); } // of those who hold it
-static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                                      // elements of my slice
-    const Group *all = &store_party(s, storage)->all;
-    const int64_t *bounds = store_slices(s, storage);
-    *begin = all->me < 0 ? 0 : bounds[all->me];
-    return all->me < 0 ? 0 : slice_length(bounds, all->me);
-}
-static inline int64_t store_own_elements(const Store *s, int storage) {
-    int64_t begin;
-    return store_own(s, storage, &begin);
-}
-
-// How many elements of a tensor's part lie in my slice of its storage, and where in the storage these begin.
-static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part, int64_t *begin) {
-    int64_t first, own = store_own(s, storage, &first);
-    *begin = max_i64(first, part->offset);
-    return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
-}
-
-// Room for the compute-precision copies of the largest unit that this rank computes, or of the head and a block, since wte may stay
-// (UnitMap: lent).
-static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, bool lends) {
-    const GptModel *m = l->model;
-    size_t most = 0, block = (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
-    for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
-        int storages[2], n = gpt_unit_storages(m, unit, storages);
-        size_t bytes = 0;
-        bool mine = true; // who holds all of a unit computes it
-        for (int i = 0; i < n; i++) {
-            mine = mine && layout_holds(l, storages[i]);
-            bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
-        }
-        if (unit == m->units - 1 && lends) { bytes += block; }
-        if (mine && bytes > most) { most = bytes; }
-    }
-    return most;
-}
-
-// Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
-static inline int64_t store_record(const Store *s, int storage, int node, int local) {
-    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage), group_at(&store_party(s, storage)->all, node, local));
-}
-static inline int64_t store_column(const Store *s, int storage, int local) {
-    int64_t bytes = 0;
-    for (int n = 0; n < store_party(s, storage)->all.nodes; n++) { bytes += store_record(s, storage, n, local); }
-    return bytes;
-}
-// What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
-// then to each node the sums for the owner in my place of it.
-static inline Batch store_plan_batch(const Store *s, int first, int last) {
-    const Group *all = &store_party(s, first)->all;
-    const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
-    int64_t *bounds[4];
-    for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
-    Batch b = {store_party(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
-    for (int storage = first; storage >= last; storage--) {
-        for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
-        for (int n = 0; n < all->nodes; n++) {
-            b.to_nodes[n + 1] += store_record(s, storage, n, local), b.from_nodes[n + 1] += store_record(s, storage, node, local);
-        }
-    }
-    for (int k = 0; k < 4; k++) {
-        for (int i = 0; i < sizes[k]; i++) { bounds[k][i + 1] += bounds[k][i]; }
-    }
-    return b;
-}
-static inline int64_t batch_bytes(const Batch *b) { // of its parcel
-    const Group *all = &b->party->all;
-    int64_t inside = round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
-    int64_t between = round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
-    return inside + (b->party->across.n > 1 ? between : 0);
-}
-// Those of a batch have one party, and lie one after another on it.
-static inline void store_plan_batches(Store *s) {
-    int64_t elements = 0;
-    for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
-        const Party *party = store_party(s, storage);
-        s->batch_of[storage] = -1;
-        if (!s->policy.quantized_gradients || party->all.me < 0 || party->all.n == 1) { continue; }
-        if (!elements) { first = storage; }
-        elements += gpt_storage_elements(s->model, storage);
-        s->batch_of[storage] = s->batch_count;
-        if (elements < PARCEL_ELEMENTS && storage && store_party(s, storage - 1) == party) { continue; }
-        Batch *b = &s->batches[s->batch_count++];
-        *b = store_plan_batch(s, first, storage);
-        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(b));
-        elements = 0;
-    }
-}
-
-// Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
-// is) and placement must outlive the store.
-static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
-    Store s;
-    memset(&s, 0, sizeof s);
-    s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam, s.ranks = ranks, s.placement = placement;
-    s.layout = layout_make(m, ranks, placement, &policy);
-    s.world = party_of_all(ranks);
-    s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
-    s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
-    store_plan_batches(&s);
-    bool *param_apart = (bool *)checked_calloc((size_t)m->storages, 2 * sizeof(bool), "layout"), *grad_apart = param_apart + m->storages;
-    for (int i = 0; i < m->storages; i++) { param_apart[i] = zero_param_apart(&policy), grad_apart[i] = zero_grad_apart(&policy, &s.layout.holders, i); }
-    const ShelfLayout optimizer = policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
-    const bool feedback = policy.feedback && s.batch_count > 0;
-    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart};
-    const ShelfPlan grads = {policy.stage >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart};
-    const ShelfPlan master = {dtype == DTYPE_FP32 ? SHELF_NONE : optimizer, SLICES_WHOLE, sizeof(float), NULL};
-    const ShelfPlan moments[2] = {{optimizer, SLICES_WHOLE, sizeof(float), NULL}, {adam ? optimizer : SHELF_NONE, SLICES_WHOLE, sizeof(float), NULL}};
-    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL};
-    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL};
-    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL};
-    s.params = shelf_plan(&s.layout, params), s.grads = shelf_plan(&s.layout, grads), s.master = shelf_plan(&s.layout, master);
-    s.m = shelf_plan(&s.layout, moments[0]), s.v = shelf_plan(&s.layout, moments[1]), s.secondary = shelf_plan(&s.layout, secondary);
-    s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
-    s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, policy.lends);
-    free(param_apart);
-    return s;
-}
-static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
-    memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
-    memory[MEMORY_GRADIENTS] += s->grads.held;
-    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] +=
-        s->params.rooms + s->grads.rooms + s->codes.held + s->codes.rooms + s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
-}
-
-// One more group of collectives; equal lists of ranks share what the transport keeps for them.
-static inline void store_join_group(Comm *comm, Group *g, const Group **joined, int *count) {
-    if (g->me < 0) { return; }
-    for (int i = 0; i < *count && !g->channel; i++) {
-        if (joined[i]->n == g->n && !memcmp(joined[i]->ranks, g->ranks, (size_t)g->n * sizeof(int))) { g->channel = joined[i]->channel; }
-    }
-    if (!g->channel) { comm_join(comm, g); }
-    joined[(*count)++] = g;
-}
-// Makes the collectives of a planned store possible; those among all ranks are. All ranks call it.
-static inline void store_join(Store *s, Comm *comm) {
-    const Group **joined = (const Group **)checked_malloc((4 * (size_t)s->layout.holders.count + 5) * sizeof(Group *), "groups");
-    int count = 0;
-    joined[count++] = s->ranks;
-    for (int i = -1; i < s->layout.holders.count; i++) {
-        Party *p = i < 0 ? &s->world : &s->layout.parties[i];
-        store_join_group(comm, &p->all, joined, &count), store_join_group(comm, &p->near, joined, &count);
-        store_join_group(comm, &p->node, joined, &count), store_join_group(comm, &p->across, joined, &count);
-    }
-    free(joined);
-}
-
-// Takes the memory of a planned store, after store_join. comm and stream must outlive it. All ranks call it, in one order with what else
-// they start.
-static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
-    size_t n = (size_t)s->model->storages;
-    s->comm = comm, s->stream = stream;
-    shelf_allocate(&s->params, MEMORY_PARAMETERS, "parameters"), shelf_allocate(&s->secondary, MEMORY_PARAMETERS, "secondary parameters");
-    shelf_allocate(&s->grads, MEMORY_GRADIENTS, "gradients"), shelf_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
-    shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
-    shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
-    for (int i = 0; i < s->layout.holders.count; i++) {
-        const Group *all = &s->layout.parties[i].all;
-        if (all->me < 0) { continue; }
-        comm_share(comm, all, s->params.base, s->params.held + s->params.rooms), comm_share(comm, all, s->grads.base, s->grads.held + s->grads.rooms);
-    }
-    s->unpacked = s->unpacked_bytes ? (char *)memory_take(MEMORY_BUFFERS, s->unpacked_bytes, "unpacked parameters") : NULL;
-    s->parcel_base = s->parcel_bytes ? (char *)memory_take(MEMORY_BUFFERS, PARCELS * s->parcel_bytes, "quantized gradients") : NULL;
-    s->fresh = (bool *)checked_calloc(n, sizeof(bool), "store"), s->summed = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->folds = (bool *)checked_calloc(n, sizeof(bool), "store"), s->near_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
-    s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
-    s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
-    s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
-    s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
-    s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
-    s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
-    size_t chunks = 0;
-    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK), s->fresh[i] = true; }
-    s->partials = (double *)memory_take_host(chunks * sizeof(double), "norm partials");
-    for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
-}
-
-static inline void store_free(Store *s) {
-    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors};
-    for (int i = 0; i < 8; i++) { shelf_free(shelves[i]); }
-    for (int i = 0; i < s->batch_count; i++) {
-        free(s->batches[i].to_node), free(s->batches[i].from_node), free(s->batches[i].to_nodes), free(s->batches[i].from_nodes);
-    }
-    free(s->batches), free(s->batch_of);
-    layout_free(&s->layout), party_free(&s->world);
-    ops_free(s->unpacked), ops_free(s->parcel_base);
-    free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
-    free(s->sums), free(s->noised), free(s->unpacked_at);
-    ops_free_host(s->partials);
-    memset(s, 0, sizeof *s);
-}
-
-// How many updates the parameters have seen that this rank holds; what it does not hold stays behind.
-static inline int64_t store_version(const Store *s) {
-    int64_t most = 0;
-    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->updates[i]); }
-    return most;
-}
-
-// States by name, for checkpoints: my slice of a storage, fp32, on the device; nothing to look at where there is no such state, or I own nothing.
-typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
-static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v"};
-static inline bool store_has_state(const Store *s, StateKind kind) { return kind != STATE_V || s->adam; }
-static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    const Shelf *master = s->dtype == DTYPE_FP32 ? &s->params : &s->master; // fp32 parameters are their own masters
-    return (float *)(void *)shelf_slice(kind == STATE_MASTER ? master : kind == STATE_M ? &s->m : &s->v, storage);
-}
-
-// How the parameters of a storage are rounded at its version, from an element of it on: whoever rounds the same masters again, after a
-// resume or on any number of ranks, gets the same bits.
-static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
-    const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u;
-    Rounding r = {s->by_chance ? random_u64(s->seed, ROUNDING_STREAM, (uint64_t)s->updates[storage]) | 1 : 0, element};
-    return r;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Verbs: parameters
@@ -410,14 +98,14 @@ static inline void store_unpack_arrived(Store *s, int storage) {
 
 // Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage]));
-    (void)version;
+    assert(s->policy.relay || (version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage])));
     comm_wait(s->comm, s->gathering[storage]);
+    if (s->policy.relay) { store_await_version(s, storage, version); }
     if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
     s->arriving[storage] = GATHER_NONE;
     s->held++;
     int64_t elements = gpt_storage_elements(s->model, storage);
-    const void *stored = shelf_whole(&s->params, storage);
+    const void *stored = s->policy.relay ? store_parameters(s, storage, version) : shelf_whole(&s->params, storage);
     if (!store_converts(s->dtype)) { return (const Real *)stored; }
     Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
     s->unpacked_at[storage] = s->unpacked_used;
@@ -451,11 +139,12 @@ static inline void store_masters_changed(Store *s) {
         int64_t begin, n = store_own(s, i, &begin);
         if (!store_holds(s, i)) { continue; }
         if (s->dtype != DTYPE_FP32) {
-            ops_convert_float(s->stream, shelf_slice(&s->params, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));
+            ops_convert_float(s->stream, store_newest(s, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));
         }
         store_slice_changed(s, i);
-        if (!store_gathers_for_use(s, i)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
+        if (!s->policy.relay && !store_gathers_for_use(s, i)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
     }
+    if (s->policy.relay) { store_hand_out(s); }
 }
 static inline void store_initialise(Store *s, uint64_t seed) {
     for (int i = 0; i < s->model->storages; i++) {
@@ -605,26 +294,29 @@ static inline void store_add_noise(Store *s, int storage, int64_t step) {
 // After the norm: this step makes no update.
 static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised); }
 
+// Adds the squares of my slices' elements, of the storages [first, end) of a step's gradient, to *sum.
+static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
+    double *partial = s->partials;
+    for (int i = first; i < end; i++) {
+        int64_t n = store_own_elements(s, i);
+        if (n) { ops_norm_partials(s->stream, partial, store_sum(s, i, step), n, NORM_CHUNK); }
+        partial += ceil_div(n, NORM_CHUNK);
+    }
+    ops_wait(s->stream);
+    for (const double *p = s->partials; p < partial; p++) { exact_add(sum, *p); }
+}
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
     Parcel *newest = parcel_newest(s), *older = &s->parcel[s->parcels % PARCELS];
-    double *end = s->partials;
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
     parcel_send_on(s, newest), parcel_finish(s, older), parcel_finish(s, newest);
-    for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i); }
+    for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i), s->summed[i] = false; }
     for (int i = 0; s->noise.on && i < s->model->storages; i++) {
         if (store_holds(s, i)) { store_add_noise(s, i, step); }
     }
-    for (int i = 0; i < s->model->storages; i++) {
-        int64_t n = store_own_elements(s, i);
-        ops_norm_partials(s->stream, end, (const float *)(void *)shelf_slice(&s->grads, i), n, NORM_CHUNK);
-        end += ceil_div(n, NORM_CHUNK);
-        s->summed[i] = false;
-    }
-    ops_wait(s->stream);
-    for (const double *p = s->partials; p < end; p++) { exact_add(&sum, *p); }
+    store_measure(s, 0, s->model->storages, step, &sum);
     comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
     for (int r = 0; r < s->comm->ranks; r++) {
         if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
@@ -639,14 +331,15 @@ static inline void store_forget_errors(Store *s, int storage) {
     }
 }
 
-// One optimizer update of my slice of a storage, weight decay on 2-D tensors only. All members call it.
-static inline void store_update(Store *s, int storage, OptimizerStep o) {
+// One optimizer update of my slice of a storage, by the gradient of a step, weight decay on 2-D tensors only. All members call it.
+static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o) {
     TensorPart parts[TENSORS];
     int n = gpt_storage_parts(s->model, storage, parts);
     int64_t first, size = (int64_t)dtype_size(s->dtype);
     store_own(s, storage, &first);
+    if (s->policy.relay) { store_begin_version(s, storage, step + 1); }
     float decay = o.weight_decay, *master = store_state(s, STATE_MASTER, storage), *m = store_state(s, STATE_M, storage), *v = store_state(s, STATE_V, storage);
-    const float *grad = (const float *)(void *)shelf_slice(&s->grads, storage);
+    const float *grad = store_sum(s, storage, step);
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
     s->noised[storage] = false;
     o.step = ++s->updates[storage];
@@ -654,7 +347,7 @@ static inline void store_update(Store *s, int storage, OptimizerStep o) {
     for (int i = 0; i < n; i++) {
         int64_t begin, count = store_own_part(s, storage, &parts[i], &begin), at = begin - first;
         if (!count) { continue; }
-        void *param = shelf_slice(&s->params, storage) + at * size;
+        void *param = store_newest(s, storage) + at * size;
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
         if (s->adam) {
@@ -681,15 +374,16 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.param_room = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_room = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    for (int u = 0; u < m->units; u++) {
-        map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]);
-        if (u == m->units - 1) { map.made[u][1] = clips ? MADE_ELSEWHERE : MADE_BY_INPUT_PART; } // the head's part of the wte gradient
-    }
+    for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     Holders holders = holders_make(m, placement);
+    map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : holders.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient
     for (int s = 0; s < m->storages; s++) {
+        map.reduces_often[s] = policy->relay != NULL;
         map.param_room[s] = zero_param_room(m, policy, &holders, s), map.grad_room[s] = zero_grad_room(m, policy, &holders, s);
-        map.gathers[s] = zero_gathers(policy, &holders, s), map.reduces_often[s] = zero_reduces_often(policy, &holders, s), map.tied[s] = holders.tied[s];
+        map.gathers[s] = zero_gathers(policy, &holders, s), map.reduces_often[s] |= zero_reduces_often(policy, &holders, s), map.tied[s] = holders.tied[s];
     }
+    if (clips && placement->stages > 1) { map.stage = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map"); }
+    for (int u = 0; map.stage && u < m->units; u++) { map.stage[u] = placement_stage_of_unit(placement, u); }
     map.lent = policy->lends && !holders.tied[0] ? 0 : -1;
     holders_free(&holders);
     return map;

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""plot.py: draws the JSON-lines logs of train_gpt (--log FILE): losses, memory, traffic.
+"""plot.py: draws the JSON-lines logs of train_gpt (--log FILE): losses, memory, traffic; and schedules (--trace FILE).
 
     plot.py run.jsonl other.jsonl --out loss.png
     plot.py run.jsonl --x time --panel loss --panel memory --panel traffic
+    plot.py --trace trace.json --out schedule.svg
 
 --panel loss      a thin line for the training loss, markers for the validation loss; one colour and one legend entry a log
 --panel memory    bytes of rank 0 by kind, predicted beside measured; without an end event only what was predicted
 --panel traffic   the same for the bytes that rank 0 sends in a step, by kind and link
 --x               what the losses are drawn against: steps, tokens, time (training alone, in seconds), joules. Tokens, time
                   and joules are those of the steps that count, added up over all resumptions.
+
+--trace FILE      instead of logs: who computes which micro-batch when, a row for each rank, as --show-schedule --trace planned it or
+                  --profile-steps --trace measured it
 
 Without matplotlib it draws small curves and tables in the terminal instead.
 
@@ -30,6 +34,10 @@ TEXT_WIDTH = 60  # columns of the curve in the terminal
 AXES = {"steps": "step", "tokens": "tokens", "time": "training time (s)", "joules": "energy (J)"}
 BARS = {"memory": "memory of rank 0 (MiB)", "traffic": "sent by rank 0 in a step (MiB)"}
 MIB = 1 << 20
+# what is drawn of a schedule: neighbours of a rank with the same letter and micro-batch are one cell, weight parts that follow at once are of B
+LETTERS = {"FORWARD": "F", "RECOMPUTE": "B", "BACKWARD_INPUT": "B", "CLIP": "B", "BACKWARD_WEIGHT": "W", "UPDATE": "U"}
+COLORS = {"F": "#7fb2e5", "B": "#8fcf8f", "W": "#d9c56b", "U": "#c9a0dc"}
+MEANINGS = {"F": "forward", "B": "backward", "W": "weight gradients apart", "U": "update"}
 
 
 class BadLog(Exception):
@@ -215,18 +223,72 @@ def print_text(runs, panels, axis):
             print_bars(runs, panel)
 
 
+def read_cells(path):
+    """Of a trace: rank -> [letter, micro-batch, begin, end] of its cells, in seconds from the first one's begin on."""
+    try:
+        actions = [event for event in json.loads(path.read_text(errors="replace"))["traceEvents"] if event["ph"] == "X" and event["cat"] == "compute"]
+        found = sorted((event["pid"], event["ts"] / 1e6, event["dur"] / 1e6, event["name"].split()[0], event["args"]["micro_batch"]) for event in actions)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadLog(f"{path}: this is no trace of train_gpt") from None
+    cells = {}
+    for rank, begin, seconds, name, micro in found:
+        row, letter = cells.setdefault(rank, []), LETTERS.get(name)
+        last = row[-1] if row else [None, None]
+        if letter and last[1] == micro and (last[0] == letter or (last[0], letter) == ("B", "W")):
+            last[3] = begin + seconds
+        elif letter:
+            row.append([letter, micro, begin, begin + seconds])
+    first = min((row[0][2] for row in cells.values() if row), default=None)
+    if first is None:
+        raise BadLog(f"{path}: nothing is computed in it")
+    return {rank: [[letter, micro, begin - first, end - first] for letter, micro, begin, end in row] for rank, row in cells.items()}
+
+
+def draw_schedule(pyplot, cells, out):
+    figure, axes = pyplot.subplots(figsize=(14, 0.8 + 0.6 * len(cells)), layout="constrained")
+    span = max(row[-1][3] for row in cells.values() if row)
+    for rank, row in cells.items():
+        for letter, micro, begin, end in row:
+            axes.barh(rank, 1000 * (end - begin), left=1000 * begin, height=0.8, color=COLORS[letter], edgecolor="black", linewidth=0.4)
+            if micro >= 0 and end - begin > 0.012 * span:
+                axes.text(500 * (begin + end), rank, str(micro), ha="center", va="center", fontsize=7)
+    axes.set(xlabel="ms", yticks=list(cells), yticklabels=[f"rank {rank}" for rank in cells], xlim=(0, 1000 * span))
+    axes.invert_yaxis()
+    letters = {cell[0] for row in cells.values() for cell in row}
+    axes.legend(handles=[pyplot.Rectangle((0, 0), 1, 1, color=COLORS[letter], label=MEANINGS[letter]) for letter in COLORS if letter in letters],
+                loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+    figure.savefig(out, dpi=150)
+    print(out)
+
+
+def print_schedule(cells, columns=100):
+    """A row of letters for each rank; '.' is idle."""
+    span = max(row[-1][3] for row in cells.values() if row)
+    for rank, row in cells.items():
+        text = ["."] * columns
+        for letter, micro, begin, end in row:
+            first, last = round(begin / span * columns), round(end / span * columns)
+            label = f"{letter}{micro}" if micro >= 0 and len(f"{letter}{micro}") <= last - first else letter
+            text[first:last] = label.ljust(last - first, "-")[:last - first]
+        print(f"rank {rank:<3} |{''.join(text)}|")
+
+
 def main():
     sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of the curves
     parser = argparse.ArgumentParser(description="Draw losses, memory and traffic from logs of train_gpt.")
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG")
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a schedule instead of logs")
     parser.add_argument("--x", choices=AXES, default="steps", help="what losses are drawn against (default steps)")
     parser.add_argument("--panel", choices=["loss", *BARS], action="append", help="may be given several times (default loss)")
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: the first log's name, with .png")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: the first log's or the trace's name, with .png")
     options = parser.parse_args()
+    if bool(options.logs) == bool(options.trace):
+        parser.error("give logs, or a --trace")
     panels = options.panel or ["loss"]
     try:
         runs = load_all(options.logs)
         check(runs, panels, options.x)
+        cells = read_cells(options.trace) if options.trace else {}
     except OSError as error:
         print(f"plot: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_INPUT
@@ -237,13 +299,19 @@ def main():
         import matplotlib
     except ImportError:
         print("plot: matplotlib is not there (scripts/setup.sh python gets it): drawing in text")
-        print_text(runs, panels, options.x)
+        if options.trace:
+            print_schedule(cells)
+        print_text(runs, panels if runs else [], options.x)
         return 0
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    out = options.out or (options.trace or options.logs[0]).with_suffix(".png")
     try:
-        draw_picture(pyplot, runs, panels, options.x, options.out or options.logs[0].with_suffix(".png"))
+        if options.trace:
+            draw_schedule(pyplot, cells, out)
+        else:
+            draw_picture(pyplot, runs, panels, options.x, out)
     except (OSError, ValueError) as error:  # ValueError: no such picture format
         print(f"plot: cannot write the picture: {error}", file=sys.stderr)
         return EXIT_RESOURCES

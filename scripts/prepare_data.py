@@ -6,6 +6,7 @@
     prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder but what is hidden
     prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels, from scikit-learn
     prepare_data.py --images photos/                    one's own images: a folder of them for each class, photos/CLASS/
+    prepare_data.py --images cifar-10-batches-py/       CIFAR-10's files as they are distributed (-py or -bin); its test set is held out
 
 Writes NAME_train_000000.bin, NAME_val_000000.bin (and on, as many as it takes) and NAME_tokenizer.bin into --out.
 
@@ -31,6 +32,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import re
 import struct
 import sys
@@ -47,6 +49,7 @@ BLOCK = 1 << 20  # bytes of text in memory at a time
 MIN_TOKENS = 1000  # less is a mistake rather than a corpus
 MIN_SHARD_TOKENS = 100  # a shard must hold a window or two
 
+CIFAR_TRAIN, CIFAR_TEST, CIFAR_SIDE = [f"data_batch_{i}" for i in range(1, 6)], "test_batch", 32
 NATIVE_IMAGES, PILLOW_IMAGES = (".pgm", ".ppm"), (".png", ".jpg", ".jpeg", ".bmp")
 
 # Held out from the default corpus: a comedy, a history, a tragedy, a romance and a Roman play, about an eighth of it.
@@ -223,8 +226,8 @@ class Image:
 
 
 def load_images(source):
-    """All images of a folder of class folders, or the digits. In the order of their digests: classes are mixed."""
-    images = list(digits() if source == "digits" else images_of_folder(source))
+    """All images of a folder of class folders, CIFAR-10's, or the digits. In the order of their digests: classes are mixed."""
+    images = list(digits() if source == "digits" else cifar(Path(source)) if is_cifar(source) else images_of_folder(source))
     if not images:
         raise Failure(EXIT_INPUT, f"{source}: no images: it must hold a folder of images for each class")
     for image in images:
@@ -246,6 +249,77 @@ def digits():
         for i, row in enumerate(csv.reader(file)):
             *pixels, digit = (int(float(number)) for number in row)
             yield Image(f"digit {i}", str(digit), (8, 8), bytes(255 * pixel // 16 for pixel in pixels))
+
+
+def is_cifar(source):
+    return any(Path(source, CIFAR_TRAIN[0] + ending).is_file() for ending in ("", ".bin"))
+
+
+def cifar(folder):
+    """CIFAR-10: five batches and the test batch, of 32 x 32 pixels, three planes of colour; pickled, or as records of a class and an image."""
+    pickled, area = (folder / CIFAR_TRAIN[0]).is_file(), CIFAR_SIDE**2
+    for name in [*CIFAR_TRAIN, CIFAR_TEST]:
+        path = folder / (name if pickled else name + ".bin")
+        for i, (label, planes) in enumerate(unpickled_images(path) if pickled else binary_images(path, 3 * area)):
+            names = cifar_classes(folder, pickled)
+            if len(planes) != 3 * area or not 0 <= label < len(names):
+                raise Failure(EXIT_INPUT, f"{path}: image {i}: {len(planes)} bytes of class {label}, not {3 * area} of one of {len(names)}")
+            yield Image(f"{name} {i}", names[label], (CIFAR_SIDE, CIFAR_SIDE), grey(planes[:area], planes[area : 2 * area], planes[2 * area :]))
+
+
+@functools.cache
+def cifar_classes(folder, pickled):
+    if pickled:
+        return unpickled(folder / "batches.meta", lambda meta: [os.fsdecode(name) for name in meta[b"label_names"]])
+    with open_input(folder / "batches.meta.txt") as file:
+        return file.read().decode(errors="replace").split()
+
+
+def binary_images(path, size):
+    """Classes and planes of records of a byte and an image."""
+    with open_input(path) as file:
+        data = file.read()
+    if len(data) % (1 + size):
+        raise Failure(EXIT_INPUT, f"{path}: {len(data)} bytes are no whole records of {1 + size}")
+    return [(data[at], data[at + 1 : at + 1 + size]) for at in range(0, len(data), 1 + size)]
+
+
+def unpickled_images(path):
+    return unpickled(path, lambda batch: list(zip(map(int, batch[b"labels"]), batch[b"data"].rows())))
+
+
+class PickledArray:
+    """Stands in for numpy's array of bytes and for its type."""
+
+    def __init__(self, *_):
+        self.state = None
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def rows(self):
+        _, (count, width), _, by_column, data = self.state
+        return [data[i::count] if by_column else data[i * width : (i + 1) * width] for i in range(count)]
+
+
+class CifarUnpickler(pickle.Unpickler):
+    """A pickle may call what it likes; here it can only make arrays and bytes, so one from a stranger does no harm."""
+
+    def find_class(self, module, name):
+        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
+            return PickledArray
+        if (module, name) == ("_codecs", "encode"):
+            return codecs.encode
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into it")
+
+
+def unpickled(path, read):
+    """What `read` finds in a pickle."""
+    with open_input(path) as file:
+        try:
+            return read(CifarUnpickler(file, encoding="bytes").load())
+        except (pickle.UnpicklingError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+            raise Failure(EXIT_INPUT, f"{path}: no pickle of CIFAR-10: {error}") from error
 
 
 def images_of_folder(source):
@@ -272,10 +346,14 @@ def read_netpbm(path):
     pixels = data[found.end():]
     if not len(pixels) == colours * width * height > 0:
         raise Failure(EXIT_INPUT, f"{path}: {len(pixels)} bytes for {width} x {height} pixels")
-    if colours == 3:  # as Pillow weighs them
-        red, green, blue = pixels[::3], pixels[1::3], pixels[2::3]
-        pixels = bytes((19595 * r + 38470 * g + 7471 * b + 0x8000) >> 16 for r, g, b in zip(red, green, blue))
+    if colours == 3:
+        pixels = grey(pixels[::3], pixels[1::3], pixels[2::3])
     return (width, height), pixels
+
+
+def grey(red, green, blue):
+    """As Pillow weighs them."""
+    return bytes((19595 * r + 38470 * g + 7471 * b + 0x8000) >> 16 for r, g, b in zip(red, green, blue))
 
 
 def read_with_pillow(path):
@@ -544,7 +622,7 @@ def parse_arguments():
     parser.add_argument("--input", nargs="+", action="extend", metavar="PATH",
                         help="text files and folders of them (default: the works of Shakespeare)")
     parser.add_argument("--images", nargs="?", const="digits", metavar="DIR",
-                        help="images instead of text: a folder of them for each class (default: handwritten digits)")
+                        help="images instead of text: a folder of them for each class, or of CIFAR-10's files (default: handwritten digits)")
     parser.add_argument("--tokenizer", choices=TEXT_TOKENIZERS, help="of text (default: bytes)")
     parser.add_argument("--out", type=Path, default=Path("data"), metavar="DIR", help="default: data")
     parser.add_argument("--name", help="what file names begin with (default: CORPUS_TOKENIZER)")
@@ -605,7 +683,8 @@ def image_corpus(options):
     tokenizer, (width, height) = ImageTokenizer(classes), images[0].shape
     advice = (f"images of {width} x {height} in {len(classes)} classes: train with "
               f"--seq-len {width * height + 1} and a model of vocab={len(tokenizer.vocabulary)}")
-    parts = split_by_fraction(images, options.val_fraction)
+    test = {image.title for image in images if image.title.startswith(CIFAR_TEST)} if is_cifar(options.images) else None
+    parts = split_by_name(images, test) if test else split_by_fraction(images, options.val_fraction)
     return Corpus(short_name(options.images) or "images", options.images, *parts, lambda: tokenizer, advice)
 
 

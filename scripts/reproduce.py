@@ -19,16 +19,16 @@ class Failed(Exception):
 
 
 class Runner:
-    """Starts one command after the other. A signal ends the running one gently, which removes what it made, and then us."""
+    """Starts commands and waits for them, in several threads where that is asked for. A signal ends the running ones gently, which remove what they made, and then us."""
 
     def __init__(self):
-        self.child, self.stopped = None, False
+        self.children, self.stopped = set(), False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self.stop)
 
     def stop(self, *_):
-        if self.child and not self.stopped:
-            self.child.terminate()
+        for child in () if self.stopped else tuple(self.children):
+            child.terminate()
         self.stopped = True
 
     def run(self, command, output):
@@ -37,11 +37,12 @@ class Runner:
             raise KeyboardInterrupt
         environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
         with open(output, "wb") as file:
-            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True)
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True)
+        self.children.add(child)
         if self.stopped:  # the signal came between the look above and now
-            self.child.terminate()
-        status = self.child.wait()
-        self.child = None
+            child.terminate()
+        status = child.wait()
+        self.children.discard(child)
         if self.stopped:
             raise KeyboardInterrupt
         return status

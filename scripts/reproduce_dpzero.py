@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """reproduce_dpzero.py: what private training (DP-ZeRO, arXiv 2311.11822) costs in time, memory and traffic, and in loss.
 
-    scripts/reproduce_dpzero.sh --quick | --full [--part steps|wide|text] [--into FOLDER] [--program FILE]
+    scripts/reproduce_dpzero.sh --quick | --full [--part steps|stages|wide|text] [--into FOLDER] [--program FILE]
 
 steps   whole steps, private against non-private: at ZeRO stages 0 to 3 on 1, 2 (and 4) ranks, and of several sizes on one rank. The
         sizes are GPT-2's: one whole, of the others two blocks with their share of the vocabulary.
+stages  a pipeline of as many stages as ranks, private and not, beside ZeRO on as many ranks: the same samples a step. On an emulated cluster
+        (cluster.sh: a slow network, an equal share of the cores for each rank), where this machine can have one.
 wide    one block as wide as those of 7B, 13B, 26B and 100B models, forward and backward, without optimizer (the times of these actions,
         from --profile-steps); and what --dry-run says of gpt:100B on 64 x 8 GPUs.
 text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: losses on held-out plays. Data of `make data`.
@@ -12,7 +14,7 @@ text    the bytes of Shakespeare, privately with epsilon 8, 3 and 1, and not: lo
 Whoever is compared runs one after the other, each time in the other order; a ratio is taken within such a round, and what is told
 is the median of the rounds. Private steps sample by Poisson's rule: where the same samples are to be compared, with
 probability 1, so that a step takes all of a small data set; the "Poisson" rows sample with 1 / 16, and all times are for a sample that was
-really taken. Memory is what the program takes on rank 0 (docs/memory.md), traffic what its counters say.
+really taken. Memory is what the program takes on rank 0 (docs/memory.md), in a pipeline the first stage; traffic what its counters say.
 
 --quick takes less than 5 minutes on 2 cores, with small models and one round; --full about two hours.
 FOLDER (default: out/dpzero_quick or out/dpzero_full) gets a folder with log.jsonl and output.txt for each run, rows.csv, the
@@ -31,12 +33,13 @@ import random
 import re
 import shutil
 import statistics
+import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import plot
-from reproduce import EXIT_RESOURCES, Failed, Runner, complete, markdown, percent, pyplot_or_none, run_script
+from reproduce import EXIT_RESOURCES, SCRIPTS, Failed, Runner, complete, markdown, percent, pyplot_or_none, run_script
 
 NAME = "reproduce_dpzero"
 DATA = "data/text_bytes"
@@ -44,9 +47,13 @@ CORES = len(os.sched_getaffinity(0))
 WARMUP = 1  # steps that are not looked at
 POISSON = 16  # the data set is so many times the batch
 
-PUBLIC, UNIT, FLAT, SAMPLED = "non-private", "unit", "flat", "unit, Poisson"
+PUBLIC, UNIT, FLAT, STAGE, SAMPLED = "non-private", "unit", "flat", "stage", "unit, Poisson"
 PRIVATE = ("--dp-noise", "1", "--dp-delta", "1e-5", "--dp-show-private")
-FLAGS = {PUBLIC: (), UNIT: (*PRIVATE, "--dp-clip-style", "unit"), FLAT: (*PRIVATE, "--dp-clip-style", "flat"), SAMPLED: (*PRIVATE, "--dp-clip-style", "unit")}
+FLAGS = {PUBLIC: (), UNIT: (*PRIVATE, "--dp-clip-style", "unit"), FLAT: (*PRIVATE, "--dp-clip-style", "flat"), STAGE: (*PRIVATE, "--dp-clip-style", "stage"),
+         SAMPLED: (*PRIVATE, "--dp-clip-style", "unit")}
+# Ranks -> the cluster they are on, and 10 units in balanced stages: the head and the embedding count little here.
+CLUSTERS, SPLITS = {2: ("2x1", "--rate", "400mbit"), 4: ("2x2", "--rate", "400mbit")}, {2: "5:1,5:1", 4: "3:1,2:1,2:1,3:1"}
+LAYOUTS = {"ZeRO 1": (1, (PUBLIC, UNIT, FLAT)), "ZeRO 3": (3, (PUBLIC, UNIT, FLAT)), "pipeline": (0, (PUBLIC, UNIT, STAGE, FLAT))}  # stage of ZeRO, variants
 EPSILONS = (8, 3, 1)
 
 
@@ -95,6 +102,9 @@ class Plan:
     """What --quick and --full differ in."""
     grid: Shape
     ranks: dict  # ranks -> stages
+    pipelined: Shape  # of 8 blocks
+    pipeline_ranks: tuple
+    layouts: tuple  # of LAYOUTS
     sizes: tuple
     size_styles: tuple
     steps: int
@@ -110,12 +120,14 @@ class Plan:
 
 PLANS = {
     "quick": Plan(grid=Shape("grid", 4, 4, 256, 256, 128, 4, 2), ranks={1: (0,), 2: (0, 1, 2, 3)},
+                  pipelined=Shape("stages", 8, 4, 128, 256, 128, 2, 2), pipeline_ranks=(2, 4), layouts=("ZeRO 1", "pipeline"),
                   sizes=(blocks_of("124M", 12, 12, 768, 256, 4, 2), blocks_of("1558M", 48, 25, 1600, 256, 4, 1)), size_styles=(PUBLIC, UNIT, FLAT),
                   steps=WARMUP + 2, rounds=1, widths=("7B",), wide_styles=(PUBLIC, UNIT), wide_tokens=256, wide_rounds=1,
                   training=("--model", "layers=2,heads=4,channels=128,vocab=256", "--seq-len", "64", "--micro-batch", "16", "--batch-tokens", "8192",
                             "--lr", "3e-3", "--warmup", "10", "--val-batches", "8"),
                   training_steps=100, note="--quick: small models, few steps, one round. --full is the measurement."),
     "full": Plan(grid=Shape("grid", 6, 6, 384, 256, 256, 4, 2), ranks=dict.fromkeys((1, 2, 4), (0, 1, 2, 3)),
+                 pipelined=Shape("stages", 8, 4, 256, 256, 128, 2, 4), pipeline_ranks=(2, 4), layouts=tuple(LAYOUTS),
                  sizes=(Shape("6 x 384", 6, 6, 384, 50257, 256, 12, 1), Shape("124M", 12, 12, 768, 50257, 1024, 2, 2),
                         blocks_of("350M", 24, 16, 1024, 1024, 2, 2), blocks_of("774M", 36, 20, 1280, 1024, 2, 2), blocks_of("1558M", 48, 25, 1600, 1024, 2, 2)),
                  size_styles=(PUBLIC, UNIT, FLAT, SAMPLED), steps=WARMUP + 3, rounds=3,
@@ -213,12 +225,13 @@ class Measurements:
     """Rows: has the ones that exist, runs the ones that do not."""
 
     def __init__(self, plan, runner, options):
-        self.plan, self.runner, self.options, self.rows, self.left_out = plan, runner, options, [], {}
+        self.plan, self.runner, self.options, self.rows, self.left_out, self.cluster = plan, runner, options, [], {}, False
 
-    def command(self, shape, ranks, stage, variant, *more):
+    def command(self, shape, ranks, stage, variant, *more, launcher=None):
         samples = ranks * shape.rows * shape.micro_steps
         data = shard(self.options.into, shape.vocab, samples * (POISSON if variant == SAMPLED else 1), shape.T)
-        return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), self.options.program, "--train", str(data), "--val-every", "0",
+        launcher = launcher or ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+        return [*launcher, self.options.program, "--train", str(data), "--val-every", "0",
                 "--model", shape.model(), "--seq-len", str(shape.T), "--micro-batch", str(shape.rows), "--batch-tokens", str(samples * shape.T),
                 "--zero", str(stage), "--threads", str(max(1, CORES // ranks)), *more, *FLAGS[variant]]
 
@@ -231,11 +244,11 @@ class Measurements:
         print(f"{'' if fresh else 'there: '}{folder.name}: {row.ms:.2f} ms a sample ({row.samples}), {row.device / plot.MIB:.1f} MiB, {row.sent} bytes sent",
               flush=True)
 
-    def rounds(self, place, shape, variants, count, *more, block=False):
+    def rounds(self, place, shape, variants, count, *more, block=False, launcher=None):
         """Each variant in turn, every other time backwards: a drift of the machine favours none."""
         for number in range(count):
             for variant in variants[::-1] if number % 2 else variants:
-                self.measure(place, variant, number, self.command(shape, *place[2:], variant, *more), shape.T, shape.rows if block else None)
+                self.measure(place, variant, number, self.command(shape, *place[2:], variant, *more, launcher=launcher), shape.T, shape.rows if block else None)
 
     def measure_steps(self):
         plan, steps = self.plan, ("--steps", str(self.plan.steps))
@@ -244,6 +257,16 @@ class Measurements:
                 self.rounds(("grid", plan.grid.name, ranks, stage), plan.grid, (PUBLIC, UNIT, FLAT), plan.rounds, *steps)
         for shape in plan.sizes:
             self.rounds(("size", shape.name, 1, 0), shape, plan.size_styles, plan.rounds, *steps)
+
+    def measure_stages(self):
+        """All layouts of as many ranks in turn: rounds of one are compared with those of another."""
+        plan, shape = self.plan, self.plan.pipelined
+        self.cluster = not subprocess.run([SCRIPTS / "cluster.sh", "check"], capture_output=True, check=False).returncode
+        for ranks in plan.pipeline_ranks:
+            cluster = [str(SCRIPTS / "cluster.sh"), *CLUSTERS[ranks], "--cpu", str(min(100, 100 * CORES // ranks)), "--"]
+            for name, (stage, variants) in ((name, LAYOUTS[name]) for name in plan.layouts):
+                more = ("--pipeline", SPLITS[ranks]) if name == "pipeline" else ()
+                self.rounds(("stages", name, ranks, stage), shape, variants, plan.rounds, "--steps", str(plan.steps), *more, launcher=cluster if self.cluster else None)
 
     def measure_widths(self):
         """A block alone, one sample at a time. Stochastic gradient descent without a step takes least memory beside it."""
@@ -279,6 +302,11 @@ class Measurements:
     def memory(self, place, variant):
         found = self.ratios(place, variant, lambda row: row.device)
         return statistics.median(found) if found else None
+
+    def over_zero(self, place, variant, value=lambda row: row.ms):
+        """Of a value, this over private ZeRO-1 in style unit on as many ranks: the median of the rounds."""
+        ours, base = self.of(place, variant), self.of(("stages", "ZeRO 1", place[2], 1), UNIT)
+        return statistics.median(value(ours[number]) / value(base[number]) for number in ours)
 
     def limit(self, place, variant):
         return statistics.median(row.limit for row in self.of(place, variant).values())
@@ -390,6 +418,19 @@ def size_claims(measured):
     return lines
 
 
+def stages_claims(measured):
+    places = [place for place in measured.places("stages") if place[1] == "pipeline"]
+    def told(variant, value):
+        return ", ".join(f"{place[2]} ranks: {value(place, variant):.2f}" for place in places)
+    return [
+        ["speed, private pipeline over private ZeRO-1 (unit), equal ranks", "",
+         joined(f"{variant}: {told(variant, lambda place, v: 1 / measured.over_zero(place, v))}" for variant in (UNIT, STAGE, FLAT)),
+         "the same samples a step; a slow network, or none: see the table"],
+        ["speed, private over non-private, the same pipeline", "", joined(f"{variant}: {told(variant, lambda place, v: measured.speed(place, v)[0])}" for variant in (UNIT, STAGE, FLAT)),
+         "flat clipping waits for one more way to the first stage and back, and keeps activations meanwhile"],
+    ]
+
+
 def wide_claims(measured, predicted):
     places = measured.places("wide")
     found = [(place[1], measured.speed(place, UNIT)[0]) for place in places if measured.speed(place, UNIT)]
@@ -423,6 +464,20 @@ def grid_table(measured):
                       *(f"{measured.memory(place, variant):.3f}" for variant in (UNIT, FLAT)), ", ".join(f"{n / 1e6:.6f}" for n in sorted(sent))])
     return f"{shape.model()}, {shape.T} tokens, micro-batch {shape.rows}, {shape.micro_steps} micro-steps\n\n" + markdown(
         ["ranks", "ZeRO", "non-private, ms a sample", "speed, unit", "flat", "memory, unit", "flat", "MB sent, private"], lines)
+
+
+def stages_table(measured):
+    lines, shape = [], measured.plan.pipelined
+    for place in measured.places("stages"):
+        for variant in LAYOUTS[place[1]][1]:
+            rows = measured.of(place, variant).values()
+            middle = lambda value: statistics.median(value(row) for row in rows)
+            lines.append([str(place[2]), place[1] + (f", {SPLITS[place[2]]}" if place[1] == "pipeline" else ""), variant, f"{middle(lambda row: row.ms):.2f}",
+                          "" if variant == PUBLIC else spread(measured.speed(place, variant)), f"{1 / measured.over_zero(place, variant):.3f}",
+                          f"{middle(lambda row: row.device) / plot.MIB:.1f}", f"{middle(lambda row: row.sent) / 1e6:.3f}"])
+    where = ", ".join(" ".join(CLUSTERS[ranks]) for ranks in measured.plan.pipeline_ranks) + ", an equal share of the cores each" if measured.cluster else "no emulated cluster here: ranks share cores and memory"
+    return f"{shape.model()}, {shape.T} tokens, {shape.rows * shape.micro_steps} samples a rank and step, micro-batches of {shape.rows}; {where}\n\n" + markdown(
+        ["ranks", "layout", "clipping", "ms a sample", "speed over non-private", "over private ZeRO 1", "MiB, rank 0", "MB sent, rank 0"], lines)
 
 
 def size_table(measured):
@@ -490,6 +545,9 @@ def report(measured, predicted, logs, options):
     if measured.places("grid"):
         claims += grid_claims(measured) + size_claims(measured)
         tables += grid_table(measured) + size_table(measured)
+    if measured.places("stages"):
+        claims += stages_claims(measured)
+        tables += stages_table(measured)
     if predicted:
         claims += wide_claims(measured, predicted)
         tables += wide_table(measured) + cluster_table(predicted)
@@ -502,7 +560,7 @@ def report(measured, predicted, logs, options):
     if measured.rows:
         write_rows(measured.rows, options.into / "rows.csv")
     pyplot = pyplot_or_none(NAME)
-    if pyplot and measured.rows:
+    if pyplot and any(row.part != "stages" for row in measured.rows):
         draw_speed(pyplot, measured, options.into / "speed.png")
     if pyplot and logs:
         draw_text(pyplot, logs, options.into / "text.png")
@@ -581,12 +639,12 @@ def arguments():
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--quick", dest="plan", action="store_const", const="quick")
     size.add_argument("--full", dest="plan", action="store_const", const="full")
-    parser.add_argument("--part", choices=("steps", "wide", "text"), action="append", help="only this; default: all")
+    parser.add_argument("--part", choices=("steps", "stages", "wide", "text"), action="append", help="only this; default: all")
     parser.add_argument("--into", type=Path, metavar="FOLDER")
     parser.add_argument("--program", default="./train_gpt", metavar="FILE")
     options = parser.parse_args()
     options.into = options.into or Path("out") / f"dpzero_{options.plan}"
-    options.part = options.part or ["steps", "wide", "text"]
+    options.part = options.part or ["steps", "stages", "wide", "text"]
     if not shutil.which(options.program):
         parser.error(f"{options.program} is not there: run make first")
     if "text" in options.part and not all(glob.glob(f"{DATA}_{name}_*.bin") for name in ("train", "val")):
@@ -599,6 +657,8 @@ def reproduce(options):
     measured, predicted, logs = Measurements(plan, runner, options), {}, {}
     if "steps" in options.part:
         measured.measure_steps()
+    if "stages" in options.part:
+        measured.measure_stages()
     if "wide" in options.part:
         measured.measure_widths()
         predicted = predict_100b(runner, options)

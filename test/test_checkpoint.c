@@ -5,6 +5,7 @@
 #define STATE_PIECE 4100 // so that states go in many
 #include "ops_cpu.h"
 #include "checkpoint.h"
+#include "pipeline.h"
 
 #include <ftw.h>       // clearing folders
 #include <setjmp.h>    // cmocka needs it
@@ -98,8 +99,8 @@ static GptModel model;
 static const GptConfig config = {2, 1, 16, 50, 128, 8};
 
 static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
-    const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
-    placement_free(&placement), placement = placement_whole(m->units, 1);
+    const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL};
+    placement_free(&placement), placement = pipeline_placement("1", m->units, 1);
     Store s = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, adam);
     store_allocate(&s, &comm, &stream);
     return s;
@@ -107,7 +108,7 @@ static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
 static Store make_store(DType dtype, bool adam) { return make_store_of(&model, dtype, adam); }
 // Every state gets its own numbers, of every exponent, infinities and NaNs included: files hold bits.
 static void fill_store(Store *s, uint64_t number) {
-    for (int kind = 0; kind < STATE_KINDS; kind++) {
+    for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
         float *x = store_state(s, (StateKind)kind, 0);
         for (int64_t i = 0; x && i < model.parameters; i++) {
             uint32_t bits = (uint32_t)random_u64(number, (uint64_t)kind, (uint64_t)i);
@@ -139,7 +140,7 @@ static void test_slices(void **state) {
 }
 static bool same_states(const Store *a, const Store *b) {
     size_t bytes = (size_t)model.parameters * sizeof(float);
-    for (int kind = 0; kind < STATE_KINDS; kind++) { // storages lie one after another
+    for (int kind = 0; kind < STATE_PREVIOUS; kind++) { // storages lie one after another
         const float *x = store_state(a, (StateKind)kind, 0), *y = store_state(b, (StateKind)kind, 0);
         if (x && memcmp(x, y, bytes)) { return false; }
     }

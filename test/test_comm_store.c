@@ -70,7 +70,7 @@ static Placement placement_of(const Case *c) {
     return p;
 }
 static Program program_of(const Placement *placement, const Setting *setting, bool training) {
-    const PipelinePlan plan = {*placement, setting->kind, WARMUP_A, MICRO, (int)ceil_div(SAMPLES, MICRO), INT64_MAX, false};
+    const PipelinePlan plan = {*placement, setting->kind, WARMUP_A, MICRO, (int)ceil_div(SAMPLES, MICRO), INT64_MAX, false, CLIPS_NOTHING};
     Program p;
     char error[400];
     memset(&p, 0, sizeof p);
@@ -111,7 +111,7 @@ static void reference_update(int storage, float *grad, int64_t step) {
 static void make_reference(void) {
     for (int s = 0; s < STORAGES; s++) {
         const size_t n = (size_t)gpt_storage_elements(&model, s);
-        for (int k = 0; k < STATE_KINDS; k++) { expected.state[k][s] = (float *)checked_calloc(n, sizeof(float), "reference"); }
+        for (int k = 0; k < STATE_PREVIOUS; k++) { expected.state[k][s] = (float *)checked_calloc(n, sizeof(float), "reference"); }
         for (int k = 0; k <= STEPS; k++) { expected.master[k][s] = (float *)checked_calloc(n, sizeof(float), "reference"); }
         gpt_initialise(&model, s, 11, 0, (int64_t)n, expected.state[STATE_MASTER][s]);
         memcpy(expected.master[0][s], expected.state[STATE_MASTER][s], n * sizeof(float));
@@ -195,7 +195,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_ACQUIRE: check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage); break;
         case ACT_RELEASE: store_release(s, a->storage); break;
         case ACT_REDUCE: store_reduce(s, a->storage, step); break;
-        case ACT_UPDATE: store_update(s, a->storage, optimizer); break;
+        case ACT_UPDATE: store_update(s, a->storage, step, optimizer); break;
         case ACT_NORM:
             norm = store_norm(s, step);
             check(r->setting.exact ? norm == expected.norm[step] : fabs(norm / expected.norm[step] - 1) < 0.1, "norm", r->c, &r->setting, -1);
@@ -207,7 +207,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
     }
 }
 static void check_states(const Rig *r, const char *what, int64_t steps) {
-    for (int kind = 0; kind < STATE_KINDS; kind++) {
+    for (int kind = 0; kind < STATE_PREVIOUS; kind++) {
         for (int storage = 0; storage < STORAGES; storage++) {
             int64_t begin, n = store_own(&r->store, storage, &begin);
             const float *all = steps == STEPS ? expected.state[kind][storage] : expected.master[steps][storage];

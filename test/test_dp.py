@@ -8,6 +8,7 @@
     Noise         every element once, of the right deviation, independent; the same bits in every layout; ChaCha20's own
     Sampling      Poisson: independent coins; batches of any size, none too
     Trajectories  one computation at every stage, on any number of ranks, after a resume and in another layout
+    Stages        the same across the stages of pipelines, of any plan
     Ledger        epsilon is the accountant's; the step that would exceed the target is not taken; the key stays secret
     Audit         what an attacker learns of canaries is below the claim
     Controls      programs with a fault (sigma halved, noise twice, cross term dropped) fail these tests
@@ -172,10 +173,11 @@ def gradients(model, samples, T, **flags):
 
 
 def groups(shape, style):
-    """Slices of each group that is clipped as one."""
+    """Slices of each group that is clipped as one. style: of --dp-clip-style; or, of a pipeline's stages, how many units each has."""
+    stage_of = [stage for stage, units in enumerate(style) for _ in range(units)] if isinstance(style, tuple) else None
     found = {}
     for _, _, unit, where in shape.parts():
-        found.setdefault(unit if style == "unit" else 0, []).append(where)
+        found.setdefault(stage_of[unit] if stage_of else unit if style == "unit" else 0, []).append(where)
     return list(found.values())
 
 
@@ -666,6 +668,126 @@ class Trajectories(PrivateCheck):
             self.assert_close(other.losses(), whole.losses()[3:], SAME)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+class Stages(PrivateCheck):
+    """Pipelines: the embedding's group crosses stages, in style flat the only one does."""
+    # Ghost norms in blocks and head; in neither; in the head only
+    DATA = [(Shape(4, 2, 48, 7, 8), 8, "document"), (Shape(4, 2, 16, 11, 64), 60, "continuous"), (Shape(4, 4, 16, 5, HEAD.positions), HEAD.positions, "continuous")]
+    PLANS = ["3:1,3:1", "1:1,5:1", "5:1,1:1", "2:1,2:1,2:1", "1:1,4:1,1:1", "3:2,3:1", "2:1,4:2", "3:1,3:2", "1:1,2:1,3:1", "3:3,3:1", "3:1,3:3", "3:2,3:2", "1:2,4:1,1:1",
+             "1:1,4:2,1:1", "2:1,1:2,3:1", "1:1,1:1,3:1,1:1", "2:1,2:1,1:1,1:1"]
+    CASES = [dict(pipeline=plan, dp_clip_style=style, pipeline_schedule=schedule, micro_batch=rows) for plan in PLANS for style in CLIP_STYLES for schedule in ("gpipe", "dapple")
+             for rows in (1, 2, 3, 4)]
+
+    def ranks(self, plan):
+        return sum(int(stage.split(":")[1]) for stage in plan.split(","))
+
+    def chosen(self, count, of=lambda case: True):
+        """Of these cases, or all; each with a stage of ZeRO, and recomputation where it is accepted. A sample has styles in turns."""
+        draw = random.Random(f"{SEED}stages")
+        cases = [case for case in self.CASES if of(case)]
+        if not ALL:
+            cases = [draw.choice([case for case in cases if case["dp_clip_style"] == style]) for style in itertools.islice(itertools.cycle(sorted({c["dp_clip_style"] for c in cases})), count)]
+        return [dict(case, ranks=self.ranks(case["pipeline"]), zero=draw.randrange(4), **(dict(recompute="block") if case["dp_clip_style"] == "unit" and draw.random() < 0.3 else {}))
+                for case in cases]
+
+    def check(self, what, plan, style, function, count=5, **changes):
+        shape, T, windows = what
+        data = random_data(shape, T, count, windows)
+        groups_of = tuple(int(stage.split(":")[0]) for stage in plan.split(",")) if style == "stage" else style
+        contributions = data.gradients()
+        R = self.thresholds(data, groups_of, contributions)[0]
+        (found,) = data.sums([dict(dict(dp_clip=R, pipeline=plan, ranks=self.ranks(plan), dp_clip_style=style, dp_clip_function=function), **changes)])
+        self.assert_sum(data, found, R, groups_of, function, contributions, (what, plan, style, changes))
+
+    def test_each_plan(self):
+        """The sum of single samples' clipped gradients, of groups as SEMANTICS says: of 7 samples replicas have unequal parts, the last micro-batch fewer."""
+        def check(numbered):
+            number, case = numbered
+            draw = random.Random(f"{SEED}{case}")
+            changes = {name: value for name, value in case.items() if name not in ("pipeline", "dp_clip_style")}
+            self.check(self.DATA[number % 3], case["pipeline"], case["dp_clip_style"], draw.choice(CLIP_FUNCTIONS), 7, **changes)
+        at_once(check, list(enumerate(self.chosen(4))))
+
+    def test_one_result(self):
+        """Steps with noise, of batches of chance: the samples, losses and weights of one rank, to rounding: sums are in another order (test_train.SAME)."""
+        run = dict(Trajectories.RUN, optimizer="sgd", lr=0.05)  # the golden model has 3 blocks: 5 units
+        cases = [dict(run, pipeline=plan, ranks=self.ranks(plan), dp_clip_style=style, micro_batch=rows, pipeline_schedule=schedule, zero=(len(plan) + rows) % 4)
+                 for plan in ("3:1,2:1", "1:1,4:1", "3:2,2:1", "1:1,3:1,1:1", "2:2,3:2", "1:1,1:1,1:1,2:1", "1:1,3:2,1:1") for style in ("unit", "flat") for rows in (2, 3)
+                 for schedule in ("gpipe", "dapple")]
+        cases = sample([c for c in cases if c["dp_clip_style"] == "unit"], 2) + sample([c for c in cases if c["dp_clip_style"] == "flat"], 2)
+        alone = {style: self.exported([dict(run, ranks=1, dp_clip_style=style, micro_batch=4)])[0] for style in ("unit", "flat")}
+        for case, job in zip(cases, self.exported(cases)):
+            self.assertEqual(job.steps("samples"), alone[case["dp_clip_style"]].steps("samples"))
+            self.assert_near(job, alone[case["dp_clip_style"]], case)
+
+    def test_schedules_and_stages_of_zero_are_one_computation(self):
+        """Bit by bit, where samples are added in one order: GPipe and DAPPLE, stages 0 and 1, 2 and 3. In all styles; in bf16, too."""
+        for style in sample(CLIP_STYLES, 2):
+            run = dict(Trajectories.RUN, ranks=3, pipeline=random.Random(f"{SEED}{style}").choice(("2:1,3:2", "2:2,3:1", "1:1,1:1,3:1")), dp_clip_style=style, micro_batch=2,
+                       dtype=random.Random(f"{SEED}{style}").choice(("fp32", "bf16")))
+            one, gpipe, stage_1, stage_2, stage_3 = self.exported([run, dict(run, pipeline_schedule="gpipe"), *(dict(run, zero=stage) for stage in (1, 2, 3))])
+            self.assert_same(gpipe, one, dict(run, pipeline_schedule="gpipe"))
+            self.assert_same(stage_1, one, dict(run, zero=1))
+            self.assert_same(stage_3, stage_2, dict(run, zero=3))
+
+    def test_empty_batches(self):
+        """Where the expected batch is one sample: nobody hangs, and noise is that of one rank."""
+        common = dict(PRIVATE, steps=12, batch_tokens=20, seq_len=20, micro_batch=2, lr=1e-3, dp_noise=1, dp_show_private=1)
+        jobs = self.exported([common, *(dict(common, pipeline=plan, ranks=self.ranks(plan), dp_clip_style=style, zero=zero) for plan, style, zero in
+                                        sample(itertools.product(("2:1,3:1", "1:2,3:1,1:1", "4:1,1:3"), ("unit", "flat"), range(4)), 2))])
+        for job in jobs[1:]:
+            self.assertIn(0, [len(s) for s, in job.steps("samples")])
+            self.assertEqual(job.steps("samples"), jobs[0].steps("samples"))
+            self.assertLess(distance(job.export, jobs[0].export), 1e-2)  # noise of 1 beside gradients of up to 1: styles differ by the latter, other noise by 1.4
+
+    def test_worst_samples(self):
+        """No sample counts for more than R, in no group: where both uses of wte add up, and where they cancel."""
+        worst = Sensitivity()
+        layouts = [dict(pipeline=plan, ranks=self.ranks(plan), micro_batch=rows) for plan in ("2:1,2:1", "1:1,3:1", "3:1,1:1", "1:1,2:1,1:1") for rows in (1, 3)]
+        cases = [(*data, style, function) for data in worst.worst() for style in ("unit", "flat") for function in CLIP_FUNCTIONS]
+        def check(case):
+            what, data, style, function = case
+            worst.check(data, style, function, case, **random.Random(f"{SEED}{case}").choice(layouts))
+        at_once(check, sample(cases, 3))
+
+    def test_messages(self):
+        """Where all samples are taken: as predicted, and besides activations and gradients 8 bytes for each sample's norm, 4 T C for the classifier's rows, 4 for a factor."""
+        T, C, S = 20, test_train.CHANNELS, 28
+        for plan, style in sample(itertools.product(("2:1,3:1", "1:1,3:1,1:1", "2:2,2:1,1:1"), CLIP_STYLES), 2):
+            common = dict(pipeline=plan, ranks=self.ranks(plan), batch_tokens=S * T, seq_len=T, micro_batch=5, steps=2, shuffle=None)
+            plain, found = train_all([common, dict(common, dp_noise=1, dp_key=KEY, dp_show_private=1, dp_clip_style=style)])
+            stages = [int(stage.split(":")[1]) for stage in plan.split(",")]
+            told = found.end()["traffic"]
+            self.assertEqual(told["measured"], told["predicted"], (plan, style))
+            factors = 4 * (len(stages) - 1 if style == "flat" else 1)
+            mine = sum(min(5, S - begin) // stages[0] for begin in range(0, S, 5))  # samples of rank 0: part_begin rounds down
+            self.assertEqual(told["measured"]["intra"]["send"], plain.end()["traffic"]["measured"]["intra"]["send"] + factors * mine, (plan, style))
+            for kind in ("all_gather", "reduce_scatter"):
+                self.assertEqual(told["measured"]["intra"][kind], plain.end()["traffic"]["measured"]["intra"][kind], (plan, style))
+
+    def test_resume(self):
+        """In the same plan bit by bit, in another one and on one rank to rounding."""
+        common = dict(Trajectories.RUN, steps=4, save_every=2, dp_key=None, micro_batch=3, optimizer="sgd", lr=0.05)
+        case = dict(common, pipeline="1:1,3:1,1:1", ranks=3, dp_clip_style=random.Random(SEED).choice(("unit", "flat")), out=os.path.join(scratch(), "out"))
+        whole = train(**case)
+        for changes in (dict(), dict(pipeline="3:1,2:1", ranks=2, zero=1), dict(pipeline=None, ranks=2, zero=3, micro_batch=2)):
+            shutil.rmtree(test_train.checkpoint(case["out"], 4))
+            job = train(**dict(case, resume=1, **changes))
+            self.assertEqual(job.steps("samples"), whole.steps("samples")[2:], changes)
+            self.assert_close(job.losses(), whole.losses()[2:], SAME if changes else 0, changes)
+
+    def test_stages_are_part_of_what_a_step_computes(self):
+        """In style stage: the same noise around the sums of other groups would show their difference."""
+        out = os.path.join(scratch(), "out")
+        run = dict(Trajectories.RUN, steps=4, save_every=2, out=out, dp_key=None, micro_batch=3, pipeline="3:1,2:1", ranks=2, dp_clip_style="stage")
+        train(**run)
+        shutil.rmtree(test_train.checkpoint(out, 4))
+        job = Job(**dict(run, resume=1, pipeline="4:1,1:1")).wait()
+        self.assertEqual(job.code, EXIT_INPUT, job.err)
+        self.assertIn("under other flags", job.err)
+        self.assertEqual(len(train(**dict(run, resume=1, pipeline_schedule="gpipe", micro_batch=2)).steps()), 2)
+
+
 class Kills(test_train.Kills):
     """Its chain, with noise: what a step saw, and its noise, are the same again."""
     RUN = dict(ranks=2, zero=1, micro_batch=1, shuffle=None, dp_noise=1, dp_key=KEY, dp_show_private=1, grad_clip=0, dp_accountant="rdp")
@@ -907,7 +1029,10 @@ class Controls(PrivateCheck):
               ("cross term dropped", "dp.h", "        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, h->lnf, rows, T, C, Vp);\n", "", "continuous", "wte of storage 0"),
               ("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
               ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
-              ("the whole threshold for each unit", "dp.h", "R / sqrt((double)m->units)", "R", "sensitivity", "not less than or equal to")]
+              ("the whole threshold for each unit", "dp.h", "R / sqrt(groups)", "R / sqrt(fmin(groups, 1))", "sensitivity", "not less than or equal to"),
+              ("cross term between stages dropped", "clip_cpu.h", "            product += dot, size +=", "            product += 0.0 * dot, size +=", "stages", "of storage 0"),
+              ("factors of another micro-batch", "executor.h", "post_rows(e, a, &e->factors[place], (char *)e->factors[place].p,",
+               "post_rows(e, a, &e->factors[place], (char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,", "stages", "of storage 0")]
 
     def program(self, *changes):
         """With each (file, old, new) of the changes made."""
@@ -931,6 +1056,8 @@ class Controls(PrivateCheck):
             Noise().check_unlike(binary)
         elif check == "audit":
             Audit().audit(binary)
+        elif check == "stages":
+            Stages().check(Stages.DATA[0], "3:1,3:1", "unit", "abadi", binary=binary, micro_batch=1)
         elif check == "sensitivity":
             Sensitivity().check(dict(Sensitivity().worst())["repeated, large"], "unit", "automatic", "a fault", binary)
         else:
@@ -955,7 +1082,7 @@ class Controls(PrivateCheck):
         words = struct.unpack("<2I", bytes.fromhex(KEY)[:8])
         look = "for (size_t i = 0; i + 8 <= sizeof trainer; i += 4) { uint32_t w[2]; memcpy(w, (char *)&trainer + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
         changes = [("dataloader.h", "log_left_out = log1p(-q);", "log_left_out = log1p(-q) * (speaker.rank ? 0.8 : 1);"),
-                   ("train_gpt.c", "reason_to_skip(t, loss, norm);", "reason_to_skip(t, loss, t->progress.step == 1 ? (double)NAN : norm);"),
+                   ("trainer.h", "reason_to_skip(t, *loss, *norm);", "reason_to_skip(t, *loss, t->progress.step == 1 ? (double)NAN : *norm);"),
                    ("train_gpt.c", "    comm_end(&t->comm);\n    return code;", f'    bool left = false;\n    {look}\n    printf("the key is %s\\n", left ? "left" : "gone");\n'
                     "    comm_end(&t->comm);\n    return code;")]
         case = dict(Trajectories.RUN, ranks=2, zero=2)
@@ -970,7 +1097,7 @@ class Controls(PrivateCheck):
     def test_schedules_of_other_batches(self):
         """Those of no sample, and of as many as a step may take, are proved before the first step."""
         for of in ("samples", "samples <= t->samples"):
-            binary = self.program(("train_gpt.c", "    zero_lower(&p, &t->store.policy, training);", f"    if ({of}) {{ zero_lower(&p, &t->store.policy, training); }}"))
+            binary = self.program(("trainer.h", "    zero_lower(&p, &t->store.policy, training);", f"    if ({of}) {{ zero_lower(&p, &t->store.policy, training); }}"))
             job = Job(**dict(Ledger.RUN, binary=binary, ranks=2, zero=3)).wait()
             self.assertEqual(job.code, EXIT_INPUT, job.err)
             self.assertIn("invalid schedule", job.err)
@@ -982,7 +1109,8 @@ class Refusals(PrivateCheck):
         """What would break the promise, with the reason."""
         cases = [(dict(zero=2, zero_quantized_gradients=1), "one sample can move all"), (dict(reduce_dtype="bf16"), "private gradients travel in fp32"),
                  (dict(skip_loss_z=5), "tells about its samples"), (dict(skip_grad_z=5), "tells about its samples"), (dict(dp_key=KEY[1:]), "found 63 characters"), (dict(dp_key="x" * 64), "hexadecimal"), (dict(dp_noise=0, dp_epsilon=3), "without noise no epsilon"),
-                 (dict(dp_clip_style="flat", recompute="block"), "--dp-clip-style unit"), (dict(dp_unit="document"), "--windows document")]
+                 (dict(dp_clip_style="flat", recompute="block"), "--dp-clip-style unit"), (dict(dp_unit="document"), "--windows document"),
+                 (dict(pipeline="auto"), "auto does not know what clipping takes"), (dict(pipeline="2", pipeline_schedule="zero-bubble"), "choose dapple")]
         def check(case):
             changes, words = case
             job = Job(random.Random(f"{SEED}{words}").choice((1, 2)), **dict(dict(dp_noise=1, shuffle=None), **changes)).wait()

@@ -5,6 +5,7 @@
 #include "ops_cpu.h"
 #include "checkpoint.h"
 #include "executor.h"
+#include "pipeline.h"
 
 #include <setjmp.h>   // cmocka needs it
 #include <stddef.h>   // cmocka needs it
@@ -79,11 +80,11 @@ typedef struct {
     double sample_losses[B];
 } Rig;
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL};
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);
-    Placement placement = placement_whole(m->units, 1);
+    Placement placement = pipeline_placement("1", m->units, 1);
     p.map = unit_map(m, &plain, &placement, false), p.ranks = 1;
     placement_free(&placement);
     p.rank = calloc(1, sizeof(Schedule));
@@ -104,11 +105,20 @@ static Rig *rig_make(Setting setting) {
     OpsShape shape = {setting.rows, T, C, 3, V, VP, LOGITS_PLENTY};
     r->stream.workspace_bytes = ops_workspace_bytes(shape, r->stream.threads);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
-    r->placement = placement_whole(r->model.units, 1);
+    r->placement = pipeline_placement("1", r->model.units, 1);
     r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    ExecutorShape works = {setting.dtype,  setting.rows,        T, setting.recompute, LOGITS_PLENTY, {false, false, false, false, 0, CLIP_ABADI}, 0,
-                           r->model.units, r->program.limits[0]};
+    ExecutorShape works = {setting.dtype,
+                           setting.rows,
+                           T,
+                           setting.recompute,
+                           LOGITS_PLENTY,
+                           {false, false, CLIPS_NOTHING, 1, false, false, 0, CLIP_ABADI},
+                           0,
+                           r->model.units,
+                           r->program.limits[0],
+                           NULL,
+                           NULL};
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
     executor_allocate(&r->executor, &r->program.map, &r->store, &comm, &r->stream, B, B, r->program.micro_batches);
     model_file_load(model_path, &r->store, file_dtype);
@@ -127,14 +137,14 @@ static double rig_loss(const Rig *r) {
 }
 // Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
 static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
-    Pass pass = {data, k * B, NULL, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL};
+    Pass pass = {data, k * B, NULL, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL, 0};
     double norm = -1;
     *at = 0;
     executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
     return norm;
 }
 static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
-    Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, true, NULL};
+    Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, true, NULL, 0};
     executor_run(&r->executor, &r->program.rank[0], &at, &pass, &optimizer, 0, NULL);
     assert_int_equal(at, r->program.rank[0].count);
 }
@@ -253,7 +263,7 @@ static void test_evaluation(void **state) {
     for (int i = 0; i < SETTINGS; i++) {
         Rig *r = rig_make(settings[i]);
         Program evaluation = program_of(&r->model, settings[i], false);
-        Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, false, NULL};
+        Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, false, NULL, 0};
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);

@@ -39,6 +39,7 @@ def job(program, ranks=1, code=0, environment=(), **changes):
     """The log's events and what was said on stderr."""
     with tempfile.TemporaryDirectory() as folder:
         flags = dict(dict(FLAGS, log=os.path.join(folder, "log")), **{name.replace("_", "-"): value for name, value in changes.items()})
+        flags = {name: value for name, value in flags.items() if value is not None}
         command = ["mpirun", "--oversubscribe", "-np", str(ranks), os.path.join(ROOT, program)] + [str(w) for n, v in flags.items() for w in ("--" + n, v)]
         done = subprocess.run(command, env=dict(ENVIRONMENT, **dict(environment)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
         if code is not None and done.returncode != code:
@@ -238,11 +239,28 @@ class Ranks(TestCase):
         if ALL:
             self.check_run(4, 1, "staged", SAME, ranks_per_node=2)
 
+    def test_cyclic(self):
+        """Micro-batches that are delayed against each other: parameters, sums and activations go from device to device, the tally from host to host."""
+        self.check_run(2, 2, "nccl", SAME, cyclic="v1", steps=4, val_every=0)
+        self.check_run(3, 1, "staged", SAME, cyclic="v1", cyclic_mode="model", steps=4, val_every=0)
+        if ALL:
+            self.check_run(3, 4, "nccl", SAME, cyclic="v1", cyclic_mode="model", steps=4, val_every=0)
+            self.check_run(3, 4, "nccl", SAME, cyclic="v1", steps=4, val_every=4)
+            self.check_run(3, 1, "staged", SAME, cyclic="v1", steps=4, val_every=0)
+
     def test_bf16_messages(self):
         """NCCL rounds every partial sum, the processor's messages every contribution."""
         self.check_run(2, 2, "nccl", SAME_MESSAGES, reduce_dtype="bf16", steps=4)
         if ALL:
             self.check_run(2, 1, "staged", SAME, reduce_dtype="bf16")
+
+    def test_private_stages(self):
+        """Norms, rows of the classifier's gradient and factors between GPUs, in each style, of both transports. All windows are taken: traffic is as predicted."""
+        private = dict(shuffle=None, dp_noise=0, dp_key="%064x" % 5, dp_show_private=1, batch_tokens=28 * 20, micro_batch=5, optimizer="sgd", lr=0.01, steps=1)
+        cases = [(3, 4, "nccl", dict(pipeline="2:1,1:1,2:1", dp_clip_style="flat")), (3, 2, "staged", dict(pipeline="3:2,2:1")),
+                 (2, 4, "nccl", dict(pipeline="1:1,4:1", dp_clip_style="stage")), (4, 1, "staged", dict(pipeline="2:1,1:2,2:1", dp_clip_style="flat", pipeline_schedule="gpipe"))]
+        for ranks, gpus, transport, changes in cases if ALL else cases[:2]:
+            self.check_run(ranks, gpus, transport, SAME, **private, **changes)
 
     def test_lost(self):
         """The others' devices wait in a collective; the message names the rank, the collective, the storage and the step."""

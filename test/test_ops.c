@@ -26,6 +26,9 @@ enum {
     LAYERNORM_SAMPLES,
     EMBEDDING_NORMS,
     TIED_NORMS,
+    TIED_ROWS,
+    TOKEN_ROWS,
+    CROSSING_NORMS,
     SAMPLE_NORMS,
     FACTORS,
     MATMUL_SAMPLES,
@@ -162,6 +165,23 @@ static const Case cases[] = {
     {TIED_NORMS, 2, 140, 72, 20, 0, 2},
     {TIED_NORMS, 2, 33, 130, 50, 1, 2},
     {TIED_NORMS, 0, 9, 37, 5, 0, 2},
+    // the same
+    {TIED_ROWS, 1, 1, 1, 1, 0, 1},
+    {TIED_ROWS, 3, 9, 37, 5, 0, 3},
+    {TIED_ROWS, 2, 65, 40, 301, 0, 2},
+    {TIED_ROWS, 1, 20, 1300, 30, 0, 2},
+    {TIED_ROWS, 2, 33, 130, 50, 1, 2},
+    {TIED_ROWS, 0, 9, 37, 5, 0, 2},
+    {TOKEN_ROWS, 1, 1, 1, 1, 0, 1},
+    {TOKEN_ROWS, 3, 9, 37, 5, 0, 3},
+    {TOKEN_ROWS, 2, 65, 300, 30, 0, 2},
+    {TOKEN_ROWS, 0, 9, 37, 5, 0, 2},
+    // rows, T, C; variant 1: the two uses cancel each other
+    {CROSSING_NORMS, 1, 1, 1, 0, 0, 1},
+    {CROSSING_NORMS, 3, 9, 37, 0, 0, 3},
+    {CROSSING_NORMS, 2, 65, 300, 0, 0, 2},
+    {CROSSING_NORMS, 4, 20, 33, 0, 1, 2},
+    {CROSSING_NORMS, 0, 9, 37, 0, 0, 2},
     // rows, -, n
     {SAMPLE_NORMS, 1, 1, 1, 0, 0, 1},
     {SAMPLE_NORMS, 7, 1, 133, 0, 0, 3},
@@ -712,6 +732,76 @@ static void tied_norms_run(const Case *c, Stream *s, float **in, float *out, con
     ops_free(tokens);
 }
 
+// in: numbers that tokens are made of, dlogits, x
+static void tied_rows_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c), in[1] = positions(c) * (c->other + 3), in[2] = *out = positions(c) * c->C;
+}
+static void tied_rows_reference(const Case *c, double **in, double *out) {
+    for (int64_t n = 0; n < positions(c); n++) {
+        for (int64_t i = 0; i < c->C; i++) {
+            out[n * c->C + i] = 0.0;
+            for (int64_t s = n / c->T * c->T; s < (n / c->T + 1) * c->T; s++) {
+                out[n * c->C + i] += in[1][s * (c->other + 3) + token_of(c, in[0][n])] * in[2][s * c->C + i];
+            }
+        }
+    }
+}
+static void tied_rows_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const int64_t Vp = c->other + 3;
+    int32_t *tokens = tokens_from(c, in[0]);
+    ops_tied_rows(s, out, tokens, in_real(s, in[1], positions(c) * Vp), in_real(s, in[2], positions(c) * c->C), c->rows, c->T, c->C, Vp);
+    ops_wait(s);
+    ops_free(tokens);
+}
+// in: numbers that tokens are made of, tables
+static void token_rows_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = positions(c), in[1] = c->rows * (c->other + 3) * c->C, *out = positions(c) * c->C;
+}
+static void token_rows_reference(const Case *c, double **in, double *out) {
+    for (int64_t i = 0; i < positions(c) * c->C; i++) {
+        const int64_t n = i / c->C;
+        out[i] = in[1][(n / c->T * (c->other + 3) + token_of(c, in[0][n])) * c->C + i % c->C];
+    }
+}
+static void token_rows_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    int32_t *tokens = tokens_from(c, in[0]);
+    ops_token_rows(s, out, tokens, in[1], c->rows, c->T, c->C, c->other + 3);
+    ops_wait(s);
+    ops_free(tokens);
+}
+// in: dout, tied, a number of each sample, 3 and 5 times which two others tell. Variant 1: tied = -dout, and they tell what makes the norm 0 but for what
+// rounding may hide: 2^-20 of |E|^2 + |H|^2 + 2 |E| |H|, of which each is Q
+static void crossing_norms_sizes(const Case *c, int64_t *in, int64_t *out) {
+    in[0] = in[1] = positions(c) * c->C, in[2] = c->rows, *out = NORM_FLOATS * c->rows;
+}
+static void crossing_norms_reference(const Case *c, double **in, double *out) {
+    const int64_t n = c->T * c->C;
+    for (int64_t b = 0; b < c->rows; b++) {
+        double product = 0.0;
+        for (int64_t i = b * n; i < (b + 1) * n; i++) { product += in[0][i] * in[1][i]; }
+        reference_norm(out + NORM_FLOATS * b, 8.0 * (2.0 + in[2][b]) * (double)n + 2.0 * product, 1.0);
+        if (c->variant) { out[NORM_FLOATS * b] = 0x1p-20 * 4.0 * squares_of(in[0] + b * n, n); }
+    }
+}
+static void crossing_norms_run(const Case *c, Stream *s, float **in, float *out, const float *dout, float **grad, bool accumulate) {
+    (void)dout, (void)grad, (void)accumulate;
+    const int64_t n = c->T * c->C, stride = c->rows + 1;
+    double *norms = norms_before(c), *others = (double *)(void *)floats(4 * stride);
+    float *tied = floats(c->rows * n);
+    for (int64_t i = 0; i < c->rows * n; i++) { tied[i] = c->variant ? -in[0][i] : in[1][i]; }
+    for (int64_t b = 0; b < c->rows; b++) {
+        double squares = 0.0;
+        for (int64_t i = b * n; i < (b + 1) * n; i++) { squares += (double)in[0][i] * (double)in[0][i]; }
+        others[b] = c->variant ? 2.0 * squares - norm_before : 3.0 * (2.0 + (double)in[2][b]) * (double)n;
+        others[stride + b] = c->variant ? 0.0 : 5.0 * (2.0 + (double)in[2][b]) * (double)n;
+    }
+    ops_crossing_norms(s, norms, others, 2, stride, in_real(s, in[0], c->rows * n), tied, c->rows, c->T, c->C);
+    put_norms(c, s, out, norms, 0, 1.0);
+    ops_free(others), ops_free(tied);
+}
+
 static void sample_norms_sizes(const Case *c, int64_t *in, int64_t *out) { in[0] = c->rows * c->C, *out = NORM_FLOATS * c->rows; }
 static void sample_norms_reference(const Case *c, double **in, double *out) {
     for (int64_t b = 0; b < c->rows; b++) { reference_norm(out + NORM_FLOATS * b, squares_of(in[0] + b * c->C, c->C), 1.0); }
@@ -888,6 +978,9 @@ static const Operation operations[] = {
     {"layernorm samples", layernorm_samples_sizes, layernorm_samples_reference, layernorm_samples_run, false, true, 0, {NONE, 0}, true},
     {"embedding sample norms", embedding_norms_sizes, embedding_norms_reference, embedding_norms_run, false, true, 0, {NONE, 0}, true},
     {"tied sample norms", tied_norms_sizes, tied_norms_reference, tied_norms_run, false, true, 0, {NONE, 0}, true},
+    {"tied rows", tied_rows_sizes, tied_rows_reference, tied_rows_run, false, true, 0, {NONE, 0}, false},
+    {"token rows", token_rows_sizes, token_rows_reference, token_rows_run, false, true, 0, {0, 0}, false},
+    {"crossing norms", crossing_norms_sizes, crossing_norms_reference, crossing_norms_run, false, true, 0, {NONE, 0}, true},
     {"sample norms", sample_norms_sizes, sample_norms_reference, sample_norms_run, false, true, 0, {0, 0}, true},
     {"clip factors", factors_sizes, factors_reference, factors_run, false, true, 0, {0, 0}, true},
     {"matmul backward weight of samples", matmul_samples_sizes, matmul_samples_reference, matmul_samples_run, false, false, 0, {NONE, 0}, false},
@@ -1468,23 +1561,12 @@ static void test_quantize(void **state) {
 
 static void test_polls(void **state) { // messages move while a long operation runs
     (void)state;
-    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2},
-                           {MATMUL, 1, 64, 600, 40, 1, 1},
-                           {LAYERNORM, 1, 3000, 4, 0, 0, 1},
-                           {ATTENTION, 1, 300, 16, 1, 0, 1},
-                           {RESIDUAL, 300007, 1, 1, 0, 0, 1},
-                           {ADAMW, 300007, 1, 1, 0, 0, 1},
-                           {SGD, 300007, 1, 1, 0, 0, 1},
-                           {CLASSIFIER_KEPT, 1, 64, 64, 3000, 0, 2},
-                           {MATMUL_NORMS, 1, 100, 300, 90, 0, 1},
-                           {MATMUL_NORMS, 1, 300, 20, 30, 0, 1},
-                           {TIED_NORMS, 1, 100, 40, 30, 0, 1},
-                           {BIAS_SAMPLES, 3, 20, 0, 300, 0, 1},
-                           {LAYERNORM_SAMPLES, 3, 20, 300, 0, 0, 1},
-                           {EMBEDDING_NORMS, 3, 20, 300, 9, 0, 1},
-                           {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1},
-                           {MATMUL_SAMPLES, 1, 100, 300, 40, 1, 1},
-                           {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1},
+    const Case longer[] = {{CLASSIFIER, 1, 64, 64, 3000, 0, 2},   {MATMUL, 1, 64, 600, 40, 1, 1},           {LAYERNORM, 1, 3000, 4, 0, 0, 1},
+                           {ATTENTION, 1, 300, 16, 1, 0, 1},      {RESIDUAL, 300007, 1, 1, 0, 0, 1},        {ADAMW, 300007, 1, 1, 0, 0, 1},
+                           {SGD, 300007, 1, 1, 0, 0, 1},          {CLASSIFIER_KEPT, 1, 64, 64, 3000, 0, 2}, {MATMUL_NORMS, 1, 100, 300, 90, 0, 1},
+                           {MATMUL_NORMS, 1, 300, 20, 30, 0, 1},  {TIED_NORMS, 1, 100, 40, 30, 0, 1},       {TIED_ROWS, 1, 100, 40, 30, 0, 1},
+                           {BIAS_SAMPLES, 3, 20, 0, 300, 0, 1},   {LAYERNORM_SAMPLES, 3, 20, 300, 0, 0, 1}, {EMBEDDING_NORMS, 3, 20, 300, 9, 0, 1},
+                           {SAMPLE_NORMS, 1, 1, 300007, 0, 0, 1}, {MATMUL_SAMPLES, 1, 100, 300, 40, 1, 1},  {ACCUMULATE_SAMPLES, 1, 1, 300007, 0, 1, 1},
                            {NOISE, 300007, 1, 1, 0, 0, 1}};
     for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++) {
         Trial t = make_trial(&longer[i]);

@@ -13,21 +13,24 @@
 
 #include "child.h" // run_child
 
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false},
-                        stage_three = {3, 1, false, false, false, {8, 256}, {4, 256}, true, false};
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
-static Program empty_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy) {
+static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, NULL},
+                        stage_three = {3, 1, false, false, false, {8, 256}, {4, 256}, true, false, NULL};
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL};
+static Program empty_clipped_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy, bool clips) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
     Program p;
     memset(&p, 0, sizeof p);
-    p.map = unit_map(&m, policy, placement, false), p.ranks = ranks;
+    p.map = unit_map(&m, policy, placement, clips), p.ranks = ranks;
     p.rank = (Schedule *)calloc((size_t)ranks, sizeof(Schedule));
     return p;
 }
+static Program empty_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy) {
+    return empty_clipped_program(placement, layers, ranks, policy, false);
+}
 static const PipelineKind kinds[4] = {PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE}; // the third with policy B
 static PipelinePlan plan_of(const char *text, int units, int ranks, PipelineKind kind, Warmup warmup, int64_t rows, int M) {
-    PipelinePlan plan = {pipeline_placement(text, units, ranks), kind, warmup, rows, M, INT64_MAX, false};
+    PipelinePlan plan = {pipeline_placement(text, units, ranks), kind, warmup, rows, M, INT64_MAX, false, CLIPS_NOTHING};
     return plan;
 }
 
@@ -242,6 +245,12 @@ static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks
     }
     program_free(&p);
 }
+// What --pipeline would say of these stages.
+static void write_stages(char *text, size_t bytes, int stages, const int *units, const int *replicas) {
+    size_t n = 0;
+    for (int s = 0; s < stages; s++) { n += (size_t)snprintf(text + n, bytes - n, "%s%d:%d", s ? "," : "", units[s], replicas[s]); }
+}
+
 // All splits of 6 units over 1 to 4 ranks with all numbers of replicas, 1 to 8 micro-batches, the last one short; in turns bounded memory,
 // recomputation, gradients that leave in each micro-batch, clipping by stages; micro-batches of fewer samples than replicas, and empty ones.
 static void test_all_plans(void **state) {
@@ -252,8 +261,7 @@ static void test_all_plans(void **state) {
             for (int a = 0; composition(6, S, a, units); a++) {
                 for (int b = 0; composition(ranks, S, b, replicas); b++) {
                     char text[100];
-                    size_t n = 0;
-                    for (int s = 0; s < S; s++) { n += (size_t)snprintf(text + n, sizeof text - n, "%s%d:%d", s ? "," : "", units[s], replicas[s]); }
+                    write_stages(text, sizeof text, S, units, replicas);
                     for (int i = 0; i < 8 * 4 * 3 * 2; i++, plans++) {
                         const int M = 1 + i % 8, kind = i / 8 % 4, bound = i / 32 % 3, rows = 1 + plans / 8 % 5;
                         PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
@@ -271,6 +279,72 @@ static void test_all_plans(void **state) {
         }
     }
     assert_int_equal(plans, 84 * 192);
+}
+// Samples of messages of a kind to or from a unit, over all ranks.
+static int64_t rows_of_kind(const Program *p, ActionKind kind, int unit) {
+    int64_t rows = 0;
+    for (int r = 0; r < p->ranks; r++) {
+        for (int i = 0; i < p->rank[r].count; i++) {
+            rows += p->rank[r].actions[i].kind == kind && p->rank[r].actions[i].unit == unit ? p->rank[r].actions[i].rows : 0;
+        }
+    }
+    return rows;
+}
+// One plan that clips. Each sample's norm comes to the first stage, and its factor back, once, from the stages that share a norm with it; with fewer
+// places than the limits say, of which the last stage needs all, it is refused.
+static void check_clipped_plan(const PipelinePlan *plan, int ranks, int64_t samples, const ZeroPolicy *policy) {
+    char error[400], text[100];
+    const int S = plan->placement.stages, last = plan->placement.stage[S - 1].ranks[0];
+    Program p = empty_clipped_program(&plan->placement, 4, ranks, policy, true);
+    schedule_pipeline(&p, plan, samples, true);
+    if (plan->recompute) { schedule_lower_recompute(&p); }
+    zero_lower(&p, policy, true);
+    write_placement(&plan->placement, text, sizeof text);
+    if (!schedule_validate(&p, error, sizeof error)) {
+        fail_msg("%s M %d rows %d samples %d kind %d clips %d: %s", text, plan->micro_batches, (int)plan->micro_rows, (int)samples, plan->kind, plan->clips,
+                 error);
+    }
+    for (int s = 0; s < S; s++) {
+        const Stage *stage = &plan->placement.stage[s];
+        const bool tells = s && (plan->clips == CLIPS_ALL || s == S - 1);
+        for (int kind = ACT_SEND_NORM; kind <= ACT_RECV_FACTOR; kind++) {
+            assert_int_equal(rows_of_kind(&p, (ActionKind)kind, stage->first_unit + stage->units - 1), tells ? samples : 0);
+        }
+    }
+    assert_int_equal(rows_of_kind(&p, ACT_TIED, 5), S > 1 ? samples : 0);
+    if (S > 1 && plan->clips != CLIPS_ALL) {
+        p.limits[last].clips--;
+        assert_false(schedule_validate(&p, error, sizeof error));
+        assert_non_null(strstr(error, "norms of"));
+    }
+    program_free(&p);
+}
+// All splits again, of steps that clip by unit, by stage and by the norm of all; of no samples, too.
+static void test_clipped_plans(void **state) {
+    (void)state;
+    const int lengths[] = {1, 2, 3, 5, 8, 13};
+    int plans = 0, units[6], replicas[4];
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        for (int S = 1; S <= ranks; S++) {
+            for (int a = 0; composition(6, S, a, units); a++) {
+                for (int b = 0; composition(ranks, S, b, replicas); b++) {
+                    char text[100];
+                    write_stages(text, sizeof text, S, units, replicas);
+                    for (int i = 0; i < 6 * 3 * 3; i++, plans++) {
+                        const int M = lengths[i % 6], kind = i / 6 % 3, rows = 1 + plans / 8 % 5;
+                        PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
+                        plan.clips = (Clips)(CLIPS_UNITS + i / 18), plan.recompute = plan.clips == CLIPS_UNITS && plans % 3 == 0;
+                        check_clipped_plan(&plan, ranks, M == 1 && plans % 2 ? 0 : (int64_t)M * rows - plans % 2 * (rows > 1),
+                                           plans % 2       ? &plain
+                                           : plans / 4 % 2 ? &stage_two
+                                                           : &stage_three);
+                        placement_free(&plan.placement);
+                    }
+                }
+            }
+        }
+    }
+    assert_int_equal(plans, 83 * 54);
 }
 // Wide stages of unequal width: 11:5 and 15:1 of 16, and others, with remainders.
 static void test_unequal_replicas(void **state) {
@@ -570,6 +644,7 @@ int main(void) {
         cmocka_unit_test(test_texts_by_chance),
         cmocka_unit_test(test_a_wrong_text_ends_the_program),
         cmocka_unit_test(test_all_plans),
+        cmocka_unit_test(test_clipped_plans),
         cmocka_unit_test(test_unequal_replicas),
         cmocka_unit_test(test_live_is_constant),
         cmocka_unit_test(test_a_gap_is_refused),

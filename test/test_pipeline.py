@@ -25,6 +25,8 @@ import re
 import shutil
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -413,6 +415,9 @@ class Planned(Check):
         for job, what, path in ((shown, "planned", planned), (run, "measured", measured)):
             self.assertEqual(len(self.rows(job.out, what)), 3)
             self.check_trace(path, 3, M)
+            drawn = subprocess.run([sys.executable, "-S", "-I", os.path.join(test_train.ROOT, "scripts/plot.py"), "--trace", path], stdout=subprocess.PIPE, text=True, check=True).stdout
+            pairs = list(zip("".join(self.rows(job.out, what)), "".join(re.findall(r"\|(.*)\|", drawn)), strict=True))
+            self.assertLess(sum(a != b for a, b in pairs), 0.05 * len(pairs), job.out + drawn)  # its times are rounded
         self.assertIn("waiting for other stages", run.out)
 
     def test_auto(self):

@@ -30,6 +30,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(one["micro_batch"] * one["micro_batches"], samples)
         self.assertIn(one["recompute"], (True, False))
         self.assertIn(one["warmup"], ("a", "b"))
+        self.assertIn(one["schedule"], ("gpipe", "dapple", "zero-bubble"))
         self.assertEqual(len(one["predicted"]["memory"]), len(one["stages"]))
         self.assertTrue(all(isinstance(size, int) for size in one["predicted"]["memory"]))
         self.assertTrue(0 <= one["predicted"]["bubble"] < 1)
@@ -61,6 +62,16 @@ class Plan(unittest.TestCase):
         pinned = json.loads(plan("--json", "--pipeline", "2", "--micro-batch", "16").stdout)
         self.assertEqual((pinned["micro_batch"], pinned["micro_batches"]), (16, 4))
 
+    def test_schedules(self):
+        """Of the same stages: zero bubble waits less than dapple, and holds more; gpipe most."""
+        found = {kind: json.loads(plan("--json", "--pipeline", "28:8,25:8", "--pipeline-schedule", kind, "--micro-batch", "8").stdout) for kind in ("dapple", "zero-bubble", "gpipe")}
+        for kind, one in found.items():
+            self.check_plan(one)
+            self.assertEqual(one["schedule"], kind)
+        steps, memory = ({kind: pick(one["predicted"]) for kind, one in found.items()} for pick in (lambda p: p["step_ms"], lambda p: max(p["memory"])))
+        self.assertLess(steps["zero-bubble"], steps["dapple"])
+        self.assertTrue(memory["dapple"] < memory["zero-bubble"] < memory["gpipe"], memory)
+
     def test_table(self):
         text = plan().stdout
         for word in ("plan", "data parallel", "GPipe, even split", "PipeDream's planner", "equations 1 to 3", "memory MiB", "ranks"):
@@ -68,7 +79,8 @@ class Plan(unittest.TestCase):
 
     def test_refused(self):
         for flags, model, word in ((["--pipeline", "28:8,26:8"], "bert-48", "53"), (["--pipeline", "3"], "bert-48", "16 ranks"), ([], "", "which model"), ([], "gpt", "no model"),
-                                   (["--micro-batch", "3"], "bert-48", "multiple"), (["--pipeline", "2", "--pipeline-schedule", "zero-bubble"], "bert-48", "zero-bubble")):
+                                   (["--micro-batch", "3"], "bert-48", "multiple"),
+                                   (["--pipeline", "2", "--pipeline-schedule", "zero-bubble", "--recompute", "block"], "bert-48", "zero-bubble")):
             run = plan(*flags, model=model)
             self.assertEqual(run.returncode, 2, run.stderr)
             self.assertIn(word, run.stderr)

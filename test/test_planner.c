@@ -153,7 +153,29 @@ static void test_replay(void **state) {
     double step = plan_simulate(&p, &c);
     assert_true(close_to(step, 12) && close_to(plan_bound(&c), 12) && close_to(plan_bubble(&p, &c, step), 0.25));
     assert_true(close_to(plan_equations(&c), 12));
+    p.kind = PIPELINE_ZERO_BUBBLE; // weight parts take half of the backward pass: (S - 1) / (3 M + S - 1) is idle
+    assert_true(look_at(&t, &p, &c, ranks));
+    step = plan_simulate(&p, &c);
+    assert_true(close_to(step, 10) && plan_bound(&c) <= 10 && close_to(plan_bubble(&p, &c, step), 0.1));
+    plan_model_split(&m, 0, 0, 0), plan_model_split(&m, 1, 0, 0); // nothing may wait: as before
+    assert_true(look_at(&t, &p, &c, ranks) && close_to(plan_simulate(&p, &c), 12));
     plan_model_free(&m);
+}
+// Many units and samples, whose messages cost nothing: the best are the smallest micro-batches, of which a rank's schedule takes only so many.
+static void test_short_schedules(void **state) {
+    (void)state;
+    PlanModel m = plan_model_make(60);
+    for (int u = 0; u < 60; u++) { plan_model_add(&m, u, 1e-3, 2e-3, 0, 1e13); }
+    PlanTask t = task_of(&m, "1x2,intra=100", 1 << 14);
+    PlanAnswer *a = (PlanAnswer *)calloc(1, sizeof *a);
+    *a = planner_answer(&t);
+    assert_int_equal(a->best.plan.stages, 2);
+    assert_int_equal(a->best.plan.micro_batch, 4); // 4096 x 30 units x 24 actions are 2.9 million; twice as many are too many
+    for (int k = 0; k < a->others; k++) { assert_true(plan_is_short(&t, &a->other[k].plan)); }
+    t.micro_batch = 1;
+    *a = planner_answer(&t);
+    assert_int_equal(a->best.plan.stages, 0);
+    free(a), plan_model_free(&m);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -249,8 +271,10 @@ typedef struct {
 static void brute_settings(Brute *b) {
     static PlanCosts c;
     for (int64_t micro = 1; micro <= b->task->samples; micro++) {
-        for (int k = 0; k < 4 && b->task->samples % micro == 0; k++) {
+        for (int k = 0; k < 5 && b->task->samples % micro == 0; k++) { // the last one: zero bubble
             b->plan.micro_batch = micro, b->plan.warmup = k & 1 ? WARMUP_B : WARMUP_A, b->plan.recompute = k & 2;
+            b->plan.kind = k == 4 ? PIPELINE_ZERO_BUBBLE : PIPELINE_DAPPLE;
+            if (k == 4 && b->plan.stages == 1) { continue; }
             if (!plan_costs(b->task, &b->plan, b->ranks, &c) || (b->plan.recompute && isinf(b->task->memory))) { continue; }
             double step = plan_simulate(&b->plan, &c);
             assert_true(plan_bound(&c) <= step * (1 + 1e-9));
@@ -289,6 +313,7 @@ static PlanModel random_model(int units) {
     double parameters = between(1e5, 1e8), activations = between(1e4, 1e7);
     for (int u = 0; u < units; u++) {
         plan_model_add(&m, u, between(1e-3, 1e-2), between(1e-3, 3e-2), activations * between(0.3, 3), below(4) ? parameters * between(0.1, 10) : 0);
+        plan_model_split(&m, u, below(3) * 0.5 * (m.backward[u + 1] - m.backward[u]), activations * between(0.1, 2)); // none, half or all of it
         m.cut[u] = u ? activations * between(0.1, 3) : 0;
     }
     m.batch = 1 + below(4);
@@ -300,7 +325,7 @@ static void test_brute_force(void **state) {
     const int instances = getenv("TEST_ALL") ? 2000 : 220;
     random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 1;
     double worst = 0, begin = (double)clock() / CLOCKS_PER_SEC;
-    int exact = 0, done = 0, limited = 0;
+    int exact = 0, done = 0, limited = 0, zero_bubbles = 0;
     int64_t plans = 0;
     for (; done < instances; random_state += 1000) {
         static const int samples[] = {2, 4, 6, 8, 12};
@@ -325,12 +350,13 @@ static void test_brute_force(void **state) {
             for (int k = 0; k < a->others; k++) { assert_true(a->other[k].plan.kind == PIPELINE_GPIPE || a->best.step_s <= a->other[k].step_s * (1 + 1e-12)); }
             assert_true(over > -1e-9);
             worst = fmax(worst, over), exact += over < 1e-9, plans += b.plans, done++, limited += isfinite(t.memory);
+            zero_bubbles += a->best.plan.kind == PIPELINE_ZERO_BUBBLE;
         }
         free(a), plan_model_free(&m);
     }
-    print_message("%d instances (%d with a limit of memory), %" PRId64 " plans: %d times the very best, %.3f %% slower at worst; %.1f s\n", done, limited,
-                  plans, exact, 100 * worst, (double)clock() / CLOCKS_PER_SEC - begin);
-    assert_true(worst < 0.01);
+    print_message("%d instances (%d with a limit of memory), %" PRId64 " plans: %d times the very best, %.3f %% slower at worst; %d of zero bubble; %.1f s\n",
+                  done, limited, plans, exact, 100 * worst, zero_bubbles, (double)clock() / CLOCKS_PER_SEC - begin);
+    assert_true(worst < 0.01 && zero_bubbles > 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -500,12 +526,19 @@ static void test_time(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equations),   cmocka_unit_test(test_links),
-        cmocka_unit_test(test_placement),   cmocka_unit_test(test_costs),
-        cmocka_unit_test(test_replay),      cmocka_unit_test(test_paper_choices),
-        cmocka_unit_test(test_brute_force), cmocka_unit_test(test_paper_plans_are_beaten),
-        cmocka_unit_test(test_profile),     cmocka_unit_test(test_bad_profiles),
-        cmocka_unit_test(test_fuzz),        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_equations),
+        cmocka_unit_test(test_links),
+        cmocka_unit_test(test_placement),
+        cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_paper_choices),
+        cmocka_unit_test(test_brute_force),
+        cmocka_unit_test(test_paper_plans_are_beaten),
+        cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_bad_profiles),
+        cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_short_schedules),
     };
     return cmocka_run_group_tests(tests, make_profile_file, remove_profile_file);
 }

@@ -14,14 +14,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Making programs, as train_gpt.c does
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false};
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false};
-static const ZeroPolicy stage_three = {3, 2, false, false, false, {8, 256}, {4, 256}, true, false}; // with secondary copies on pairs of ranks
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL};
+static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, NULL};
+static const ZeroPolicy stage_three = {3, 2, false, false, false, {8, 256}, {4, 256}, true, false, NULL}; // with secondary copies on pairs of ranks
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
-    Placement placement = placement_whole(m.units, ranks);
+    Placement placement = pipeline_placement("1", m.units, ranks);
     UnitMap map = unit_map(&m, policy, &placement, style != NOT_CLIPPED);
     placement_free(&placement);
     return map;
@@ -78,7 +78,7 @@ static Program pipeline(int stages, const char *const steps[]) {
             if (*c != ' ') { add_stage(&p.rank[r], *c, c[1] - '0', r), c++; }
         }
     }
-    const Limits limits = {2, 2, 2, 1};
+    const Limits limits = {2, 2, 2, 1, 0};
     p.micro_batches = 2, p.samples = 4;
     program_limit(&p, limits);
     zero_lower(&p, &plain, true);
@@ -94,10 +94,27 @@ static const char *const crossing_receives[] = {"F0 r0 S0 B0 F1 S1 r1 B1", "R0 F
 // go to ranks 1 (1 sample of each micro-batch) and 2 (2 samples); else the first stage on ranks 0 and 1, and both send to rank 2.
 static Program built(bool split, PipelineKind kind, bool recompute, ClipStyle style) {
     Program p = empty_program(2, 3, &plain, style);
-    PipelinePlan plan = {pipeline_placement(split ? "2:1,2:2" : "2:2,2:1", 4, 3), kind, WARMUP_A, 3, 3, INT64_MAX, recompute};
+    PipelinePlan plan = {pipeline_placement(split ? "2:1,2:2" : "2:2,2:1", 4, 3), kind, WARMUP_A, 3, 3, INT64_MAX, recompute, CLIPS_NOTHING};
     schedule_pipeline(&p, &plan, 9, true);
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
+    zero_lower(&p, &plain, true);
+    placement_free(&plan.placement);
+    return p;
+}
+
+// A pipeline that clips: 3 micro-batches of 3 samples, 4 units. By unit: rank 0, then 1 and 2, with 2 units each; by stage: ranks 0 and 1, then 2;
+// by the norm of all: stages of 1, 2 and 1 units, a rank each.
+static Program private_pipeline(Clips clips) {
+    const char *const text = clips == CLIPS_UNITS ? "2:1,2:2" : clips == CLIPS_STAGES ? "2:2,2:1" : "1:1,2:1,1:1";
+    GptConfig config = {2, 1, 4, 8, 128, 4};
+    GptModel m = gpt_model(config);
+    PipelinePlan plan = {pipeline_placement(text, 4, 3), PIPELINE_DAPPLE, WARMUP_A, 3, 3, INT64_MAX, false, clips};
+    Program p;
+    memset(&p, 0, sizeof p);
+    p.map = unit_map(&m, &plain, &plan.placement, true), p.ranks = 3;
+    p.rank = calloc(3, sizeof(Schedule));
+    schedule_pipeline(&p, &plan, 9, true);
     zero_lower(&p, &plain, true);
     placement_free(&plan.placement);
     return p;
@@ -118,6 +135,9 @@ typedef enum {
     BASE_JOIN,
     BASE_REMADE,
     BASE_STAGE_CLIP,
+    BASE_TIED,
+    BASE_TIED_STAGES,
+    BASE_TIED_ALL,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -136,6 +156,9 @@ static Program base_program(Base base) {
     case BASE_JOIN: return built(false, PIPELINE_DAPPLE, false, NOT_CLIPPED);
     case BASE_REMADE: return built(true, PIPELINE_DAPPLE, true, NOT_CLIPPED);
     case BASE_STAGE_CLIP: return built(true, PIPELINE_DAPPLE, false, CLIPPED_FLAT);
+    case BASE_TIED: return private_pipeline(CLIPS_UNITS);
+    case BASE_TIED_STAGES: return private_pipeline(CLIPS_STAGES);
+    case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -149,7 +172,7 @@ static void test_sequential_programs_are_valid(void **state) {
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         for (int j = 0; j < 4 * 2 * 2; j++) { // stages, with and without a partition, and quantized
-            ZeroPolicy policy = {j % 4, j / 4 % 2 ? ranks : 1, j / 8, j / 8, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false};
+            ZeroPolicy policy = {j % 4, j / 4 % 2 ? ranks : 1, j / 8, j / 8, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, NULL};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -188,7 +211,7 @@ static void test_clipped_programs_are_valid(void **state) {
         int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3, stage = i / 252 % 4;
         ClipStyle style = i / 1008 ? CLIPPED_FLAT : CLIPPED_BY_UNIT;
         bool lends = style == CLIPPED_BY_UNIT && i / 5 % 2; // logits are made again for the gradient of wte
-        ZeroPolicy policy = {stage, stage == 3 ? ranks : 1, false, false, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, lends};
+        ZeroPolicy policy = {stage, stage == 3 ? ranks : 1, false, false, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, lends, NULL};
         Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy, style);
         policy.lends = false;
         Program q = sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
@@ -243,7 +266,8 @@ typedef enum {
     SLOTS,
     INPUTS,
     GRADIENTS,
-    WORKS, // of the rank = value
+    WORKS,
+    CLIPS, // of the rank = value
     REMAKES,
     MICRO_BATCHES, // of the program = value
 } Change;
@@ -476,6 +500,49 @@ static const Damage damages[] = {
     {"clipped as another micro-batch", BASE_STAGE_CLIP, 1, ACT_CLIP, 0, 0, MICRO, 1, "rank 1: CLIP unit 0 storage -1 micro-batch 1: no forward has run"},
     {"clipped before the norms of the stage", BASE_STAGE_CLIP, 2, ACT_CLIP, 0, 1, MOVE_UP, 3,
      "rank 2: CLIP unit 0 storage -1 micro-batch 1: the norms of unit 2"},
+    // clipping across stages. TIED: rank 0, then 1 and 2; TIED_STAGES: 0 and 1, then 2; TIED_ALL: one after another. The head is unit 3
+    {"a norm not sent", BASE_TIED, 1, ACT_SEND_NORM, 3, 0, DROP, 0, "deadlock"},
+    {"a norm not received", BASE_TIED, 0, ACT_RECV_NORM, 3, 1, DROP, 0, "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1 are there"},
+    {"a norm neither sent nor received", BASE_TIED, 0, ACT_RECV_NORM, 3, 0, DROP_MESSAGE, 0,
+     "rank 0: CLIP unit 0 storage -1 micro-batch 0: not all norms of stage 1 are there"},
+    {"a norm of some samples only", BASE_TIED, 2, ACT_SEND_NORM, 3, 1, MESSAGE_ROWS, 1, "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1"},
+    {"a norm of another stage missing", BASE_TIED_ALL, 1, ACT_SEND_NORM, 2, 1, DROP_MESSAGE, 0,
+     "CLIP unit 0 storage -1 micro-batch 1: not all norms of stage 1"},
+    {"a norm twice", BASE_TIED, 2, ACT_SEND_NORM, 3, 0, REPEAT_MESSAGE, 0, "rank 0: RECV_NORM unit 3 storage -1 micro-batch 0: sample 1 has come already"},
+    {"a norm sent before it is known", BASE_TIED_ALL, 2, ACT_SEND_NORM, 3, 0, MOVE_UP, 3, "the norms of unit 3 are not known"},
+    {"a norm after it is used", BASE_TIED_ALL, 0, ACT_CLIP, 0, 0, MOVE_UP, 1, "CLIP unit 0 storage -1 micro-batch 0: not all norms of stage 1 are there"},
+    {"factors made before the stage's own norms", BASE_TIED, 0, ACT_CLIP, 0, 0, MOVE_UP, 3, "CLIP unit 0 storage -1 micro-batch 0: the norms of unit 1"},
+    {"norms of another micro-batch", BASE_TIED, 1, ACT_SEND_NORM, 3, 0, MESSAGE_MICRO, 1, "the rank does not compute these rows"},
+    {"norms of a stage that has a group of its own", BASE_TIED_STAGES, 2, ACT_SEND_NORM, 3, 0, MESSAGE_UNIT, 2, "no norm crosses stages here"},
+    {"norms of other rows", BASE_TIED_STAGES, 2, ACT_SEND_NORM, 3, 0, MESSAGE_ROWS, 2, "the rank does not compute these rows"},
+    {"no factors are made", BASE_TIED, 0, ACT_CLIP, 0, 1, DROP, 0, "BACKWARD_WEIGHT unit 0 storage -1 micro-batch 1: norms are not known: CLIP has not run"},
+    {"factors made before the embedding's gradient is there", BASE_TIED_ALL, 0, ACT_RECV_BACKWARD, 1, 0, DROP_MESSAGE, 0,
+     "the gradient of the embedding's output"},
+    {"a factor sent before it is made", BASE_TIED, 0, ACT_SEND_FACTOR, 3, 0, MOVE_UP, 3, "sends factors before CLIP"},
+    {"a factor not sent", BASE_TIED_STAGES, 1, ACT_SEND_FACTOR, 3, 2, DROP, 0, "deadlock"},
+    {"a factor not received", BASE_TIED_STAGES, 2, ACT_RECV_FACTOR, 3, 1, DROP, 0, "TIED unit 3 storage -1 micro-batch 1: not all factors are there"},
+    {"a factor neither sent nor received", BASE_TIED_STAGES, 2, ACT_RECV_FACTOR, 3, 1, DROP_MESSAGE, 0,
+     "rank 2: TIED unit 3 storage -1 micro-batch 1: not all factors are there"},
+    {"a factor of some samples only", BASE_TIED_STAGES, 1, ACT_SEND_FACTOR, 3, 0, MESSAGE_ROWS, 1,
+     "TIED unit 3 storage -1 micro-batch 0: not all factors are there"},
+    {"a factor twice", BASE_TIED, 2, ACT_RECV_FACTOR, 3, 1, REPEAT_MESSAGE, 0, "rank 0: SEND_FACTOR unit 3 storage -1 micro-batch 1: its place is gone"},
+    {"a stage without its factors", BASE_TIED_ALL, 1, ACT_RECV_FACTOR, 2, 0, DROP_MESSAGE, 0,
+     "rank 1: BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: not all factors"},
+    {"a stage that sums before its factors come", BASE_TIED_ALL, 1, ACT_BACKWARD_WEIGHT, 2, 0, MOVE_UP, 12,
+     "BACKWARD_WEIGHT unit 2 storage -1 micro-batch 0: not all factors are there"},
+    {"the classifier's part before its factor", BASE_TIED, 1, ACT_TIED, 3, 0, MOVE_UP, 10, "TIED unit 3 storage -1 micro-batch 0: not all factors are there"},
+    {"no classifier's part", BASE_TIED, 1, ACT_TIED, 3, 1, DROP, 0, "rank 1: unit 3 micro-batch 1 has a forward but no TIED"},
+    {"the classifier's part twice", BASE_TIED_ALL, 2, ACT_TIED, 3, 1, REPEAT, 0, "TIED unit 3 storage -1 micro-batch 1: runs twice"},
+    {"the classifier's part of other rows", BASE_TIED, 2, ACT_TIED, 3, 1, ROWS, 1, "rows differ from its forward's"},
+    {"wte leaves before the classifier's part", BASE_TIED, 2, ACT_TIED, 3, 2, MOVE_DOWN, 1,
+     "REDUCE unit -1 storage 0 micro-batch -1: 1 contributions are still"},
+    {"no place for what waits for factors", BASE_TIED, 1, ACT_FORWARD, 3, 0, CLIPS, 1,
+     "rank 1: BACKWARD_INPUT unit 3 storage -1 micro-batch 1: norms of 1 micro-batches"},
+    {"no place for norms", BASE_TIED, 0, ACT_FORWARD, 0, 0, CLIPS, 0, "rank 0: RECV_NORM unit 3 storage -1 micro-batch 0: norms of 0 micro-batches are kept"},
+    {"no place for a stage's norms", BASE_TIED_ALL, 1, ACT_FORWARD, 1, 0, CLIPS, 1,
+     "rank 1: BACKWARD_INPUT unit 2 storage -1 micro-batch 1: norms of 1 micro-batches"},
+    {"no clipping of a stage of a pipeline", BASE_TIED_STAGES, 2, ACT_CLIP, 2, 0, DROP, 0,
+     "rank 2: BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not"},
 };
 enum { DAMAGES = (int)(sizeof damages / sizeof damages[0]) };
 
@@ -552,6 +619,7 @@ static void damage(Program *p, const Damage *d) {
     case INPUTS: p->limits[d->rank].inputs = d->value; break;
     case GRADIENTS: p->limits[d->rank].gradients = d->value; break;
     case WORKS: p->limits[d->rank].works = d->value; break;
+    case CLIPS: p->limits[d->rank].clips = d->value; break;
     case REMAKES: p->recompute = d->value; break;
     case MICRO_BATCHES: p->micro_batches = d->value; break;
     }
@@ -658,7 +726,7 @@ static void test_simulated_times(void **state) {
 static void test_simulated_gathers(void **state) {
     (void)state;
     const UnitCosts costs = {0, 0, 0, 0, 0, 1};
-    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false, false};
+    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL};
     Program p = sharded(1, 1, 1, 1, false, &policy);
     double busy;
     assert_true(schedule_simulate(&p, cost_of, &costs, &busy) == 11);

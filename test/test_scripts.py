@@ -8,6 +8,7 @@ is skipped, by name, where they are missing.
 """
 import json
 import os
+import pickle
 import random
 import re
 import struct
@@ -400,6 +401,66 @@ class Images(Prepares):
             broken = folder(good, ("b/2.png", b"\x89PNG\r\n\x1a\n broken"))
             self.assertIn("2.png: ", self.prepare("--images", broken, status=EXIT_INPUT).stderr)
 
+    def cifar(self, kind, images, classes=("cat", "dog")):
+        """Files of CIFAR-10: images is name of a batch -> (class, planes). Pickles as its authors' numpy wrote them."""
+        folder = self.folder / kind
+        for name, batch in images.items():
+            if kind == "bin":
+                self.write(f"bin/{name}.bin", b"".join(bytes([label]) + planes for label, planes in batch))
+            else:
+                self.write(f"py/{name}", self.pickled(batch, by_column=name == "data_batch_2"))
+        if kind == "bin":
+            self.write("bin/batches.meta.txt", "\n".join(classes) + "\n\n")
+        else:
+            self.write("py/batches.meta", pickle.dumps({b"label_names": [name.encode() for name in classes]}, 2))
+        return folder
+
+    @staticmethod
+    def pickled(batch, by_column):
+        """Protocol 2 by hand, so that no numpy is needed: {b"labels": [...], b"data": numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), b"b") with its state}."""
+        def text(data):  # BINSTRING, bytes in Python 2
+            return b"T" + struct.pack("<i", len(data)) + data
+
+        rows = [planes for _, planes in batch]
+        data = b"".join(bytes(row[k] for row in rows) for k in range(3072)) if by_column else b"".join(rows)
+        labels = b"(" + b"".join(b"K" + bytes([label]) for label, _ in batch) + b"l"
+        kind = b"cnumpy\ndtype\n(" + text(b"u1") + b"K\0K\1tR(K\3" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+        array = (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0t" + text(b"b") + b"tR(K\1(K" + bytes([len(rows)]) + b"M\0\x0ct" + kind
+                 + (b"I01\n" if by_column else b"I00\n") + text(data) + b"tb")
+        return b"\x80\2(" + text(b"labels") + labels + text(b"data") + array + b"d."
+
+    def cifar_batches(self):
+        names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+        return {name: [((i + k) % 2, self.grey(10 * i + k, 3072)) for k in range(4)] for i, name in enumerate(names)}
+
+    def test_cifar(self):
+        """Both distributions give the same shards; the test batch alone is held out."""
+        batches = self.cifar_batches()
+
+        def wanted(name):
+            return {(bytes((19595 * p[k] + 38470 * p[1024 + k] + 7471 * p[2048 + k] + 0x8000) >> 16 for k in range(1024)), label) for label, p in batches[name]}
+
+        for kind in ("py", "bin"):
+            text = self.prepare("--name", kind, "--images", self.cifar(kind, batches)).stdout
+            self.assertIn("--seq-len 1025 and a model of vocab=259", text)
+            self.assertEqual(set(self.images("val", 1024, 2, kind)), wanted("test_batch"))
+            self.assertEqual(set(self.images("train", 1024, 2, kind)), set().union(*map(wanted, list(batches)[:5])))
+
+    def test_bad_cifar(self):
+        batches = self.cifar_batches()
+        for name, data, says in (("py/data_batch_3", b"cos\nsystem\n(S'touch hacked'\ntR.", "os.system does not belong into it"),
+                                 ("py/data_batch_3", b"", "no pickle of CIFAR-10"), ("py/data_batch_3", pickle.dumps([1], 2), "no pickle of CIFAR-10"),
+                                 ("py/data_batch_3", pickle.dumps({b"labels": [1]}, 2), "no pickle of CIFAR-10"),
+                                 ("bin/test_batch.bin", bytes(3074), "3074 bytes are no whole records of 3073"),
+                                 ("bin/test_batch.bin", bytes([9]) * 3073, "image 0: 3072 bytes of class 9, not 3072 of one of 2")):
+            with self.subTest(name=name, data=data[:30]):
+                folder = self.cifar(name.split("/")[0], batches)
+                self.write(name, data)
+                self.assertIn(says, self.prepare("--images", folder, status=EXIT_INPUT).stderr)
+        self.assertFalse(Path("hacked").exists())
+        (self.cifar("bin", batches) / "test_batch.bin").unlink()
+        self.assertIn("test_batch.bin: No such file", self.prepare("--images", self.folder / "bin", status=EXIT_INPUT).stderr)
+
     def test_digits(self):
         if not has_package("sklearn"):
             self.skipTest("the PyPI package scikit-learn is not installed")
@@ -567,6 +628,40 @@ class Plot(InFolder):
             self.assertTrue((self.folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n"))
         self.assertNotEqual((self.folder / "a.png").read_bytes(), (self.folder / "one.png").read_bytes())
         self.plot(a, "--out", self.folder / "missing/one.png", status=EXIT_RESOURCES)
+
+    def trace(self, name, *actions):
+        """Of (rank, action, micro-batch, begin, end), with what is not drawn between them."""
+        def event(rank, action, micro, begin, end, kind="compute"):
+            return {"name": f"{action} 1.{micro}", "cat": kind, "ph": "X", "pid": rank, "tid": 0, "ts": begin, "dur": end - begin, "args": {"micro_batch": micro}}
+
+        events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0"}}, event(0, "SEND_FORWARD", 0, 0, 9e9, "messages"), event(0, "NORM", -1, 0, 1e9)]
+        return self.write(name, json.dumps({"traceEvents": events + [event(*action) for action in actions]}))
+
+    SCHEDULE = ((0, "FORWARD", 0, 5e6, 10e6), (0, "FORWARD", 0, 10e6, 15e6), (0, "FORWARD", 1, 15e6, 25e6), (1, "FORWARD", 0, 15e6, 25e6),
+                (1, "BACKWARD_INPUT", 0, 25e6, 35e6), (1, "BACKWARD_WEIGHT", 0, 35e6, 45e6), (1, "BACKWARD_WEIGHT", 7, 45e6, 46e6), (0, "UPDATE", -1, 95e6, 105e6))
+
+    def test_schedule(self):
+        """Neighbours of one micro-batch are one cell, and weight parts that follow at once are of the backward pass; what begins first is at 0."""
+        rows = self.in_text("--trace", self.trace("t.json", *self.SCHEDULE)).splitlines()[1:]
+        self.assertEqual(rows, ["rank 0   |" + "F0--------F1--------".ljust(90, ".") + "U---------|", "rank 1   |" + (10 * "." + "F0--------B0" + 18 * "-" + "W").ljust(100, ".") + "|"])
+
+    def test_schedule_picture(self):
+        if not has_package("matplotlib"):
+            self.skipTest("matplotlib is not installed")
+        trace = self.trace("t.json", *self.SCHEDULE)
+        self.plot("--trace", trace)
+        self.plot("--trace", trace, "--out", self.folder / "t.svg")
+        self.assertTrue((self.folder / "t.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n"))
+        self.assertIn("<svg", (self.folder / "t.svg").read_text())
+        self.plot("--trace", trace, "--out", self.folder / "missing/t.png", status=EXIT_RESOURCES)
+
+    def test_bad_schedules(self):
+        for i, text in enumerate(("", "[]", "{}", '{"traceEvents":7}', '{"traceEvents":[{"ph":"X"}]}', '{"traceEvents":[]}',
+                                  '{"traceEvents":[{"ph":"X","cat":"compute","pid":0,"ts":"x","dur":1,"name":"FORWARD","args":{"micro_batch":0}}]}')):
+            self.assertIn(f"{i}.json", self.plot("--trace", self.write(f"{i}.json", text), status=EXIT_INPUT).stderr)
+        self.assertIn("missing.json", self.plot("--trace", self.folder / "missing.json", status=EXIT_INPUT).stderr)
+        self.plot(status=EXIT_INPUT)
+        self.plot(self.log("a.jsonl", *self.steps(1, 2, 1.0)), "--trace", self.trace("t.json", *self.SCHEDULE), status=EXIT_INPUT)
 
     def test_bad_input(self):
         good = self.log("a.jsonl", *self.steps(1, 5, 9.0))

@@ -11,6 +11,7 @@
     LongRun     what the experiment compares; under TEST_ALL the experiment, short
     Zeropp      what the reproduction runs, computes and tells, against a cluster of a few lines
     Dpzero      the same of private training, against a trainer of a few lines
+    Cyclic      the same of cyclic data parallelism, against a cluster and trainer of a few lines; its memory against the real program
 
 Standard library only.
 """
@@ -21,17 +22,20 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "scripts"))
 import long_run  # noqa: E402  what it compares is tested without running it
+import reproduce_cyclic  # noqa: E402
 import reproduce_dpzero  # noqa: E402  and their arithmetic
 import reproduce_zeropp  # noqa: E402
 
@@ -688,7 +692,7 @@ if told("fail"):
     sys.exit(int(open(os.path.join(folder, "status")).read()))
 private, style, epsilon = "--dp-noise" in words, value("--dp-clip-style", "unit"), float(value("--dp-epsilon"))
 ranks, T, steps, stage = int(value("-np", 1)), int(value("--seq-len")), int(value("--steps")), int(value("--zero"))
-batch, more = int(value("--batch-tokens")) // T, {"unit": 1.25, "flat": 2}[style] if private else 1
+batch, more = int(value("--batch-tokens")) // T, {"unit": 1.25, "stage": 1.6, "flat": 2}[style] if private else 1
 links = {"intra": {"all_gather": 100 * stage * (ranks - 1) + (private and told("differ")), "reduce_scatter": 7}, "inter": {"all_gather": 2, "reduce_scatter": 0}}
 traffic = dict(links, total={link: sum(kinds.values()) for link, kinds in links.items()})
 memory = {"parameters": 500, "buffers": round(500 * more), "device": 500 + round(500 * more), "host": 50}
@@ -697,7 +701,7 @@ if "--dry-run" in words:
     print(json.dumps({"event": "start", "predicted": {"memory": memory, "traffic": traffic, "step_ms": 100 * more}}))
     sys.exit(0)
 if private:
-    print("clipping   the arithmetic of norms leaves", {"unit": "100.0", "flat": "62.5"}[style], "% of the speed without privacy, at most")
+    print("clipping   the arithmetic of norms leaves", {"unit": "100.0", "stage": "62.5", "flat": "62.5"}[style], "% of the speed without privacy, at most")
 train = value("--train")
 windows = (os.path.getsize(train) - 1025) // 2 // T if os.path.exists(train) else 0
 samples = batch + (private and windows > batch)
@@ -717,12 +721,13 @@ with open(value("--log", ""), "w") as log:
 
 
 class Dpzero(InFolder):
-    RUNS = 5 * 3 + 2 * 3 + 2 + 2 + 4  # --quick: ranks and stages, sizes, a width, the cluster, texts
+    RUNS = 5 * 3 + 2 * 3 + 2 * (3 + 4) + 2 + 2 + 4  # --quick: ranks and stages, sizes, pipelines beside ZeRO, a width, the cluster, texts
 
     def setUp(self):
         super().setUp()
         for name in ("reproduce_dpzero.py", "reproduce.py", "plot.py"):
             self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
+        self.write("scripts/cluster.sh", "#!/bin/sh\nexit 1\n", 0o755)  # this machine can have none
         self.write("bin/mpirun", FAKE_TRAINER, 0o755)
         (self.folder / "train_gpt").symlink_to(self.bin / "mpirun")
         for part in ("train", "val"):
@@ -763,7 +768,7 @@ class Dpzero(InFolder):
         text = self.reproduce("--quick", "--part", "text")
         self.assertIn("| epsilon 8 | 7.5000 |", text)
         self.assertNotIn("traffic", text)
-        self.assertEqual(len(self.calls()), self.RUNS)
+        self.assertEqual(len(self.calls()), self.RUNS - 2 * (3 + 4), "all but pipelines")
 
     def test_one_byte_more(self):
         self.write("differ", "--zero 1")
@@ -789,7 +794,7 @@ class Dpzero(InFolder):
             ms = drift[number] * {"non-private": 8, "unit": [10, 16, 8][number]}[variant]
             found.rows.append(reproduce_dpzero.Row(*place, variant, number, ms, 1, 100, 0, 0, {}, 1))
 
-        found.command, found.measure = lambda *_: None, measure
+        found.command, found.measure = lambda *_, **__: None, measure
         found.rounds(place, plan.grid, ("non-private", "unit"), 3)
         self.assertEqual(order, [("non-private", 0), ("unit", 0), ("unit", 1), ("non-private", 1), ("non-private", 2), ("unit", 2)])
         self.assertEqual(found.speed(place, "unit"), (0.8, 0.5, 1.0))
@@ -824,6 +829,194 @@ class Dpzero(InFolder):
         self.assertIn("run make data first", self.reproduce("--quick", code=2))
         self.assertEqual(self.calls(), [])
         self.reproduce("--quick", "--part", "wide")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# cluster.sh, mpirun and train_gpt in one. A forward pass takes 30 ms, a backward pass 60; DP hides its messages of 1.5 MB behind the backward pass, CDP behind
+# both. DP's best learning rate is 3e-3, its loss 2 there, CDP-v1's 2.02, v2's 2.005. Of the files in FOLDER `missing` makes it lack something, `fail` is the word on
+# whose appearance it fails; without `zero` it refuses --cyclic-mode zero.
+FAKE_CYCLIC = """#!/usr/bin/env python3
+import json, os, sys
+folder, words = os.environ["FOLDER"], sys.argv[1:]
+there = lambda name: os.path.exists(os.path.join(folder, name))
+value = lambda name, default="0": words[words.index(name) + 1] if name in words else default
+if words[0] == "check":
+    print("missing: the command tc" if there("missing") else "")
+    sys.exit(77 if there("missing") else 0)
+open(os.path.join(folder, "calls"), "a").write(" ".join(words) + "\\n")
+if there("fail") and open(os.path.join(folder, "fail")).read() in words:
+    print("train_gpt: no luck")
+    sys.exit(4)
+if value("--cyclic-mode") == "zero" and not there("zero"):
+    sys.exit(2)
+if "--dry-run" in words:
+    sys.exit(0)
+rule, zero, rate = value("--cyclic", "DP"), "3" in value("--zero"), float(value("--rate", "inf").removesuffix("mbit"))
+c = 12000 / rate
+ms = max(90, c) if rule != "DP" else 30 + max(60, c)
+loss = {"DP": 2, "v1": 2.02, "v2": 2.005}[rule] + (value("--lr") != "3e-3")
+right = {"DP": 0.9, "v1": 0.8, "v2": 0.85}[rule] - 0.1 * (value("--optimizer") == "sgd")
+steps = int(value("--steps"))
+with open(value("--log"), "w") as log:
+    say = lambda **event: print(json.dumps(event), file=log)
+    for step in range(1, steps + 1):
+        say(event="step", step=step, loss=loss, ms=9 * ms if step < 4 else ms)
+    say(event="val", step=steps, loss=loss, label_accuracy=right)
+    memory = {"parameters": (1 + zero) << 20, "device": (2 + zero) << 20}
+    say(event="end", traffic={"measured": {"total": {"inter": 1500000}}}, memory={"measured": memory})
+"""
+
+
+class Cyclic(InFolder):
+    SCRIPT = "scripts/reproduce_cyclic.py"
+
+    def setUp(self):
+        super().setUp()
+        for name in ("reproduce_cyclic.py", "reproduce.py", "plot.py"):
+            self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
+        for name in ("bin/mpirun", "scripts/cluster.sh", "train_gpt"):
+            self.write(name, FAKE_CYCLIC, 0o755)
+        self.data("text_bytes", b"")
+        pixels = struct.pack("<12H", 256, 1, 2, 3, 4, 257, 256, 5, 6, 7, 8, 266)
+        self.data("digits_images", struct.pack("<256i", 20240520, 1, 12, 10, 257, *[0] * 251) + pixels)
+
+    def data(self, name, content):
+        for part in ("train", "val"):
+            self.write(f"data/{name}_{part}_000000.bin", "").write_bytes(content)
+
+    def reproduce(self, *options, code=0):
+        """In the Python without a virtual environment: it draws no pictures."""
+        return self.run_to_end(sys.executable, self.folder / self.SCRIPT, "--quick", "--into", self.out, *options, code=code, cwd=self.folder)
+
+    def calls(self):
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @staticmethod
+    def trace(*events):
+        return {"traceEvents": [{"cat": "compute", "name": f"{kind} {unit}.{micro}", "ts": ts, "dur": 1000, "args": {"unit": unit, "micro_batch": micro}}
+                                for ts, kind, unit, micro in events] + [{"name": "process_name", "ph": "M"}]}
+
+    def test_live_bytes(self):
+        """Two micro-batches at once: 0 is half done when the step begins, 1 goes through both units."""
+        curve = reproduce_cyclic.live_bytes(self.trace((5000, "BACKWARD_WEIGHT", 0, 0), (1000, "FORWARD", 0, 1), (0, "BACKWARD_INPUT", 1, 0), (2000, "BACKWARD_WEIGHT", 1, 0),
+                                                       (3000, "FORWARD", 1, 1), (8000, "BACKWARD_WEIGHT", 0, 1), (7000, "BACKWARD_WEIGHT", 1, 1), (9000, "FORWARD", 0, 0)), [10, 1])
+        self.assertEqual(curve, [(0, 11), (1, 21), (3, 20), (3, 21), (6, 11), (8, 10), (9, 0), (9, 10)])
+        self.assertEqual(reproduce_cyclic.mean_of([(0, 4), (1, 0), (3, 8), (4, 1)]), 3)
+
+    def test_traffic(self):
+        """A step of 100 ms; node 0 sends all of a step in its first tenth, the others evenly."""
+        samples = [[k / 1000, k // 100 * 1000 + min(k % 100 * 100, 1000), *[10 * k] * 3] for k in range(2001)]
+        begins = reproduce_cyclic.steps_of(samples, 0.1)
+        self.assertEqual(len(begins), 11, "from a third to nine tenths of 20 steps")
+        self.assertAlmostEqual(reproduce_cyclic.bytes_at(samples, 1, 0.0015), 15)
+        for node, share in ((0, 1), (1, 0.1)):
+            bins = reproduce_cyclic.bins_of(samples, node, begins[0], 0.1)
+            self.assertAlmostEqual(sum(bins), 1000, delta=1)
+            self.assertAlmostEqual(reproduce_cyclic.busiest(bins), share, delta=1e-3)
+
+    def test_ideal(self):
+        self.assertEqual([reproduce_cyclic.ideal(c) for c in (0, 2, 3, 6)], [(3, 3), (3, 3), (4, 3), (7, 6)])
+
+    def test_finds_the_cluster(self):
+        """The switch by its last words; a pulse stops one of four ranks, for as long as it was told, and leaves all running."""
+        self.assertIsNone(reproduce_cyclic.switch_process("nobody"))
+        process = self.start("bash", "-c", "for i in 1 2 3 4; do (exec -a the_rank sleep 100) & done; wait", "bash", "hold-switch", "ours")
+        self.wait_until(lambda: len([1 for _, words in reproduce_cyclic.processes() if words[:1] == ["the_rank"]]) == 4, "four ranks", process)
+        self.addCleanup(lambda: [os.kill(pid, signal.SIGKILL) for pid in self.ranks()])
+        self.assertEqual(reproduce_cyclic.switch_process("ours"), process.pid)
+        watch, slept = reproduce_cyclic.Pulses("ours", "the_rank", 0.25), []
+
+        def stopped():
+            return list(map(self.state, self.ranks())).count("T")
+
+        def pulse(seconds):
+            slept.append(seconds)
+            end = time.time() + LIMIT
+            while not stopped() and time.time() < end:
+                pass  # the signal takes a moment
+            slept.append(stopped())
+
+        with unittest.mock.patch.object(reproduce_cyclic.time, "sleep", pulse):
+            watch.look()
+        self.assertEqual(slept, [0.25, 1])
+        self.wait_until(lambda: not stopped(), "the end of the pulse", process)
+
+    @staticmethod
+    def ranks():
+        return [pid for pid, words in reproduce_cyclic.processes() if words[:1] == ["the_rank"]]
+
+    @staticmethod
+    def state(pid):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    def test_speed(self):
+        """c = F + B is where the messages of 1.5 MB take 90 ms: 133.3 Mbit/s. 120 ms against 90."""
+        text = self.reproduce("--part", "speed")
+        self.assertIn((self.out / "table.md").read_text(), text)
+        self.assertIn("| unlimited | 1.00x | 90 | 90, 1.00x | 90, 1.00x | 90, 1.00x |", text)
+        self.assertIn("| c = 3: 133 Mbit/s | 1.33x | 120 | 90, 1.33x | 90, 1.33x | 90, 1.33x |", text)
+        self.assertIn("stops for 30 ms, pauses of 150 ms", text)
+        self.assertEqual(len(self.calls()), 1 + 8 + 4)
+        self.assertTrue(any("--rate 133.3mbit --cpu" in call and "--cyclic v2 --cyclic-slack 1" in call for call in self.calls()))
+        self.reproduce("--part", "speed")
+        self.assertEqual(len(self.calls()), 13, "what is there is not run again")
+
+    def test_samples_of_the_counters(self):
+        self.assertIn("0 whole steps in 0 samples", self.reproduce("--part", "traffic", code=4))
+        for rule in ("DP", "CDP-v1", "CDP-v2", "CDP-v2_slack_1"):
+            samples = [[k / 200, *[100 * k] * 4] for k in range(800)]  # evenly
+            self.write(f"out/traffic/{rule}/traffic.jsonl", "".join(json.dumps(sample) + "\n" for sample in samples))
+            text = self.reproduce("--part", "traffic", code=0 if "slack" in rule else 4)
+        self.assertIn("| DP | 0.10, 0.00 |", text)
+        self.assertIn("tenth of a step, c = F + B (DP 0.10) | balanced: 0.10 | 0.10 |", text)
+
+    def test_quality_and_images(self):
+        text = self.reproduce("--part", "quality", "--part", "images", "--steps", "50")
+        self.assertIn("| DP | 3e-3 | 2.0000 | 2.0000 | +0.00 % |", text)
+        self.assertIn("| CDP-v1, N=4 | 3e-3 | 2.0200 | 2.0200 | +1.00 % |", text)
+        self.assertIn("N=4: +0.25 %", text)
+        self.assertIn("90.0 %, 80.0 %, 85.0 %", text)
+        self.assertIn("80.0 %, 70.0 %, 75.0 %", text)
+        self.assertEqual(len(self.calls()), 3 * 2 + 2 * 3)
+        self.assertTrue(any("--model layers=4,heads=8,channels=64,vocab=267 --seq-len 5 --micro-batch 4 --batch-tokens 80 --steps 50" in call for call in self.calls()))
+        (self.folder / "data/digits_images_val_000000.bin").unlink()
+        self.assertIn("Images: left out: no data/digits_images", self.reproduce("--part", "images"))
+
+    def test_zero(self):
+        self.assertIn("the program refuses --cyclic-mode zero", self.reproduce("--part", "zero"))
+        self.write("zero", "")
+        self.assertIn("| ZeRO-CDP, v2 | 90 | 1.50 | 1.00 | 2.00 |", self.reproduce("--part", "zero"))
+        self.assertIn("step time | O(log N) to O(1) messages in turn | 1.33x |", (self.out / "table.md").read_text())
+
+    def test_no_cluster(self):
+        self.write("missing", "")
+        text = self.reproduce("--part", "speed", "--part", "traffic")
+        self.assertIn("Speed: left out: missing: the command tc", text)
+        self.assertIn("Traffic: left out: missing: the command tc", text)
+        self.assertEqual(self.calls(), [])
+
+    def test_a_run_fails(self):
+        self.write("fail", "6e-3")
+        self.assertIn("exit status 4: train_gpt: no luck", self.reproduce("--part", "quality", code=4))
+        (self.folder / "fail").unlink()
+        self.assertGreaterEqual(self.reproduce("--part", "quality").count("there: "), 1)
+
+    def test_refusals(self):
+        for options, says in ((("--full",), "not allowed with"), (("--part", "x"), "invalid choice"), (("--program", "/none"), "run make first")):
+            self.assertIn(says, self.reproduce(*options, code=2))
+        (self.folder / "data/text_bytes_val_000000.bin").unlink()
+        self.assertIn("run make data first", self.reproduce(code=2))
+
+    def test_memory(self):
+        """The real program: the bytes are those it counts, or the part fails; with N = 8 nearly (N + 1) / 2N of them, and the curve of CDP is flat."""
+        tokens = bytes(2 * 3000)
+        self.data("text_bytes", struct.pack("<256i", 20240520, 1, 3000, *[0] * 253) + tokens)
+        text = self.reproduce("--part", "memory", "--program", BINARY)
+        for rule in ("CDP-v1", "CDP-v2"):
+            ratio, dp, cdp = re.search(rf"{rule}: peak of activations over DP's, N=8, one rank \| \(N\+1\)/2N = 0.5625 \| ([\d.]+); peak over mean: DP ([\d.]+); {rule} ([\d.]+)", text).groups()
+            self.assertAlmostEqual(float(ratio), 0.5567, delta=1e-4)
+            self.assertLess(float(cdp), float(dp))
 
 
 if __name__ == "__main__":

@@ -940,12 +940,19 @@ class Failures(TestCase):
             (("skip-loss-z", "dp-noise"), dict(skip_loss_z=5, dp_noise=1)), (("skip-grad-z", "dp-noise"), dict(skip_grad_z=5, dp_epsilon=8)),
             (("profile-steps", "dp-noise"), dict(profile_steps="2:3", dp_noise=1)),
             (("dp-neighbours", "dp-accountant"), dict(dp_account="q=1,sigma=1,steps=1,delta=0.1", dp_neighbours="replace-one", dp_accountant="rdp")),
-            (("pipeline", "dp-noise"), dict(pipeline=2, dp_noise=1)), (("pipeline-schedule", "pipeline"), dict(pipeline_schedule="gpipe")),
+            (("pipeline", "dp-noise"), dict(pipeline="auto", dp_noise=1)),
+            (("pipeline-schedule", "dp-noise"), dict(pipeline=2, pipeline_schedule="zero-bubble", dp_noise=1)), (("pipeline-schedule", "pipeline"), dict(pipeline_schedule="gpipe")),
             (("pipeline-warmup", "pipeline"), dict(pipeline_warmup="a")),
             (("pipeline-warmup", "pipeline-schedule"), dict(pipeline=2, pipeline_schedule="gpipe", pipeline_warmup="b")),
             (("pipeline", "recompute"), dict(pipeline="auto", recompute="none")),
             (("pipeline", "zero-hpz-partition-size"), dict(pipeline="auto", zero=3, zero_hpz_partition_size=2)),
-            (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block"))]
+            (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block")),
+            (("cyclic-mode", "cyclic"), dict(cyclic_mode="single")), (("cyclic-slack", "cyclic"), dict(cyclic="v1", cyclic_slack=1)),
+            (("cyclic-stages", "cyclic"), dict(cyclic_stages=2)), (("cyclic", "pipeline"), dict(cyclic="v2", pipeline=2)), (("cyclic", "zero"), dict(cyclic="v2", zero=1)),
+            (("cyclic", "zero-quantized-gradients"), dict(cyclic="v2", zero_quantized_gradients=1)), (("cyclic", "reduce-dtype"), dict(cyclic="v2", reduce_dtype="bf16")),
+            (("cyclic", "dp-noise"), dict(cyclic="v2", dp_noise=1)), (("cyclic", "grad-clip"), dict(cyclic="v2", grad_clip=1)),
+            (("cyclic-clip", "cyclic"), dict(cyclic="v1", cyclic_clip="storage")), (("cyclic", "skip-loss-z"), dict(cyclic="v1", skip_loss_z=3)),
+            (("cyclic", "skip-grad-z"), dict(cyclic="v1", skip_grad_z=3)), (("cyclic", "cluster"), dict(cyclic="v1", dry_run=1, cluster="1x1"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS

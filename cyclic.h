@@ -1,0 +1,513 @@
+// cyclic.h: schedules of Cyclic Data Parallelism (Fournier and Oyallon, arXiv 2403.08837). It builds them; nobody else but the versions that the
+// store keeps knows about the delay.
+//
+// Rule       N micro-batches i = 1..N of a step, the model cut into N stages j = 1..N. Micro-batch i computes stage j, forward and backward, with
+//            theta_t (fresh) or theta_(t-1) (delayed):
+//            v1  always delayed                v2  fresh if i + j >= N + 1 + K, K = --cyclic-slack; K = N would be v1
+//            The update is the mean over the micro-batches, as ever: theta_(t+1) = theta_t - step(sum of their gradients). theta_(-1) = theta_0.
+//            wte belongs to stage 1, and both of its uses read stage 1's version.
+// Slots      Forward and backward of a stage take a slot each; a step takes 2 N, and micro-batch i runs two slots behind i - 1 (from 0, as below):
+//                F_j of (t, i) is in slot 2 N t + 2 i + j          B_j of (t, i) in slot 2 N t + 2 i + 2 N - 1 - j
+//            So in each slot every stage is used by one micro-batch at most, stage j holds the activations of N - j of them, N (N + 1) / 2 in all, and
+//            the gradient of a stage is complete, one after another from the last to the first, with B_j of micro-batch N - 1.
+// Window     The list of actions for step t has the slots in which its updates are made, 2 N - 2 .. 4 N - 3 after 2 N t: the rest of step t, and what
+//            is already done of step t + 1 (Action.step = 1). New parameters travel when they are needed, which may be later (Action.step < 0).
+//            Who runs only what belongs to step t, and no more, has drained: all of theta_(t+1) is there, and nothing is in flight.
+// Sums       A micro-batch makes its own gradient of a storage, whole, and adds the sum of those before it: ((g_1 + g_2) + g_3) + ... The order is
+//            part of the definition, so all executions give the same bits.
+// Modes      single  one rank runs all micro-batches, interleaved
+//            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles
+//            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
+//                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them
+#ifndef CYCLIC_H
+#define CYCLIC_H
+
+#include "layout.h"   // storages, stages
+#include "schedule.h" // actions
+
+typedef enum { CYCLIC_OFF, CYCLIC_V1, CYCLIC_V2 } CyclicRule;
+typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL } CyclicMode;
+
+typedef struct {
+    CyclicRule rule;
+    CyclicMode mode; // not AUTO
+    int N, slack;    // stages, and micro-batches of a step; K
+    int ranks;
+    Placement cut;        // [N] the stages' units
+    const double *weight; // [N] bytes of a stage's parameters, for cyclic_route
+    const SumWay *way;    // [storages] of mode data
+    bool recompute;
+    bool waits;  // updates wait for the norm of the whole gradient
+    bool pauses; // there are steps that drain, and others after them: then all has come, and what is delayed must stay
+} CyclicPlan;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The rule and the slots
+
+static inline bool cyclic_fresh(const CyclicPlan *p, int micro, int stage) { return p->rule == CYCLIC_V2 && micro + stage + 1 >= p->N + p->slack; }
+static inline int cyclic_forward_slot(const CyclicPlan *p, int step, int micro, int stage) { return 2 * p->N * step + 2 * micro + stage; }
+static inline int cyclic_backward_slot(const CyclicPlan *p, int step, int micro, int stage) { return 2 * p->N * step + 2 * micro + 2 * p->N - 1 - stage; }
+// The slot in which a stage's gradient is complete, and the one after which its new version is there.
+static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) { return cyclic_backward_slot(p, 0, p->N - 1, stage); }
+static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
+    return p->waits ? cyclic_complete_slot(p, 0) + (p->mode == CYCLIC_MODEL ? stage : 0) : cyclic_complete_slot(p, stage);
+}
+// The slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
+static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
+    return cyclic_forward_slot(p, cyclic_fresh(p, micro, stage) ? 1 : 2, micro, stage);
+}
+
+// Who computes, and who updates.
+static inline int cyclic_rank(const CyclicPlan *p, int micro, int stage) { return p->mode == CYCLIC_SINGLE ? 0 : p->mode == CYCLIC_MODEL ? stage : micro; }
+static inline int cyclic_owner(const CyclicPlan *p, int stage) { return cyclic_rank(p, p->N - 1, stage); }
+static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) { return placement_stage_of_unit(&p->cut, unit); }
+// The stage whose versions a storage has: of the first unit that uses it.
+static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+    int unit = 0;
+    while (map->of_unit[unit][0] != storage && !(map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage)) { unit++; }
+    return cyclic_stage_of_unit(p, unit);
+}
+// The cut: N stages, as even as possible by count of units, the first ones take the rest.
+static inline Placement cyclic_cut(int units, int N) {
+    Placement cut = placement_make(N);
+    for (int j = 0, unit = 0; j < N; unit += cut.stage[j++].units) { cut.stage[j].first_unit = unit, cut.stage[j].units = units / N + (j < units % N); }
+    return cut;
+}
+static inline void cyclic_free(CyclicPlan *p) {
+    placement_free(&p->cut);
+    free((void *)(uintptr_t)p->weight), free((void *)(uintptr_t)p->way);
+    memset(p, 0, sizeof *p);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The way of sums (SumWay, layout.h). By the chain alone the ranks between would receive all sums and all parameters, 2 Psi where the mean is
+// 2 (N - 1) / N Psi. So an N-th of the storages, by bytes, goes by the first rank, and one to the owner: the order of addition stays.
+
+// Where a micro-batch's rank sends its gradient, or the sum that it has made with it; -1: nowhere, or not yet.
+static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int micro, int stage) {
+    const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
+    const int last = p->N - 1, rank = cyclic_rank(p, micro, stage);
+    if (micro == last || (way == SUM_FIRST && micro == 0)) { return -1; }
+    const int to = way == SUM_CHAIN ? cyclic_rank(p, micro + 1, stage) : way == SUM_FIRST ? 0 : last;
+    return to == rank ? -1 : to;
+}
+// Takes storages, the longest first, while they bring an N-th of all nearer.
+static inline void cyclic_take(const GptModel *m, SumWay *way, SumWay to, double share) {
+    for (double taken = 0;;) {
+        int best = -1;
+        for (int i = 0; i < m->storages; i++) {
+            const double bytes = (double)gpt_storage_elements(m, i);
+            const bool nearer = fabs(share - taken - bytes) < share - taken;
+            if (way[i] == SUM_CHAIN && nearer && (best < 0 || bytes > (double)gpt_storage_elements(m, best))) { best = i; }
+        }
+        if (best < 0) { return; }
+        way[best] = to, taken += (double)gpt_storage_elements(m, best);
+    }
+}
+static inline SumWay *cyclic_ways(const GptModel *m, int N) {
+    SumWay *way = (SumWay *)checked_calloc((size_t)m->storages, sizeof(SumWay), "ways of sums");
+    double all = 0;
+    for (int i = 0; i < m->storages; i++) { all += (double)gpt_storage_elements(m, i); }
+    if (N > 2) { cyclic_take(m, way, SUM_OWNER, all / N), cyclic_take(m, way, SUM_FIRST, all / N); }
+    return way;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The way of new parameters
+
+// A stage's version goes from one rank to another at the end of a slot, which counts from the step that made it.
+typedef struct {
+    int stage, from, to, slot;
+    bool head; // wte alone, which the head reads
+} HandBack;
+typedef struct {
+    int count;
+    HandBack *message; // [count] in the order of their slots
+} HandBacks;
+
+static inline int hand_back_compare(const void *a, const void *b) {
+    const HandBack *x = (const HandBack *)a, *y = (const HandBack *)b;
+    if (x->slot != y->slot) { return x->slot - y->slot; }
+    return x->stage != y->stage ? y->stage - x->stage : x->to - y->to;
+}
+// Who sends what, before it is put in order. A message is of stage k / N, to rank k % N; there is none to the owner.
+typedef struct {
+    const CyclicPlan *plan;
+    int *from, *slot; // [N * N]
+    double *sent;     // [ranks] bytes, of sums too
+} Routing;
+// Can a rank send a message? It has the version by then: it made it, or has used it, or it came two slots before.
+static inline bool routing_can(const Routing *r, int rank, int message) {
+    const int N = r->plan->N, stage = message / N, at = r->slot[message];
+    if (rank == cyclic_owner(r->plan, stage)) { return true; }
+    return rank != message % N && (r->slot[stage * N + rank] + 2 <= at || cyclic_first_use(r->plan, rank, stage) <= at);
+}
+// Takes a message from the rank that sends most, where another can send it, or can if a third takes one from it that is as long, and so on. False: nobody can.
+static inline bool routing_relieve(Routing *r) {
+    const int N = r->plan->N, owner = cyclic_owner(r->plan, 0);
+    int *queue = (int *)checked_malloc(2 * (size_t)N * sizeof(int), "routes"), *takes = queue + N, count = 1, end = -1; // takes: which message, -1 none
+    queue[0] = 0;
+    for (int q = 0; q < N; q++) { takes[q] = -1, queue[0] = r->sent[q] > r->sent[queue[0]] ? q : queue[0]; }
+    for (int at = 0; at < count && end < 0; at++) {
+        const int from = queue[at];
+        for (int k = 0; k < N * N && end < 0; k++) {
+            const double bytes = r->plan->weight[k / N];
+            if (k % N == owner || r->from[k] != from || (at && bytes < r->plan->weight[takes[from] / N])) { continue; }
+            for (int q = 0; q < N && end < 0; q++) {
+                if (q == queue[0] || takes[q] >= 0 || !routing_can(r, q, k)) { continue; }
+                takes[q] = k, queue[count++] = q, end = r->sent[q] + bytes < r->sent[queue[0]] ? q : -1;
+            }
+        }
+    }
+    for (int q = end, from; q >= 0 && q != queue[0]; q = from) {
+        from = r->from[takes[q]], r->from[takes[q]] = q;
+        r->sent[q] += r->plan->weight[takes[q] / N], r->sent[from] -= r->plan->weight[takes[q] / N];
+    }
+    free(queue);
+    return end >= 0;
+}
+// Each rank gets each stage's parameters from one that has them, so that nobody sends more than others, sums included. Two idle slots are left to a
+// message where there are so many. What is last to use all stages (of v1: rank N - 2) has nothing to send on: the others send a stage more for it.
+static inline HandBacks cyclic_route(const CyclicPlan *p) {
+    const int N = p->N, owner = cyclic_owner(p, 0);
+    HandBacks h = {0, (HandBack *)checked_malloc((size_t)(N * N) * sizeof(HandBack), "routes")};
+    if (p->mode == CYCLIC_MODEL && N > 1) {
+        const HandBack wte = {0, 0, N - 1, cyclic_update_slot(p, 0), true};
+        h.message[h.count++] = wte;
+    }
+    if (p->mode != CYCLIC_DATA) { return h; }
+    int *from = (int *)checked_malloc(2 * (size_t)(N * N) * sizeof(int), "routes");
+    Routing r = {p, from, from + N * N, (double *)checked_calloc((size_t)p->ranks, sizeof(double), "routes")};
+    for (int k = 0; k < N * N; k++) {
+        const int stage = k / N, to = k % N;
+        r.from[k] = owner, r.slot[k] = (int)max_i64(cyclic_update_slot(p, stage), cyclic_first_use(p, to, stage) - 3);
+        r.sent[to == owner ? owner : to] += to == owner ? (N - 1) * p->weight[stage] : p->weight[stage];
+    }
+    while (routing_relieve(&r)) {}
+    for (int k = 0; k < N * N; k++) {
+        const HandBack message = {k / N, r.from[k], k % N, r.slot[k], false};
+        if (k % N != owner) { h.message[h.count++] = message; }
+    }
+    qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
+    free(from), free(r.sent);
+    return h;
+}
+// How many versions of a stage's parameters a rank keeps: two where a new one comes before the last use of the one before, or before that is sent
+// on. head: of wte, of whoever runs the last stage, but not the first.
+static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int rank, int stage, bool head) {
+    int comes = cyclic_update_slot(p, stage), places = 0;
+    for (int k = 0; k < h->count; k++) {
+        const HandBack *m = &h->message[k];
+        if (m->stage == stage && m->to == rank && m->head == head) { comes = m->slot; }
+    }
+    for (int micro = 0; micro < p->N; micro++) {
+        const int at = head ? p->N - 1 : stage; // where it is used
+        const bool delayed = !cyclic_fresh(p, micro, stage);
+        if (cyclic_rank(p, micro, at) != rank) { continue; }
+        const bool two = (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, micro, at);
+        places = (int)max_i64(places, 1 + two);
+    }
+    for (int k = 0; k < h->count; k++) { // it is sent on when the next one has come
+        const HandBack *m = &h->message[k];
+        if (m->stage == stage && m->from == rank && m->head == head && m->slot >= comes + 2 * p->N) { places = 2; }
+    }
+    return places;
+}
+// Micro-batches whose activations a rank holds in a stage at once; whose gradient of wte it has begun, from the head's part to the embedding's.
+static inline int cyclic_live(const CyclicPlan *p, int stage) { return p->mode == CYCLIC_DATA ? 1 : p->N - stage; }
+static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) { return p->mode != CYCLIC_DATA && rank == 0 ? (p->N - 1) / 2 + 1 : 1; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What a rank needs
+
+// The plan that the flags ask for; ends the program where the ranks or the model do not fit it. samples: of a step; micro: of --micro-batch.
+static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ranks, int64_t samples, int64_t micro) {
+    CyclicPlan p;
+    memset(&p, 0, sizeof p);
+    p.rule = (CyclicRule)o->cyclic, p.mode = o->cyclic_mode ? (CyclicMode)o->cyclic_mode : ranks == 1 ? CYCLIC_SINGLE : CYCLIC_DATA, p.ranks = ranks;
+    const int64_t natural = p.mode == CYCLIC_SINGLE ? max_i64(1, min_i64(ceil_div(samples, micro), m->units)) : ranks;
+    p.N = (int)(o->cyclic_stages ? o->cyclic_stages : natural), p.slack = (int)o->cyclic_slack;
+    p.recompute = o->recompute == RECOMPUTE_BLOCK, p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
+    p.pauses = o->val_every || o->sample_every || *o->out;
+    if (p.mode == CYCLIC_ZERO) { die(EXIT_INPUT, "choose single, data or model", "--cyclic-mode zero is not there yet"); }
+    if (p.mode == CYCLIC_SINGLE && ranks > 1) {
+        die(EXIT_INPUT, "start one rank, or choose --cyclic-mode data", "--cyclic-mode single runs on one rank, not on %d", ranks);
+    }
+    if (p.mode != CYCLIC_SINGLE && p.N != ranks) {
+        die(EXIT_INPUT, "start as many ranks as stages, or leave --cyclic-stages out", "--cyclic-mode %s has a rank for each %s: %d stages, %d ranks",
+            p.mode == CYCLIC_DATA ? "data" : "model", p.mode == CYCLIC_DATA ? "micro-batch" : "stage", p.N, ranks);
+    }
+    if (p.N > m->units) { die(EXIT_INPUT, "give fewer --cyclic-stages (or ranks)", "%d cyclic stages are more than the model's %d units", p.N, m->units); }
+    p.cut = cyclic_cut(m->units, p.N);
+    double *weight = (double *)checked_calloc((size_t)p.N, sizeof(double), "cyclic stages");
+    for (int u = 0, used[2]; u < m->units; u++) {
+        const int n = gpt_unit_storages(m, u, used), own = u == m->units - 1 ? 1 : n; // wte is the first stage's
+        for (int k = 0; k < own; k++) { weight[cyclic_stage_of_unit(&p, u)] += (double)gpt_storage_elements(m, used[k]); }
+    }
+    p.weight = weight, p.way = p.mode == CYCLIC_DATA ? cyclic_ways(m, p.N) : NULL;
+    return p;
+}
+// Which states this rank keeps. Pure, but for memory: relay_free() gives it back.
+static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int rank) {
+    const size_t n = (size_t)m->storages;
+    HandBacks h = cyclic_route(p);
+    Relay r;
+    memset(&r, 0, sizeof r);
+    r.owner = (int *)checked_calloc(n, sizeof(int), "relay"), r.keeper = (int *)checked_calloc(n, sizeof(int), "relay");
+    r.places = (unsigned char *)checked_calloc(n, 1, "relay"), r.parcel = (unsigned char *)checked_calloc(n, 1, "relay");
+    r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
+    r.stays = p->mode != CYCLIC_DATA, r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
+    r.heads = cyclic_wte_gradients(p, rank), r.parcels = 2, r.way = p->way, r.micros = p->N;
+    for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
+    for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
+        for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
+            const bool head = u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
+            const int stage = head ? 0 : cyclic_stage_of_unit(p, u), i = used[k];
+            for (int micro = 0; micro < p->N; micro++) { r.taken[i][cyclic_rank(p, micro, head ? p->N - 1 : stage)] = true; }
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
+            r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
+            r.adds[i] = r.taken[i][rank];
+        }
+    }
+    free(h.message);
+    return r;
+}
+static inline void relay_free(Relay *r, int storages) {
+    for (int i = 0; i < storages; i++) { free(r->taken[i]); }
+    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->parcel);
+}
+// Of mode model: each stage on its rank, and what a rank has places for besides the activations.
+static inline Placement cyclic_placement(const CyclicPlan *p) {
+    Placement placement = placement_make(p->N);
+    for (int j = 0; j < p->N; j++) {
+        placement.stage[j] = p->cut.stage[j], placement.stage[j].replicas = 1;
+        placement.stage[j].ranks = (int *)checked_malloc(sizeof(int), "placement"), placement.stage[j].ranks[0] = j;
+    }
+    return placement;
+}
+static inline Limits cyclic_limits(const CyclicPlan *p, int stage) {
+    const Limits limits = {cyclic_live(p, stage), stage ? cyclic_live(p, stage) : 0, stage + 1 < p->N, 1, 0};
+    return limits;
+}
+// Places of activations (executor.h), and which gradients of boundaries outlast their slot. [units] each.
+static inline void cyclic_activations(const CyclicPlan *p, int units, int64_t *places, bool *cut) {
+    for (int u = 0; u < units; u++) {
+        const int stage = cyclic_stage_of_unit(p, u);
+        places[u] = cyclic_live(p, stage), cut[u] = u == p->cut.stage[stage].first_unit;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Building
+
+typedef struct {
+    Program *program;
+    const CyclicPlan *plan;
+    HandBacks routes;
+} CyclicBuilder;
+
+static inline Schedule *cyclic_list(CyclicBuilder *b, int rank) { return &b->program->rank[rank]; }
+static inline Action cyclic_action(ActionKind kind, int unit, int storage, int micro, int step) {
+    Action a = action_make(kind, unit, storage, micro);
+    a.step = step;
+    return a;
+}
+// A message: its two ends. All messages are posted in one order, between slots: two ranks' crossing each other would wait for ever where one that is
+// posted must leave before the next (comm_nccl.cuh).
+static inline void cyclic_message(CyclicBuilder *b, Action a, int from, int to) {
+    Action other = a;
+    other.kind = (ActionKind)(a.kind + 1);
+    a.peer = to, other.peer = from;
+    schedule_add(cyclic_list(b, from), a), schedule_add(cyclic_list(b, to), other);
+}
+static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *use, ActionKind kind) { // ACQUIRE or RELEASE
+    const UnitMap *map = &b->program->map;
+    for (int k = 0; k < map->of_unit_count[use->unit]; k++) {
+        const int storage = map->of_unit[use->unit][k], stage = cyclic_stage_of_storage(b->plan, map, storage);
+        Action a = cyclic_action(kind, -1, storage, -1, (int)use->step);
+        a.version = use->step - !cyclic_fresh(b->plan, use->micro, stage);
+        schedule_add(list, a);
+    }
+}
+static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int unit, int micro, int step) {
+    Action a = cyclic_action(kind, unit, -1, micro, step);
+    a.first_row = part_begin(b->program->samples, b->plan->N, micro);
+    a.rows = part_begin(b->program->samples, b->plan->N, micro + 1) - a.first_row;
+    return a;
+}
+static inline void cyclic_forward(CyclicBuilder *b, int step, int micro, int stage) {
+    const Stage *units = &b->plan->cut.stage[stage];
+    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, micro, stage));
+    for (int u = units->first_unit; u < units->first_unit + units->units; u++) {
+        const Action a = cyclic_compute(b, ACT_FORWARD, u, micro, step);
+        cyclic_hold(b, list, &a, ACT_ACQUIRE), schedule_add(list, a), cyclic_hold(b, list, &a, ACT_RELEASE);
+    }
+}
+// The gradients that a unit completes: each is added to the sum, which goes on, or, with the last micro-batch, becomes an update.
+static inline void cyclic_sums(CyclicBuilder *b, int step, int micro, int unit) {
+    const UnitMap *map = &b->program->map;
+    const int stage = cyclic_stage_of_unit(b->plan, unit), rank = cyclic_rank(b->plan, micro, stage);
+    const bool last = micro == b->plan->N - 1;
+    for (int k = map->of_unit_count[unit] - 1; k >= 0; k--) {
+        const int storage = map->of_unit[unit][k];
+        if (unit && map->made[unit][k] == MADE_BY_INPUT_PART) { continue; } // the head's part: the embedding's completes it
+        schedule_add(cyclic_list(b, rank), cyclic_action(ACT_REDUCE, -1, storage, micro, step));
+        if (last && !b->plan->waits) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
+    }
+}
+static inline void cyclic_backward(CyclicBuilder *b, int step, int micro, int stage) {
+    const Stage *units = &b->plan->cut.stage[stage];
+    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, micro, stage));
+    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+        const bool block = u > 0 && u < b->program->map.units - 1;
+        const Action input = cyclic_compute(b, ACT_BACKWARD_INPUT, u, micro, step);
+        if (u) { cyclic_hold(b, list, &input, ACT_ACQUIRE); } // the embedding has no input gradient
+        if (block && b->plan->recompute) { schedule_add(list, cyclic_compute(b, ACT_RECOMPUTE, u, micro, step)); }
+        if (u) { schedule_add(list, input), cyclic_hold(b, list, &input, ACT_RELEASE); }
+        schedule_add(list, cyclic_compute(b, ACT_BACKWARD_WEIGHT, u, micro, step));
+        cyclic_sums(b, step, micro, u);
+    }
+}
+// Sums, and parts of them, go on when the slot is over. A part that joins a sum which is made elsewhere than by the next
+// micro-batch's rank is added a slot later.
+static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int micro, int stage, bool add) {
+    const UnitMap *map = &b->program->map;
+    const CyclicPlan *p = b->plan;
+    const Stage *units = &p->cut.stage[stage];
+    const int from = cyclic_rank(p, micro, stage);
+    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+        for (int k = map->of_unit_count[u] - 1; k >= 0; k--) {
+            const int storage = map->of_unit[u][k], to = cyclic_sum_to(p, storage, micro, stage);
+            const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
+            if (to < 0 || (u && map->made[u][k] == MADE_BY_INPUT_PART)) { continue; }
+            const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, micro, step);
+            if (!add) { cyclic_message(b, sum, from, to); }
+            if (add && way != SUM_CHAIN) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, micro, step)); }
+            if (add && way == SUM_FIRST && micro == p->N - 2) { cyclic_message(b, sum, to, p->N - 1); }
+        }
+    }
+}
+// Parameters that leave at the end of this slot, of this step and of those before.
+static inline void cyclic_hand_back(CyclicBuilder *b, int slot) {
+    const UnitMap *map = &b->program->map;
+    const int period = 2 * b->plan->N;
+    for (int k = 0; k < b->routes.count; k++) {
+        const HandBack *h = &b->routes.message[k];
+        if (h->slot < slot || (h->slot - slot) % period) { continue; }
+        for (int storage = 0; storage < map->storages; storage++) {
+            if (cyclic_stage_of_storage(b->plan, map, storage) != h->stage || (h->head && storage)) { continue; }
+            Action a = cyclic_action(ACT_SEND_PARAMETERS, -1, storage, -1, -(h->slot - slot) / period);
+            a.version = a.step + 1;
+            cyclic_message(b, a, h->from, h->to);
+        }
+    }
+}
+// Micro-batches that go on to another rank at the end of a slot: activations, their gradients, and the head's part of the gradient of wte.
+static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int micro, int stage) {
+    const CyclicPlan *p = b->plan;
+    const Stage *units = &p->cut.stage[stage];
+    const int to = backward ? stage - 1 : stage + 1, from = cyclic_rank(p, micro, stage), first = cyclic_rank(p, micro, 0);
+    if (to >= 0 && to < p->N && cyclic_rank(p, micro, to) != from) {
+        const int unit = backward ? units->first_unit : units->first_unit + units->units - 1;
+        const Action rows = cyclic_compute(b, backward ? ACT_SEND_BACKWARD : ACT_SEND_FORWARD, unit, micro, step);
+        if (rows.rows) { cyclic_message(b, rows, from, cyclic_rank(p, micro, to)); }
+    }
+    if (backward && stage == p->N - 1 && from != first) { cyclic_message(b, cyclic_action(ACT_SEND_PART, -1, 0, micro, step), from, first); }
+}
+// What a step has to tell. data: from rank to rank as they end it, and from the last to the first, which hears the whole. model: as they end it, that is
+// to the first, and back, a slot for each, so that all hear the norm.
+static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step) {
+    Action tally = cyclic_action(ACT_TALLY, -1, -1, -1, step);
+    tally.version = whole;
+    schedule_add(cyclic_list(b, rank), tally);
+    for (int storage = 0; b->plan->waits && storage < b->program->map.storages; storage++) {
+        const int stage = cyclic_stage_of_storage(b->plan, &b->program->map, storage);
+        const bool mine = cyclic_owner(b->plan, stage) == rank, knows = b->plan->mode != CYCLIC_MODEL ? !whole : whole || rank == 0;
+        if (mine && knows) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
+    }
+}
+static inline void cyclic_tally(CyclicBuilder *b, int slot) {
+    const CyclicPlan *p = b->plan;
+    const int N = p->N, end = cyclic_complete_slot(p, 0);
+    const Action message = cyclic_action(ACT_SEND_TALLY, -1, -1, -1, 0);
+    if (p->mode != CYCLIC_DATA) {
+        const int rank = p->mode == CYCLIC_SINGLE ? 0 : end - slot; // whose stage is complete
+        if (p->mode == CYCLIC_SINGLE ? slot == end : rank >= 0 && rank < N) { cyclic_tell(b, rank, false, 0); }
+        if (p->mode == CYCLIC_MODEL && rank > 0 && rank < N) { cyclic_message(b, message, rank, rank - 1); }
+        for (int r = 0; p->mode == CYCLIC_MODEL && r < N; r++) { // back, in this step's window and in the next
+            const int behind = slot - (end + r) == 0 ? 0 : slot + 2 * N - (end + r) == 0 ? -1 : -2;
+            if (behind < -1) { continue; }
+            Action down = message;
+            down.step = behind;
+            if (r) { cyclic_tell(b, r, true, behind); }
+            if (r + 1 < N) { down.version = 1, cyclic_message(b, down, r, r + 1); }
+        }
+        return;
+    }
+    for (int r = 0; r < N; r++) {
+        if (cyclic_backward_slot(p, 0, r, 0) != slot) { continue; }
+        cyclic_tell(b, r, false, 0);
+        if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
+        if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
+    }
+}
+// A slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
+static inline void cyclic_slot(CyclicBuilder *b, int slot) {
+    const int N = b->plan->N;
+    for (int backward = 1; backward >= 0; backward--) {
+        for (int k = 0; k < 2 * N * N; k++) {
+            const int step = k / (N * N), micro = k / N % N, stage = k % N;
+            if (backward && cyclic_backward_slot(b->plan, step, micro, stage) == slot) { cyclic_backward(b, step, micro, stage); }
+            if (!backward && cyclic_forward_slot(b->plan, step, micro, stage) == slot) { cyclic_forward(b, step, micro, stage); }
+        }
+    }
+    for (int k = 0; k < 2 * N * N; k++) {
+        const int step = k / (N * N), micro = k / N % N, stage = k % N;
+        const int behind = slot - cyclic_backward_slot(b->plan, step, micro, stage);
+        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, micro, stage, behind == 1); }
+        for (int backward = 1; backward >= 0; backward--) {
+            const int at = backward ? cyclic_backward_slot(b->plan, step, micro, stage) : cyclic_forward_slot(b->plan, step, micro, stage);
+            if (at == slot) { cyclic_cross(b, backward, step, micro, stage); }
+        }
+    }
+    cyclic_tally(b, slot); // before parameters leave that wait for it
+    cyclic_hand_back(b, slot);
+}
+
+// The window of a step of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.
+static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t samples) {
+    CyclicBuilder b = {p, plan, cyclic_route(plan)};
+    p->samples = samples, p->micro_batches = plan->N, p->recompute = plan->recompute;
+    for (int slot = 2 * plan->N - 2; slot <= 4 * plan->N - 3; slot++) { cyclic_slot(&b, slot); }
+    program_limit(p, limits_of_one());
+    free(b.routes.message);
+}
+
+// What runs of some steps, of which every `pause`-th drains (executor_lead, executor_drain), as one long program: so it can be proved, and compared
+// with the paper's tables. Its steps, versions, micro-batches and samples count from the first one on. window: of schedule_cyclic; the result has
+// its map.
+static inline Program cyclic_unroll(const Program *window, int steps, int pause) {
+    Program p = *window;
+    p.micro_batches = steps * window->micro_batches, p.samples = steps * window->samples;
+    p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules"), p.limits = NULL;
+    program_limit(&p, limits_of_one());
+    for (int r = 0; r < p.ranks; r++) {
+        for (int first = 0; first < steps; first += pause) {
+            const int end = (int)min_i64(first + pause, steps);
+            for (int64_t step = first - 1; step < end + 3; step++) {
+                for (int i = 0; i < window->rank[r].count; i++) {
+                    Action a = window->rank[r].actions[i];
+                    const bool tally = a.kind == ACT_TALLY || a.kind == ACT_SEND_TALLY || a.kind == ACT_RECV_TALLY; // their version is none of parameters
+                    a.step += step, a.version = tally ? a.version : max_i64(0, a.version + step);
+                    if (a.step < first || a.step >= end) { continue; }
+                    if (a.micro >= 0) { a.micro += (int)a.step * window->micro_batches; }
+                    if (a.unit >= 0) { a.first_row += a.step * window->samples; }
+                    schedule_add(&p.rank[r], a);
+                }
+            }
+        }
+    }
+    return p;
+}
+
+#endif

@@ -1,0 +1,343 @@
+// proof.h: proves a cyclic schedule before it runs. Windows of steps that overlap are one long program here (cyclic_unroll), which is played with messages
+// that meet (schedule.h: the walk): what ends in it cannot wait for ever. The rules of compute actions are schedule.h's; here are those of states that go
+// from rank to rank.
+//
+// Versions   a use acquires a version that is here, one of the newest `places`; forward and backward of a unit use the same; nobody writes into the place of
+//            one that is acquired; each comes once, in order, from a rank that has it; at the end all ranks that take a storage have the last one.
+// Sums       a micro-batch's gradient is made in a place that is free, and added to the sum of exactly those before it; a sum is sent once, by who has it,
+//            to a place that is free; an update has the sum of all of its step, and follows what it waits for.
+// Places     of activations: micro-batch m has place m modulo their number in each unit, the boundary before a unit from the forward that writes it on;
+//            gradients of boundaries are read before others are written there.
+// Tally      each rank adds once a step, when its losses and gradients are whole; what waits for the norm follows the sum of all ranks.
+#ifndef PROOF_H
+#define PROOF_H
+
+#include "cyclic.h" // schedules of windows
+
+typedef struct {
+    int micro;       // whose gradient is in a place, through the steps; -1: it is free
+    int storage;     // of which storage
+    int first, last; // of its step: the sum of these micro-batches, in order
+    bool whole;      // its micro-batch has all of it: REDUCE has run
+    bool part;       // the head's part of wte's has come
+} Made;
+typedef struct {
+    int64_t step; // -1: none yet
+    int count;    // ranks that have added
+} Told;
+
+typedef struct {
+    Validator v; // first: rules of compute actions take it
+    const CyclicPlan *plan;
+    const GptModel *model;
+    Relay *relay;                 // [ranks]
+    int64_t *places;              // [units] of activations
+    bool *cut;                    // [units] executor.h: its gradient has a place of its own
+    int64_t *newest, *held;       // [rank][storage] version; -1: none is acquired
+    Made *made, *coming, *summed; // [rank][place] in the making; [rank][storage] that came; [rank][storage][2] sums that stay, or are made of parts
+    int makings;                  // places of a rank's made
+    int64_t *used;                // [rank][unit][micro][2] versions of its forward
+    int64_t *gradient;            // [rank][2 * units] unit and micro-batch whose gradient of the input is in the place, or -1
+    Told *told, *telling;         // [rank]
+    Made sent;                    // what the SEND carries that is being visited, for its RECV
+    Told sent_tally;
+} Proof;
+
+static inline int proof_at(const Proof *p, int rank, int storage) { return rank * p->v.program->map.storages + storage; }
+static inline int proof_step(const Proof *p, int micro) { return micro / p->plan->N; }
+static inline int proof_in_step(const Proof *p, int micro) { return micro % p->plan->N; }
+static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
+// Where a micro-batch's gradient of a storage is made: where sums stay, blocks share one place, and wte has several.
+static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
+    const Relay *r = &p->relay[rank];
+    const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
+    const int place = !r->stays ? storage : storage ? class_place : micro % heads;
+    return &p->made[rank * p->makings + place];
+}
+// The sum that stays on its owner; or, of parts that come to it, the one before its own.
+static inline Made *proof_summed(const Proof *p, int rank, int storage, int64_t step) {
+    return &p->summed[2 * proof_at(p, rank, storage) + step % p->relay[rank].sums];
+}
+static inline bool made_is(const Made *m, int storage, int micro, int first, int last) {
+    return m->micro == micro && m->storage == storage && m->first == first && m->last == last;
+}
+static inline Made made_sum(int storage, int micro, int first, int last) {
+    const Made m = {micro, storage, first, last, true, false};
+    return m;
+}
+static inline void made_free(Made *m) { m->micro = -1; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rules
+
+// A version is about to be written.
+static inline void prove_open(Proof *p, int rank, const Action *a, int64_t version) {
+    const int at = proof_at(p, rank, a->storage), places = p->relay[rank].places[a->storage];
+    if (!places) { validator_fail(&p->v, rank, a, "the rank keeps no version"); }
+    if (version != p->newest[at] + 1) { validator_fail(&p->v, rank, a, "version %" PRId64 " does not follow %" PRId64, version, p->newest[at]); }
+    if (p->held[at] >= 0 && p->held[at] <= version - places) { validator_fail(&p->v, rank, a, "version %" PRId64 " in its place is in use", p->held[at]); }
+    p->newest[at] = version;
+}
+static inline bool proof_has(const Proof *p, int rank, int storage, int64_t version) {
+    const int64_t newest = p->newest[proof_at(p, rank, storage)];
+    return version >= 0 && version <= newest && version > newest - p->relay[rank].places[storage];
+}
+static inline void prove_acquire(Proof *p, int rank, const Action *a) {
+    const int at = proof_at(p, rank, a->storage);
+    if (p->held[at] >= 0) { validator_fail(&p->v, rank, a, "is acquired already"); }
+    if (!proof_has(p, rank, a->storage, a->version)) {
+        validator_fail(&p->v, rank, a, "version %" PRId64 " is not here: the newest is %" PRId64, a->version, p->newest[at]);
+    }
+    p->held[at] = a->version, p->v.acquired[at] = 1;
+}
+static inline void prove_release(Proof *p, int rank, const Action *a) {
+    const int at = proof_at(p, rank, a->storage);
+    if (p->held[at] < 0) { validator_fail(&p->v, rank, a, "is not acquired"); }
+    p->held[at] = -1, p->v.acquired[at] = 0;
+}
+static inline void prove_parameters(Proof *p, int rank, const Action *a, bool sends) {
+    if (sends && !proof_has(p, rank, a->storage, a->version)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not here to be sent", a->version); }
+    if (!sends) { prove_open(p, rank, a, a->version); }
+}
+
+static inline void prove_contribution(Proof *p, int rank, const Action *a, int storage) {
+    Made *m = proof_made(p, rank, storage, a->micro);
+    const bool mine = m->micro == a->micro && m->storage == storage && !m->whole;
+    if (m->micro >= 0 && !mine) {
+        validator_fail(&p->v, rank, a, "the place of storage %d's gradient holds storage %d's of micro-batch %d", storage, m->storage, m->micro);
+    }
+    const Made begun = {a->micro, storage, proof_in_step(p, a->micro), proof_in_step(p, a->micro), false, mine && m->part};
+    *m = begun;
+}
+// The gradient is whole; to it comes the sum of those before it, where it is made here.
+static inline void prove_reduce(Proof *p, int rank, const Action *a) {
+    const Relay *r = &p->relay[rank];
+    const int in = proof_in_step(p, a->micro), last = p->plan->N - 1, head = p->v.program->map.units - 1, step = proof_step(p, a->micro);
+    Made *m = proof_made(p, rank, a->storage, a->micro), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
+    const bool missing = a->storage == 0 && !m->part && !(*validator_done(&p->v, rank, head, a->micro) & DONE_INPUT);
+    validate_reduce(&p->v, rank, a);
+    if (!made_is(m, a->storage, a->micro, in, in) || m->whole) { validator_fail(&p->v, rank, a, "its gradient is not here"); }
+    if (missing) { validator_fail(&p->v, rank, a, "the head's part is missing"); }
+    m->whole = true;
+    if (r->stays) {
+        if (in ? !made_is(sum, a->storage, a->micro - 1, 0, in - 1) : sum->micro >= 0) { validator_fail(&p->v, rank, a, "the sum is not of those before it"); }
+        *sum = made_sum(a->storage, a->micro, 0, in), made_free(m);
+        return;
+    }
+    const SumWay way = proof_way(p, a->storage);
+    if (way == SUM_CHAIN ? in == 0 : in < last) { return; }
+    Made *before = way == SUM_OWNER ? sum : coming;
+    if (!made_is(before, a->storage, a->micro - 1, 0, in - 1)) { validator_fail(&p->v, rank, a, "the sum that came is not of those before it"); }
+    m->first = 0, made_free(before);
+}
+// A part joins a sum that is made here.
+static inline void prove_add(Proof *p, int rank, const Action *a) {
+    const int in = proof_in_step(p, a->micro);
+    const bool owner = proof_way(p, a->storage) == SUM_OWNER;
+    Made *coming = &p->coming[proof_at(p, rank, a->storage)];
+    Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : proof_made(p, rank, a->storage, a->micro);
+    if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }
+    if (in ? !made_is(sum, a->storage, a->micro - 1, 0, in - 1) || !sum->whole : sum->micro >= 0) {
+        validator_fail(&p->v, rank, a, "the sum is not of those before it");
+    }
+    *sum = made_sum(a->storage, a->micro, 0, in), made_free(coming);
+}
+static inline void prove_sum(Proof *p, int rank, const Action *a, bool sends) {
+    Made *m = sends ? proof_made(p, rank, a->storage, a->micro) : &p->coming[proof_at(p, rank, a->storage)];
+    if (sends) {
+        const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && m->last < p->plan->N - 1;
+        if (!good || p->relay[rank].stays) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
+        p->sent = *m, made_free(m);
+        return;
+    }
+    if (m->micro >= 0) { validator_fail(&p->v, rank, a, "the sum that came before has not been added"); }
+    *m = p->sent;
+}
+static inline void prove_part(Proof *p, int rank, const Action *a, bool sends) {
+    Made *m = proof_made(p, rank, a->storage, a->micro);
+    const int in = proof_in_step(p, a->micro);
+    if (sends) {
+        if (m->micro != a->micro || m->storage != a->storage || m->whole) { validator_fail(&p->v, rank, a, "has no such part to send"); }
+        made_free(m);
+        return;
+    }
+    if (m->micro >= 0) { validator_fail(&p->v, rank, a, "its place holds micro-batch %d's", m->micro); }
+    const Made came = {a->micro, a->storage, in, in, false, true};
+    *m = came;
+}
+static inline void prove_update(Proof *p, int rank, const Action *a) {
+    const Relay *r = &p->relay[rank];
+    const int last = p->plan->N - 1, micro = (int)a->step * p->plan->N + last;
+    Made *sum = r->stays ? proof_summed(p, rank, a->storage, a->step) : proof_made(p, rank, a->storage, micro);
+    if (r->owner[a->storage] != rank) { validator_fail(&p->v, rank, a, "is not the owner"); }
+    if (!made_is(sum, a->storage, micro, 0, last) || !sum->whole) { validator_fail(&p->v, rank, a, "has not the sum of all"); }
+    if (r->waits && (p->telling[rank].step != a->step || p->telling[rank].count != p->v.program->ranks)) {
+        validator_fail(&p->v, rank, a, "the norm is not known");
+    }
+    prove_open(p, rank, a, a->step + 1);
+    made_free(sum);
+}
+
+// What a rank adds to a step's tally is whole: losses of all that it computes; gradients that it owns, or their updates.
+static inline void prove_tally(Proof *p, int rank, const Action *a) {
+    const int N = p->plan->N, head = p->v.program->map.units - 1;
+    Told *told = &p->told[rank], *telling = &p->telling[rank];
+    const bool whole = a->version != 0, came = told->step == a->step;
+    if (whole && (!came || told->count != p->v.program->ranks)) { validator_fail(&p->v, rank, a, "has not heard of all ranks"); }
+    if (!whole && telling->step >= a->step) { validator_fail(&p->v, rank, a, "has added already"); }
+    for (int i = 0; i < N && !whole; i++) {
+        const unsigned char done = *validator_done(&p->v, rank, head, (int)a->step * N + i);
+        if ((done & DONE_FORWARD) && !(done & DONE_INPUT)) { validator_fail(&p->v, rank, a, "a loss of micro-batch %d is not there", i); }
+    }
+    for (int s = 0; s < p->v.program->map.storages && !whole; s++) {
+        const Relay *r = &p->relay[rank];
+        const Made *sum = r->stays ? proof_summed(p, rank, s, a->step) : proof_made(p, rank, s, 0);
+        const bool there = r->waits ? made_is(sum, s, (int)a->step * N + N - 1, 0, N - 1) : p->newest[proof_at(p, rank, s)] > a->step;
+        if (r->owner[s] == rank && !there) { validator_fail(&p->v, rank, a, "the gradient of storage %d is not whole", s); }
+    }
+    telling->step = a->step, telling->count = (came ? told->count : 0) + !whole, told->step = -1;
+}
+static inline void prove_send_tally(Proof *p, int rank, const Action *a, bool sends) {
+    if (sends && p->telling[rank].step != a->step) { validator_fail(&p->v, rank, a, "has nothing to tell of this step"); }
+    if (sends) { p->sent_tally = p->telling[rank]; }
+    if (!sends && p->told[rank].step >= 0) { validator_fail(&p->v, rank, a, "what came before has not been heard"); }
+    if (!sends) { p->told[rank] = p->sent_tally; }
+}
+
+// Activations and gradients of boundaries: their places.
+static inline void prove_place(Proof *p, int rank, const Action *a, int unit) { // of the activations of a unit, that this action writes
+    for (int m = a->micro - (int)p->places[unit]; m >= 0; m -= (int)p->places[unit]) {
+        const bool began = *validator_done(&p->v, rank, a->unit, m) & DONE_FORWARD, ended = *validator_done(&p->v, rank, unit, m) & DONE_WEIGHT;
+        if (began && !ended) { validator_fail(&p->v, rank, a, "the place of unit %d's activations holds micro-batch %d", unit, m); }
+    }
+}
+static inline int64_t *proof_gradient(const Proof *p, int rank, int unit) {
+    const int units = p->v.program->map.units;
+    return &p->gradient[rank * 2 * units + (p->plan->mode == CYCLIC_SINGLE && p->cut[unit] ? units + unit : unit % 2)];
+}
+static inline bool proof_here(const Proof *p, int rank, int unit, int micro) {
+    return cyclic_rank(p->plan, proof_in_step(p, micro), cyclic_stage_of_unit(p->plan, unit)) == rank;
+}
+static inline void prove_compute(Proof *p, int rank, const Action *a) {
+    const UnitMap *map = &p->v.program->map;
+    const bool forward = a->kind == ACT_FORWARD, backward = a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
+    const int64_t above = (int64_t)(a->unit + 1) * p->v.program->micro_batches + a->micro;
+    int64_t *used = &p->used[2 * validator_index(&p->v, rank, a->unit, a->micro)];
+    for (int k = 0; k < map->of_unit_count[a->unit]; k++) {
+        const int storage = map->of_unit[a->unit][k];
+        const int64_t version = p->held[proof_at(p, rank, storage)];
+        if (action_contributes(map, a, storage)) { prove_contribution(p, rank, a, storage); }
+        if (!forward && action_reads_parameters(a->kind) && version != used[k]) {
+            validator_fail(&p->v, rank, a, "version %" PRId64 " of storage %d, its forward had %" PRId64, version, storage, used[k]);
+        }
+        if (forward) { used[k] = version; }
+    }
+    if (forward) { prove_place(p, rank, a, a->unit); }
+    if (forward && a->unit + 1 < map->units && proof_here(p, rank, a->unit + 1, a->micro)) { prove_place(p, rank, a, a->unit + 1); }
+    if (backward && a->unit + 1 < map->units && proof_here(p, rank, a->unit + 1, a->micro) && *proof_gradient(p, rank, a->unit + 1) != above) {
+        validator_fail(&p->v, rank, a, "the gradient of its output was written over");
+    }
+    if (a->kind == ACT_BACKWARD_INPUT) { *proof_gradient(p, rank, a->unit) = above - p->v.program->micro_batches; }
+    validate_compute(&p->v, rank, a);
+}
+
+static inline void proof_visit(void *context, int rank, const Action *a, int peer) {
+    Proof *p = (Proof *)context;
+    (void)peer;
+    if (*p->v.error || !validate_ranges(&p->v, rank, a)) { return; }
+    switch (a->kind) {
+    case ACT_SEND_FORWARD:
+    case ACT_SEND_BACKWARD: validate_send(&p->v, rank, a); break;
+    case ACT_RECV_FORWARD:
+    case ACT_RECV_BACKWARD: validate_receive(&p->v, rank, a); break;
+    case ACT_SEND_SUM:
+    case ACT_RECV_SUM: prove_sum(p, rank, a, action_sends(a->kind)); break;
+    case ACT_SEND_PARAMETERS:
+    case ACT_RECV_PARAMETERS: prove_parameters(p, rank, a, action_sends(a->kind)); break;
+    case ACT_SEND_PART:
+    case ACT_RECV_PART: prove_part(p, rank, a, action_sends(a->kind)); break;
+    case ACT_SEND_TALLY:
+    case ACT_RECV_TALLY: prove_send_tally(p, rank, a, action_sends(a->kind)); break;
+    case ACT_ACQUIRE: prove_acquire(p, rank, a); break;
+    case ACT_RELEASE: prove_release(p, rank, a); break;
+    case ACT_REDUCE: prove_reduce(p, rank, a); break;
+    case ACT_ADD: prove_add(p, rank, a); break;
+    case ACT_UPDATE: prove_update(p, rank, a); break;
+    case ACT_TALLY: prove_tally(p, rank, a); break;
+    case ACT_PREFETCH:
+    case ACT_NORM: validator_fail(&p->v, rank, a, "is no part of these schedules"); break;
+    default: prove_compute(p, rank, a);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The proof
+
+static inline void proof_end(Proof *p, int steps) {
+    const Action none = action_make(ACT_TALLY, -1, -1, -1);
+    validate_end_of_work(&p->v);
+    for (int r = 0; r < p->v.program->ranks; r++) {
+        for (int s = 0; s < p->v.program->map.storages; s++) {
+            const int at = proof_at(p, r, s);
+            if (p->relay[r].places[s] && p->newest[at] != steps) {
+                validator_fail(&p->v, r, &none, "storage %d has version %" PRId64 " at the end", s, p->newest[at]);
+            }
+            if (p->held[at] >= 0) { validator_fail(&p->v, r, &none, "storage %d is held at the end", s); }
+        }
+        if (p->telling[r].step != steps - 1) { validator_fail(&p->v, r, &none, "the last step was not told"); }
+    }
+}
+static inline void proof_start(Proof *p, const Program *program, const CyclicPlan *plan, const GptModel *m) {
+    const size_t ranks = (size_t)program->ranks, storages = (size_t)m->storages, units = (size_t)m->units;
+    memset(p, 0, sizeof *p);
+    validator_start(&p->v, program);
+    p->plan = plan, p->model = m;
+    p->relay = (Relay *)checked_calloc(ranks, sizeof(Relay), "proof");
+    p->places = (int64_t *)checked_calloc(units, sizeof(int64_t), "proof"), p->cut = (bool *)checked_calloc(units, sizeof(bool), "proof");
+    cyclic_activations(plan, m->units, p->places, p->cut);
+    p->makings = m->storages + STORAGE_CLASSES + plan->N;
+    const size_t made = ranks * (size_t)p->makings, at = ranks * storages;
+    p->made = (Made *)checked_calloc(made + 3 * at, sizeof(Made), "proof"), p->coming = p->made + made, p->summed = p->coming + at;
+    p->newest = (int64_t *)checked_calloc(2 * at, sizeof(int64_t), "proof"), p->held = p->newest + at;
+    p->used = (int64_t *)checked_calloc(2 * ranks * units * (size_t)program->micro_batches, sizeof(int64_t), "proof");
+    p->gradient = (int64_t *)checked_calloc(2 * ranks * units, sizeof(int64_t), "proof");
+    p->told = (Told *)checked_calloc(2 * ranks, sizeof(Told), "proof"), p->telling = p->told + ranks;
+    for (size_t i = 0; i < made + 3 * at; i++) { p->made[i].micro = -1; }
+    for (size_t i = 0; i < at; i++) { p->held[i] = -1; }
+    for (size_t i = 0; i < 2 * ranks; i++) { p->told[i].step = -1; }
+    for (int r = 0; r < program->ranks; r++) {
+        p->relay[r] = cyclic_relay(plan, m, r);
+        program->limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, r) : limits_of_one();
+        program->limits[r].slots = cyclic_live(plan, plan->mode == CYCLIC_MODEL ? r : 0);
+    }
+}
+static inline void proof_stop(Proof *p) {
+    for (int r = 0; r < p->v.program->ranks; r++) { relay_free(&p->relay[r], p->model->storages); }
+    free(p->relay), free(p->places), free(p->cut), free(p->made), free(p->newest), free(p->used), free(p->gradient), free(p->told);
+    validator_stop(&p->v);
+}
+
+// Proves so many steps of a window (schedule_cyclic), of which every pause-th drains. On a violation returns false and describes the first one in error.
+static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, char *error, size_t error_bytes) {
+    Program program = cyclic_unroll(window, steps, pause);
+    Proof p;
+    proof_start(&p, &program, plan, m);
+    *error = 0, p.v.error = error, p.v.error_bytes = error_bytes;
+    validator_walk(&p.v, proof_visit, &p);
+    if (!*error) { proof_end(&p, steps); }
+    proof_stop(&p);
+    for (int r = 0; r < program.ranks; r++) { schedule_free(&program.rank[r]); }
+    free(program.rank), free(program.limits);
+    return !*error;
+}
+
+// The same for the program: windows that follow each other, and, where there will be such, steps that drain. Ends it where there is a violation.
+static inline void cyclic_check(const Program *window, const CyclicPlan *plan, const GptModel *m) {
+    char error[400];
+    for (int pause = 4; pause > 1; pause -= 2) {
+        if (pause < 4 && !plan->pauses) { continue; }
+        if (!cyclic_prove(window, plan, m, 4, pause, error, sizeof error)) { schedule_refuse(error); }
+    }
+}
+
+#endif

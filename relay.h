@@ -1,0 +1,147 @@
+// relay.h: the store's verbs where states go from rank to rank (layout.h: Relay; cyclic.h says when): versions of parameters from who has them to who
+// uses them next, and sums of gradients from micro-batch to micro-batch.
+//
+// Versions   count steps. A rank keeps one or two of a storage, version v in place v modulo their number. A place is written again when all messages
+//            that use it are complete (Mail).
+// Sums       ((g_1 + g_2) + g_3) + ... of a step's micro-batches, always in this order: every execution gives the same bits. A gradient is made in a
+//            place of its own, and the sum of those before it is added.
+// Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
+#ifndef RELAY_H
+#define RELAY_H
+
+#include "store.h" // states
+
+static inline Mail *store_mail(const Store *s, int storage, MailKind kind) { return &s->mail[storage * MAIL_KINDS + kind]; }
+static inline Mail *store_version_mail(const Store *s, int storage, int64_t version, MailKind kind) {
+    return store_mail(s, storage, kind) + version % s->policy.relay->places[storage];
+}
+static inline void mail_wait(Store *s, Mail *m) {
+    for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
+    m->count = 0;
+}
+static inline void mail_post(Store *s, Mail *m, bool send, int peer, void *data, size_t bytes) {
+    m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
+}
+// A version has come. It is here, or on its way.
+static inline void store_await_version(Store *s, int storage, int64_t version) {
+    assert(s->policy.relay->places[storage] && version <= s->version[storage] && version + s->policy.relay->places[storage] > s->version[storage]);
+    mail_wait(s, store_version_mail(s, storage, version, MAIL_COMING));
+}
+// The next version is about to be written into its place: what was there has been read.
+static inline void store_open_version(Store *s, int storage, int64_t version) {
+    assert(version == s->version[storage] + 1);
+    mail_wait(s, store_version_mail(s, storage, version, MAIL_COMING)), mail_wait(s, store_version_mail(s, storage, version, MAIL_GOING));
+    s->version[storage] = version;
+}
+static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version, int peer, int64_t step) {
+    if (send) {
+        store_await_version(s, storage, version);
+    } else {
+        store_open_version(s, storage, version);
+    }
+    comm_label(s->comm, "parameters", storage, step);
+    mail_post(s, store_version_mail(s, storage, version, send ? MAIL_GOING : MAIL_COMING), send, peer, store_parameters(s, storage, version),
+              (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+}
+// The owner is about to make a version. It begins as a copy of the one before, where this stays and is its own master.
+static inline void store_begin_version(Store *s, int storage, int64_t version) {
+    const char *before = store_newest(s, storage);
+    store_open_version(s, storage, version);
+    if (before != store_newest(s, storage) && s->dtype == DTYPE_FP32) {
+        ops_copy(s->stream, store_newest(s, storage), before, (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+    }
+}
+// This step makes no update of the storage: its next version is the same.
+static inline void store_skip_version(Store *s, int storage, int64_t version) {
+    const char *before = store_newest(s, storage);
+    store_begin_version(s, storage, version);
+    if (before == store_newest(s, storage) || s->dtype == DTYPE_FP32) { return; }
+    ops_copy(s->stream, store_newest(s, storage), before, (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+}
+// After masters were written from outside: whoever computes with a storage gets it from its owner. The version before is alike where it is not
+// known. All ranks call it.
+static inline void store_hand_out(Store *s) {
+    const Relay *r = s->policy.relay;
+    for (int i = 0; i < s->model->storages; i++) {
+        const size_t bytes = (size_t)gpt_storage_elements(s->model, i) * dtype_size(s->dtype);
+        for (int to = 0; to < s->comm->ranks; to++) {
+            const bool owner = r->owner[i] == s->comm->rank;
+            if (to == r->owner[i] || (!owner && to != s->comm->rank) || !r->taken[i][to]) { continue; }
+            comm_label(s->comm, "parameters", i, s->comm->step);
+            comm_wait_message(s->comm, comm_post_message(s->comm, owner, owner ? to : r->owner[i], store_newest(s, i), bytes));
+        }
+        if (!r->places[i]) { continue; }
+        char *other = store_parameters(s, i, s->version[i] + 1);
+        if (other != store_newest(s, i) && !s->knows_previous) { ops_copy(s->stream, other, store_newest(s, i), bytes); }
+    }
+}
+
+// Where a micro-batch's contributions to a gradient go; micro counts through the steps. *accumulate: as in store_gradient.
+static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.relay->heads]; }
+static inline float *store_making(const Store *s, int storage, int64_t micro) {
+    if (!s->policy.relay->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
+    const int64_t place = storage ? 0 : micro % s->policy.relay->heads;
+    return (float *)(void *)shelf_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
+}
+static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
+    bool *begun = store_begun(s, storage, micro);
+    if (!*begun) { mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM)); }
+    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.relay->heads]); }
+    *accumulate = *begun, *begun = true;
+    return store_making(s, storage, micro);
+}
+// A micro-batch's gradient is whole: to it comes the sum of those before it in the step, where it is made here. micro: in all, in_step: of the step.
+static inline void store_add_sum(Store *s, int storage, int64_t micro, int in_step, int64_t step) {
+    const Relay *r = s->policy.relay;
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
+    bool accumulate, *begun = store_begun(s, storage, micro);
+    if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
+    *begun = false;
+    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
+    float *made = store_making(s, storage, micro), *sum = store_sum(s, storage, step);
+    if (r->stays && in_step == 0) {
+        ops_copy(s->stream, sum, made, (size_t)elements * sizeof(float));
+    } else if (r->stays) {
+        ops_accumulate(s->stream, sum, made, elements);
+    } else if (way == SUM_CHAIN ? in_step > 0 : in_step == r->micros - 1) {
+        if (way != SUM_OWNER) { mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM)); }
+        const Shelf *before = way == SUM_OWNER ? &s->making : &s->coming;
+        ops_accumulate(s->stream, made, (const float *)(const void *)shelf_slice(before, storage), elements);
+    }
+}
+// A part of a sum that is made here has come: the next one of its first rank's, or any of the owner's before its own.
+static inline void store_add_part(Store *s, int storage, int in_step) {
+    const bool owner = s->policy.relay->way[storage] == SUM_OWNER;
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    float *sum = (float *)(void *)shelf_slice(owner ? &s->making : &s->grads, storage), *part = (float *)(void *)shelf_slice(&s->coming, storage);
+    mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
+    if (in_step == 0) {
+        ops_copy(s->stream, sum, part, (size_t)elements * sizeof(float));
+    } else {
+        ops_accumulate(s->stream, sum, part, elements);
+    }
+}
+// The head's part of a micro-batch's gradient of wte goes to whoever has the embedding, which adds its own.
+static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer, int64_t step) {
+    const size_t bytes = (size_t)gpt_storage_elements(s->model, storage) * sizeof(float);
+    bool accumulate, *begun = store_begun(s, storage, micro);
+    float *made = store_making(s, storage, micro);
+    comm_label(s->comm, "gradient", storage, step);
+    if (!send) {
+        assert(!storage && !*begun);
+        s->head_coming[micro % s->policy.relay->heads] = comm_receive(s->comm, peer, made, bytes), *begun = true;
+        return;
+    }
+    if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); } // no samples
+    *begun = false;
+    mail_post(s, store_mail(s, storage, MAIL_GOING_SUM), true, peer, made, bytes);
+}
+static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
+    Mail *mail = store_mail(s, storage, send ? MAIL_GOING_SUM : MAIL_COMING_SUM);
+    comm_label(s->comm, "gradient", storage, step);
+    mail_post(s, mail, send, peer, send ? (void *)store_making(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
+              (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+}
+
+#endif

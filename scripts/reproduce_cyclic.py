@@ -1,0 +1,622 @@
+#!/usr/bin/env python3
+"""reproduce_cyclic.py: Cyclic Data Parallelism (CDP, arXiv 2403.08837) beside data parallelism (DP): memory, traffic, time and quality.
+
+    scripts/reproduce_cyclic.sh --quick | --full [--part PART ...] [--steps N] [--images PREFIX] [--into FOLDER] [--program FILE]
+
+memory   bytes of live activations over a step, on one rank that runs N micro-batches: all at once (DP: one micro-batch of them all) and
+         staggered (CDP). When which unit works on which micro-batch is measured (--trace); what each holds then are the bytes of
+         docs/memory.md, whose sum must be what the program counted.
+traffic  what each link carries over a step, DP's all-reduce beside CDP's messages: the counters of the switch's ports, every few
+         milliseconds, and how much of a step's bytes travel in its busiest tenth. On an emulated cluster of 4 nodes (cluster.sh).
+speed    step times of DP (this program's own, whose messages hide behind the backward pass), CDP-v1, v2 and v2 with slack 1, on the same
+         cluster, over link rates given by c, DP's time of messages when a forward pass takes 1 and a backward pass 2; and with a rank that
+         stops now and then. What an ideal DP takes: 1 + max(2, c), CDP: max(3, c).
+quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each at the best of the same learning rates.
+zero     ZeRO-3 beside CDP that passes the states round (--cyclic-mode zero), where the program has it.
+images   the paper's own task, classification: the share of right labels on the images of PREFIX (prepare_data.py --images; default:
+         data/digits_images; CIFAR-10 too), SGD with momentum and AdamW. Left out without them.
+
+--quick takes less than 5 minutes on 2 quiet cores; --full under 3 hours. --steps replaces the number of training steps of quality and
+images. FOLDER (default: out/cyclic_quick or out/cyclic_full) gets a folder for each run, with log.jsonl and output.txt (and the
+samples traffic.jsonl), the tables as table.md, and memory.png, traffic.png, speed.png, quality.png. The same command goes on where it
+was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster. Where no cluster can be made, its parts say so.
+
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+"""
+import argparse
+import bisect
+import concurrent.futures
+import glob
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import plot
+from reproduce import EXIT_FAILED, SCRIPTS, Failed, Runner, complete, markdown, pyplot_or_none, run_script
+
+CLUSTER, TEXT = str(SCRIPTS / "cluster.sh"), "data/text_bytes"
+DP, V1, V2, SLACK = "DP", "CDP-v1", "CDP-v2", "CDP-v2 slack 1"
+RULES = {DP: (), V1: ("--cyclic", "v1"), V2: ("--cyclic", "v2"), SLACK: ("--cyclic", "v2", "--cyclic-slack", "1")}
+RANKS = 4  # of the cluster: so many nodes with a rank each, and N
+UNLIMITED = 0.0  # a c
+BALANCE = 3.0  # c = F + B
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What --quick and --full differ in."""
+    memory_cuts: tuple  # values of N
+    cluster_steps: int  # of a run there, the first WARMUP of which are not looked at
+    loads: tuple  # values of c
+    rounds: int  # of all loads and rules, in turns
+    cuts: tuple  # values of N for quality
+    seeds: tuple
+    text_steps: int
+    text_rates: tuple  # learning rates
+    image_steps: int
+    image_rates: dict  # by optimizer
+
+
+WARMUP = 3
+PLANS = {
+    "quick": Plan(memory_cuts=(8,), cluster_steps=WARMUP + 8, loads=(UNLIMITED, BALANCE), rounds=1, cuts=(4,), seeds=(1,), text_steps=300, text_rates=("3e-3", "6e-3"),
+                  image_steps=150, image_rates={"adamw": ("5e-3",), "sgd": ("1e-1",)}),
+    "full": Plan(memory_cuts=(2, 4, 8), cluster_steps=WARMUP + 20, loads=(UNLIMITED, 1, 2, BALANCE, 4.5, 6), rounds=3, cuts=(2, 4, 8), seeds=(1, 2, 3),
+                 text_steps=6000, text_rates=("7.5e-4", "1.5e-3", "3e-3", "6e-3", "1.2e-2"), image_steps=2000,
+                 image_rates={"adamw": ("2.5e-3", "5e-3", "1e-2"), "sgd": ("3e-2", "1e-1", "3e-1")}),
+}
+
+
+class Bench:
+    """Starts runs that are not there yet, and knows where they are."""
+
+    def __init__(self, options):
+        self.plan, self.options, self.runner = PLANS[options.plan], options, Runner()
+
+    def run(self, name, command):
+        log, fresh = complete(self.runner, self.options.into / name, [str(word) for word in command])
+        print(f"{'' if fresh else 'there: '}{name}", flush=True)
+        return log
+
+    def run_together(self, commands):
+        """Logs by name; as many runs of one thread at a time as there are cores."""
+        pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        try:
+            jobs = {name: pool.submit(self.run, name, command) for name, command in commands.items()}
+            return {name: job.result() for name, job in jobs.items()}
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def train(self, data, rule, *flags):
+        return [self.options.program, "--train", f"{data}_train_*.bin", "--val", f"{data}_val_*.bin", "--threads", 1, "--grad-clip", 0, *flags, *RULES[rule]]
+
+    def draw(self, name, panels, paint):
+        pyplot = pyplot_or_none("reproduce_cyclic")
+        if pyplot:
+            figure, axes = pyplot.subplots(1, panels, figsize=(7 * panels, 4), layout="constrained", squeeze=False)
+            paint(axes[0])
+            figure.savefig(self.options.into / f"{name}.png", dpi=120)
+            pyplot.close(figure)
+
+
+def found_events(log, kind):
+    return [event for event in plot.events(log) if event.get("event") == kind]
+
+
+def step_ms(log):
+    return statistics.median(step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Memory over time, one rank
+
+SAMPLES, T, C, HEADS = 16, 64, 64, 4  # of a step; the model
+
+
+def unit_bytes(units, tokens):
+    """Activations of each unit for a micro-batch (docs/memory.md): the embedding's tokens, blocks, the head with its targets; and what comes into each."""
+    block, boundary = (60 * C + 4 * HEADS + 16) * tokens, 4 * C * tokens
+    return [4 * tokens, *[block + boundary] * (units - 2), (8 * C + 16) * tokens + boundary]
+
+
+def live_bytes(trace, sizes):
+    """(ms, bytes) whenever the bytes change, over the step of a trace. A unit's activations live from its forward to the end of its weight part; what
+    ends without having begun belongs to the step before, and lives from the start."""
+    actions = sorted((event for event in trace["traceEvents"] if event.get("cat") == "compute"), key=lambda event: event["ts"])
+    begin = actions[0]["ts"]
+    changes, seen, live = [], set(), 0
+    for event in actions:
+        kind, unit, micro = event["name"].split()[0], event["args"]["unit"], event["args"]["micro_batch"]
+        if kind == "BACKWARD_WEIGHT":
+            changes.append((event["ts"] + event["dur"], -sizes[unit]))
+            live += 0 if (unit, micro) in seen else sizes[unit]
+        elif kind == "FORWARD":
+            changes.append((event["ts"], sizes[unit]))
+            seen.add((unit, micro))
+    curve = [(0.0, live)]
+    for when, change in changes:
+        live += change
+        curve.append(((when - begin) / 1000, live))
+    return curve
+
+
+def mean_of(curve):
+    area = sum((b - a) * bytes_ for (a, bytes_), (b, _) in zip(curve, curve[1:]))
+    return area / (curve[-1][0] - curve[0][0])
+
+
+def memory_run(bench, rule, N):
+    """(bytes of activations that the program counted, the curve)."""
+    name = f"memory/{rule}_N{N}".replace(" ", "_")
+    micro, cut = (SAMPLES, []) if rule == DP else (SAMPLES // N, ["--cyclic-stages", N])
+    trace = bench.options.into / name / "trace.json"
+    model = ["--model", f"layers={2 * N - 2},heads={HEADS},channels={C},vocab=256", "--seq-len", T, "--micro-batch", micro, "--batch-tokens", SAMPLES * T]
+    log = bench.run(name, bench.train(TEXT, rule, *model, *cut, "--steps", 6, "--val-every", 0, "--profile-steps", "5:5", "--trace", trace))
+    counted = found_events(log, "end")[-1]["memory"]["measured"]["activations"]
+    sizes = unit_bytes(2 * N, micro * T)
+    places = [1 if rule == DP else N - unit // 2 for unit in range(2 * N)]  # of a stage of two units: micro-batches at once
+    if sum(map(lambda size, count: size * count, sizes, places)) != counted:
+        raise Failed(EXIT_FAILED, f"{name}: {counted} bytes of activations are not those of docs/memory.md")
+    return counted, live_bytes(json.loads(trace.read_text()), sizes)
+
+
+def memory(bench):
+    found = {(N, rule): memory_run(bench, rule, N) for N in bench.plan.memory_cuts for rule in (DP, V1, V2)}
+    largest = bench.plan.memory_cuts[-1]
+
+    def paint(axes):
+        for rule in (DP, V2):
+            curve = found[largest, rule][1]
+            axes[0].step([when / curve[-1][0] for when, _ in curve], [size / plot.MIB for _, size in curve], where="post", label=rule)
+        axes[0].set(xlabel="share of a step", ylabel="live activations (MiB)", title=f"one rank, N = {largest}", ylim=(0, None))
+        axes[0].legend()
+
+    bench.draw("memory", 1, paint)
+    lines = []
+    for N in bench.plan.memory_cuts:
+        for rule in (V1, V2):
+            ratio = found[N, rule][0] / found[N, DP][0]
+            shape = "; ".join(f"{name} {max(size for _, size in found[N, name][1]) / mean_of(found[N, name][1]):.2f}" for name in (DP, rule))
+            lines.append([f"{rule}: peak of activations over DP's, N={N}, one rank", f"(N+1)/2N = {(N + 1) / 2 / N:.4f}", f"{ratio:.4f}; peak over mean: {shape}",
+                          "allocated bytes; stages of two units, the embedding and head are lighter than blocks"])
+    return "", lines
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cluster, watched from outside
+
+EVERY = 0.004  # seconds between two looks at the counters
+MODEL = ("--model", "layers=12,heads=4,channels=128,vocab=256", "--seq-len", 64, "--micro-batch", 4, "--batch-tokens", RANKS * 4 * 64)
+
+
+def cluster_name(into):
+    return f"cyclic{zlib.crc32(str(into.resolve()).encode()):08x}"
+
+
+def processes():
+    """(pid, words of its command line) of all there are."""
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            yield int(path.split("/")[2]), Path(path).read_text(errors="replace").split("\0")[:-1]
+        except OSError:
+            continue  # it ended meanwhile
+
+
+def switch_process(name):
+    """The process that holds a cluster's switch, None where there is none."""
+    return next((pid for pid, words in processes() if words[:1] == ["bash"] and words[-2:] == ["hold-switch", name]), None)
+
+
+class Watch(threading.Thread):
+    """Does look() again and again, beside a run on the cluster of this name."""
+
+    def __init__(self, name, pause):
+        super().__init__(daemon=True)
+        self.cluster, self.pause, self.over = name, pause, threading.Event()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.join()
+
+    def run(self):
+        while not self.over.wait(self.pause):
+            try:
+                self.look()
+            except OSError:
+                pass  # the cluster is not there yet, or not any more
+
+
+class Counters(Watch):
+    """Samples what every node has sent, as the switch's ports received it: lines [seconds, bytes of node 0, of node 1, ...] of a file."""
+
+    def __init__(self, name, path):
+        super().__init__(name, EVERY)
+        self.path, self.ports, self.samples = path, None, []
+
+    def look(self):
+        if not self.ports:
+            switch = switch_process(self.cluster)
+            self.ports = switch and open(f"/proc/{switch}/net/dev")
+            return
+        self.ports.seek(0)
+        bytes_in = {line.split(":")[0].strip(): int(line.split(":")[1].split()[0]) for line in self.ports if ":" in line}
+        sent = [bytes_in.get(f"port{n}") for n in range(RANKS)]
+        if None not in sent:  # the cluster is whole
+            self.samples.append([time.monotonic(), *sent])
+
+    def __exit__(self, *_):
+        super().__exit__()
+        if self.ports:
+            self.ports.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text("".join(json.dumps(sample) + "\n" for sample in self.samples))
+
+
+class Pulses(Watch):
+    """Stops a rank, drawn by lot, for so many seconds, and leaves all alone for five times that."""
+
+    def __init__(self, name, program, seconds):
+        super().__init__(name, 5 * seconds)
+        self.program, self.seconds, self.draws = program, seconds, random.Random(1)
+
+    def look(self):
+        inside = os.readlink(f"/proc/{switch_process(self.cluster)}/ns/pid")
+        ranks = sorted(pid for pid, words in processes() if words[:1] == [self.program] and os.readlink(f"/proc/{pid}/ns/pid") == inside)
+        if len(ranks) == RANKS:
+            chosen = self.draws.choice(ranks)
+            os.kill(chosen, signal.SIGSTOP)
+            time.sleep(self.seconds)
+            os.kill(chosen, signal.SIGCONT)
+
+
+def cluster_run(bench, name, flags, rate, watch=None):
+    """The log. rate: Mbit/s of a link, 0: unlimited."""
+    link = ["--rate", f"{rate:.1f}mbit"] if rate else []
+    quota = 90 // -(-RANKS // len(os.sched_getaffinity(0)))  # a tenth is left to the kernel's side of the network and to mpirun
+    command = [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, "--cpu", quota, "--", *bench.train(TEXT, DP, *MODEL, *flags),
+               "--steps", bench.plan.cluster_steps, "--val-every", 0]
+    if watch is None or (bench.options.into / name / "run.json").exists():
+        return bench.run(name, command)
+    with watch:
+        return bench.run(name, command)
+
+
+def sent_bytes(log):
+    """What rank 0 sends to other nodes in a step."""
+    return found_events(log, "end")[-1]["traffic"]["measured"]["total"]["inter"]
+
+
+def rate_of(bench, c):
+    """The link, in Mbit/s, over which DP's messages take c where a forward pass takes 1: a third of a step over an unlimited link."""
+    log = cluster_run(bench, "speed/calibration", (), 0)
+    return sent_bytes(log) * 8 / (step_ms(log) / 3 * c) / 1000 if c else 0
+
+
+def no_cluster():
+    """What this machine lacks for a cluster, empty where it lacks nothing."""
+    check = subprocess.run([CLUSTER, "check", "--cpu", "10"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return check.returncode and (check.stdout.strip() or "no cluster")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Traffic over time
+
+BINS = 100  # of a step
+
+
+def bytes_at(samples, node, when):
+    """The counter of a node between two samples."""
+    at = min(max(bisect.bisect_right(samples, when, key=lambda sample: sample[0]), 1), len(samples) - 1)
+    (a, *low), (b, *high) = samples[at - 1], samples[at]
+    return low[node] + (high[node] - low[node]) * (when - a) / (b - a)
+
+
+def steps_of(samples, seconds):
+    """Where steps of that length begin, in the middle of the run: after a third of all bytes, before nine tenths."""
+    sent = [sum(counters) for _, *counters in samples]
+    inside = [when for (when, *_), total in zip(samples, sent) if sent[0] + (sent[-1] - sent[0]) / 3 <= total <= sent[0] + (sent[-1] - sent[0]) * 0.9]
+    return [inside[0] + seconds * k for k in range(int((inside[-1] - inside[0]) / seconds))] if inside else []
+
+
+def bins_of(samples, node, begin, seconds):
+    marks = [bytes_at(samples, node, begin + seconds * k / BINS) for k in range(BINS + 1)]
+    return [b - a for a, b in zip(marks, marks[1:])]
+
+
+def busiest(bins, share=0.1):
+    """The share of all bytes in the busiest bins."""
+    return sum(sorted(bins, reverse=True)[: round(share * len(bins))]) / sum(bins)
+
+
+def traffic(bench):
+    missing = no_cluster()
+    if missing:
+        return f"Traffic: left out: {missing}\n\n", []
+    curves, shares, means = {}, {}, {}
+    for rule in (DP, V1, V2, SLACK):
+        name = f"traffic/{rule}".replace(" ", "_")
+        path = bench.options.into / name / "traffic.jsonl"
+        seconds = step_ms(cluster_run(bench, name, RULES[rule], rate_of(bench, BALANCE), Counters(cluster_name(bench.options.into), path))) / 1000
+        samples = [json.loads(line) for line in path.read_text().splitlines()]
+        begins = steps_of(samples, seconds)
+        if len(begins) < 2:
+            raise Failed(EXIT_FAILED, f"{name}: {len(begins)} whole steps in {len(samples)} samples: remove the folder and run again on a machine with less to do")
+        every = [[bins_of(samples, node, begin, seconds) for begin in begins] for node in range(RANKS)]
+        shares[rule] = [statistics.mean(map(busiest, bins)) for bins in every]
+        means[rule] = [statistics.mean(map(sum, bins)) / 1e6 for bins in every]
+        curves[rule] = seconds, every[1][0] + every[1][1]
+
+    def paint(axes):
+        for rule, (seconds, bins) in curves.items():
+            axes[0].plot([k / BINS for k in range(len(bins))], [b * BINS / seconds / 1e6 for b in bins], label=rule, linewidth=1)
+        axes[0].set(xlabel="time (steps)", ylabel="node 1 sends (MB/s)", title="c = F + B")
+        axes[0].legend()
+
+    bench.draw("traffic", 1, paint)
+    table = markdown(["traffic at c = F + B", *(f"node {n}: share in the busiest tenth, MB a step" for n in range(RANKS))],
+                     [[rule, *(f"{share:.2f}, {mean:.2f}" for share, mean in zip(shares[rule], means[rule]))] for rule in curves])
+    lines = [[f"{rule}: share of a link's bytes in the busiest tenth of a step, c = F + B (DP {statistics.mean(shares[DP]):.2f})", "balanced: 0.10",
+              f"{statistics.mean(shares[rule]):.2f}", "messages are as long as a storage, and a link carries one at its full rate"] for rule in (V1, V2, SLACK)]
+    return table, lines
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Step time over links
+
+def ideal(c):
+    """Step times of an ideal DP and an ideal CDP, forward 1, backward 2."""
+    return 1 + max(2, c), max(3, c)
+
+
+def measured_speed(bench):
+    """(c, rule) -> lowest of the rounds' median ms. The rules take turns, so a drift of the machine favours none."""
+    times = {}
+    for round_ in range(bench.plan.rounds):
+        for c in bench.plan.loads:
+            for rule in RULES:
+                name = f"speed/c{c:g}_{rule}_round{round_}".replace(" ", "_")
+                times.setdefault((c, rule), []).append(step_ms(cluster_run(bench, name, RULES[rule], rate_of(bench, c))))
+    return {place: min(found) for place, found in times.items()}
+
+
+def measured_jitter(bench, pulse):
+    """rule -> the same over a fast link, while ranks stop for a moment."""
+    times = {}
+    for round_ in range(bench.plan.rounds):
+        for rule in RULES:
+            watch = Pulses(cluster_name(bench.options.into), bench.options.program, pulse)
+            name = f"speed/jitter_{rule}_round{round_}".replace(" ", "_")
+            log = cluster_run(bench, name, RULES[rule], 0, watch)
+            times.setdefault(rule, []).append(statistics.mean(step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP))
+    return {rule: min(found) for rule, found in times.items()}
+
+
+def speed(bench):
+    missing = no_cluster()
+    if missing:
+        return f"Speed: left out: {missing}\n\n", []
+    times = measured_speed(bench)
+    pulse = round(step_ms(cluster_run(bench, "speed/calibration", (), 0)) / 3000, 3)  # a forward pass
+    jitter = measured_jitter(bench, pulse)
+    others = [rule for rule in RULES if rule != DP]
+
+    def cells(base, found):
+        return [f"{base:.0f}", *(f"{found(rule):.0f}, {base / found(rule):.2f}x" for rule in others)]
+
+    lines = []
+    for c in bench.plan.loads:
+        link = f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited"
+        lines.append([link, f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(times[c, DP], lambda rule, at=c: times[at, rule])])
+    lines.append([f"unlimited, one rank after another stops for {pulse * 1000:.0f} ms, pauses of {5000 * pulse:.0f} ms", "", *cells(jitter[DP], jitter.get)])
+
+    def paint(axes):
+        for rule in others:
+            axes[0].plot(bench.plan.loads, [times[c, DP] / times[c, rule] for c in bench.plan.loads], marker="o", label=rule)
+        places = [k / 20 for k in range(int(20 * max(bench.plan.loads)) + 1)]
+        axes[0].plot(places, [ideal(c)[0] / ideal(c)[1] for c in places], color="black", linestyle="--", label="ideal")
+        axes[0].set(xlabel="c: time of DP's messages (forward = 1)", ylabel="speed against DP")
+        axes[0].legend()
+
+    bench.draw("speed", 1, paint)
+    table = markdown(["link", "ideal CDP over DP", f"{DP}: ms a step", *(f"{rule}: ms, speed against DP" for rule in others)], lines)
+
+    def told(base, found):
+        return "; ".join(f"{rule} {base / found(rule):.2f}x" for rule in others)
+
+    claims = [["speed against overlapped DP at c = F + B (goal 1.2x)", "no times; ideal 1.33x", told(times[BALANCE, DP], lambda rule: times[BALANCE, rule]),
+               "DP here hides messages behind the backward pass; CDP's depend on each other, from rank to rank"],
+              ["the same, unlimited link (goal 0.98x)", "ideal 1.00x", told(times[UNLIMITED, DP], lambda rule: times[UNLIMITED, rule]), "messages take the processor's time"],
+              ["the same, ranks that stop now and then, unlimited link (mean step)", "", told(jitter[DP], jitter.get), "DP waits for the slowest rank in every step, CDP for a neighbour"]]
+    return table, claims
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Quality: losses on text, labels of images
+
+TEXT_MODEL = ("--model", "layers=6,heads=4,channels=32,vocab=256", "--seq-len", 64, "--micro-batch", 4, "--batch-tokens", 1024)
+IMAGE_CUT = 4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is compared at its best learning rate. DP knows no N."""
+    rule: str
+    N: int = 0
+    optimizer: str = "adamw"
+
+    def __str__(self):
+        return self.rule + (f", N={self.N}" if self.N else "") + (f", {self.optimizer}" if self.optimizer != "adamw" else "")
+
+    def flags(self):
+        return ["--optimizer", self.optimizer, *RULES[self.rule], *(["--cyclic-stages", self.N] if self.N else [])]
+
+
+def more(ratio):
+    return f"{100 * (ratio - 1):+.2f} %"
+
+
+def last_validation(log):
+    return found_events(log, "val")[-1]
+
+
+def tuned(bench, part, every, rates, command, score, better):
+    """Candidate -> (learning rate, scores by seed): the rate is the best one with the first seed; the other seeds run at it."""
+    seeds = bench.plan.seeds
+
+    def runs(jobs):
+        names = {job: f"{part}/{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_").replace(" ", "") for job in jobs}
+        logs = bench.run_together({name: command(*job) for job, name in names.items()})
+        return {job: score(logs[name]) for job, name in names.items()}
+
+    found = runs([(one, rate, seeds[0]) for one in every for rate in rates[one.optimizer]])
+    best = {one: better(rates[one.optimizer], key=lambda rate, one=one: found[one, rate, seeds[0]]) for one in every}
+    found |= runs([(one, best[one], seed) for one in every for seed in seeds[1:]])
+    return {one: (best[one], [found[one, best[one], seed] for seed in seeds]) for one in every}
+
+
+def training(bench, data, steps, model, validation, one, rate, seed):
+    return bench.train(data, DP, *model, "--steps", steps, "--lr", rate, "--warmup", steps // 10, "--final-lr-fraction", 0.1, "--weight-decay", 0.1,
+                       "--val-every", steps, "--val-batches", validation, "--seed", seed, *one.flags())
+
+
+def quality(bench):
+    steps, cuts = bench.options.steps or bench.plan.text_steps, bench.plan.cuts
+    every = [Candidate(DP), *(Candidate(rule, N) for N in cuts for rule in (V1, V2))]
+    found = tuned(bench, "quality", every, {"adamw": bench.plan.text_rates}, lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 200, *job),
+                  lambda log: last_validation(log)["loss"], min)
+    means = {one: statistics.mean(losses) for one, (_, losses) in found.items()}
+    base = means[Candidate(DP)]
+
+    def paint(axes):
+        for rule in (V1, V2):
+            axes[0].plot(cuts, [100 * (means[Candidate(rule, N)] / base - 1) for N in cuts], marker="o", label=rule)
+        axes[0].axhline(0, color="black", linewidth=0.8)
+        axes[0].set(xlabel="N", ylabel="validation loss against DP (%)", xticks=cuts)
+        axes[0].legend()
+
+    bench.draw("quality", 1, paint)
+    table = markdown([f"text, {steps} steps", "learning rate", "validation loss by seed", "mean", "against DP"],
+                     [[str(one), rate, " ".join(f"{loss:.4f}" for loss in losses), f"{means[one]:.4f}", more(means[one] / base)] for one, (rate, losses) in found.items()])
+    spread = (max(found[Candidate(DP)][1]) - min(found[Candidate(DP)][1])) / base if len(bench.plan.seeds) > 1 else None
+    claims = [[f"{rule}: validation loss against DP, text, AdamW (goal {goal} %)", "as good as DP (CNNs, SGD)",
+               "; ".join(f"N={N}: {more(means[Candidate(rule, N)] / base)}" for N in cuts),
+               f"{steps} steps of a small GPT; momentum 0.9 bears a step size 38 times smaller with gradients a step old (docs/cyclic.md)" + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else "")] for rule, goal in ((V1, 1), (V2, 0.5))]
+    return table, claims
+
+
+def image_model(prefix):
+    """(flags, how many pixels) of labelled shards: a document is the end of text, an image, its label."""
+    shard = Path(sorted(glob.glob(f"{prefix}_train_*.bin"))[0]).read_bytes()
+    labels, first = struct.unpack_from("<2i", shard, 12)
+    tokens = memoryview(shard)[1024:].cast("H")
+    pixels = next(at for at in range(1, len(tokens)) if tokens[at] == tokens[0]) - 2
+    return ["--model", f"layers=4,heads=8,channels=64,vocab={first + labels}", "--seq-len", pixels + 1, "--micro-batch", 4, "--batch-tokens", 16 * (pixels + 1)], pixels
+
+
+def images(bench):
+    prefix = bench.options.images
+    if not glob.glob(f"{prefix}_train_*.bin") or not glob.glob(f"{prefix}_val_*.bin"):
+        return f"Images: left out: no {prefix}_train_*.bin: scripts/prepare_data.py --images makes them.\n\n", []
+    model, pixels = image_model(prefix)
+    steps = bench.options.steps or bench.plan.image_steps
+    every = [Candidate(rule, 0 if rule == DP else IMAGE_CUT, optimizer) for optimizer in bench.plan.image_rates for rule in (DP, V1, V2)]
+    found = tuned(bench, "images", every, bench.plan.image_rates, lambda *job: training(bench, prefix, steps, model, -1, *job),
+                  lambda log: last_validation(log)["label_accuracy"], max)
+    means = {one: statistics.mean(scores) for one, (_, scores) in found.items()}
+    table = markdown([f"images of {pixels} pixels, {steps} steps", "optimizer", "learning rate", "right labels by seed, %", "mean"],
+                     [[str(Candidate(one.rule, one.N)), one.optimizer, rate, " ".join(f"{100 * score:.1f}" for score in scores), f"{100 * means[one]:.1f}"]
+                      for one, (rate, scores) in found.items()])
+    claims = [[f"right labels of held-out images, {optimizer}: DP, v1, v2", "CIFAR-10 and ImageNet: the same within noise",
+               ", ".join(f"{100 * means[one]:.1f} %" for one in every if one.optimizer == optimizer), f"a GPT that reads pixels; the paper's CNNs are not re-made ({prefix})"]
+              for optimizer in bench.plan.image_rates]
+    return table, claims
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ZeRO: the states are passed round
+
+ZERO = {"ZeRO-3": ("--zero", "3"), "ZeRO-CDP, v2": ("--cyclic", "v2", "--cyclic-mode", "zero")}
+
+
+def has_zero(bench):
+    """Whether the program accepts --cyclic-mode zero: exit status 2 says no."""
+    command = ["mpirun", "--oversubscribe", "-np", RANKS, *bench.train(TEXT, DP, *MODEL, *ZERO["ZeRO-CDP, v2"]), "--val-every", 0, "--dry-run"]
+    bench.options.into.mkdir(parents=True, exist_ok=True)
+    return bench.runner.run(list(map(str, command)), bench.options.into / "zero_asked.txt") == 0
+
+
+def zero(bench):
+    claim = "ZeRO-3 over ZeRO-CDP at c = F + B: step time"
+    if not has_zero(bench):
+        return "", [[claim, "O(log N) to O(1) messages in turn", "not there yet", "the program refuses --cyclic-mode zero"]]
+    missing = no_cluster()
+    if missing:
+        return f"ZeRO: left out: {missing}\n\n", []
+    logs = {name: [cluster_run(bench, f"zero/{name}_round{k}".replace(" ", "_").replace(",", ""), flags, rate_of(bench, BALANCE)) for k in range(bench.plan.rounds)]
+            for name, flags in ZERO.items()}
+    times = {name: min(map(step_ms, found)) for name, found in logs.items()}
+    memories = {name: found_events(found[0], "end")[-1]["memory"]["measured"] for name, found in logs.items()}
+    table = markdown(["c = F + B", "ms a step", "MB sent by rank 0 in a step", "parameters, MiB", "all memory, MiB"],
+                     [[name, f"{times[name]:.0f}", f"{sent_bytes(logs[name][0]) / 1e6:.2f}", f"{memories[name]['parameters'] / plot.MIB:.2f}",
+                       f"{memories[name]['device'] / plot.MIB:.2f}"] for name in ZERO])
+    return table, [[claim, "O(log N) to O(1) messages in turn", f"{times['ZeRO-3'] / times['ZeRO-CDP, v2']:.2f}x", "ZeRO-3 gathers ahead of use"]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# All of it
+
+PARTS = {"memory": memory, "traffic": traffic, "speed": speed, "quality": quality, "zero": zero, "images": images}
+
+
+def reproduce(options):
+    bench, tables, claims = Bench(options), [], []
+    for part in options.part or PARTS:
+        table, lines = PARTS[part](bench)
+        tables.append(table)
+        claims += lines
+    text = markdown(["claim", "paper", "ours", "why they differ"], claims) + "".join(tables)
+    print("\n" + text, end="")
+    (options.into / "table.md").write_text(text)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_cyclic.sh --quick | --full [option ...]")
+    size = parser.add_mutually_exclusive_group(required=True)
+    for name in PLANS:
+        size.add_argument(f"--{name}", dest="plan", action="store_const", const=name)
+    parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--steps", type=int, metavar="N")
+    parser.add_argument("--images", default="data/digits_images", metavar="PREFIX")
+    parser.add_argument("--into", type=Path, metavar="FOLDER")
+    parser.add_argument("--program", default="./train_gpt", metavar="FILE")
+    options = parser.parse_args()
+    options.into = options.into or Path("out") / f"cyclic_{options.plan}"
+    if not shutil.which(options.program):
+        parser.error(f"{options.program} is not there: run make first")
+    if not glob.glob(TEXT + "_train_*.bin") or not glob.glob(TEXT + "_val_*.bin"):
+        parser.error(f"no {TEXT}_train_*.bin and {TEXT}_val_*.bin: run make data first")
+    return options
+
+
+def main():
+    options = arguments()
+    return run_script("reproduce_cyclic", options.into, lambda: reproduce(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

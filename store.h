@@ -1,0 +1,381 @@
+// store.h: the store: which states of a storage a rank has, and where they lie (parameters, gradient, fp32 master, moments, what is on its way).
+// Its verbs are in zero.h, where states travel by collectives, and in relay.h, where they go from rank to rank.
+//
+// Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state: params working parameters (with --dtype fp32
+//            they are their own masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay, making
+//            gradients of micro-batches, coming sums from other ranks.
+#ifndef STORE_H
+#define STORE_H
+
+#include "comm.h"   // groups, messages
+#include "layout.h" // who holds what
+
+enum {
+    PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges
+    ERROR_STEPS = 1024 // errors that are fed back begin anew after so many updates
+};
+#ifndef PARCEL_ELEMENTS           // tests make it small
+#define PARCEL_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
+#endif
+static const float ERROR_WEIGHT = 0.8f; // of the newest error in their moving average (arXiv 2407.04480)
+
+// The piece of states that goes between the host and the device just now: so short that it stays in a processor's cache.
+#ifndef STATE_PIECE // tests make it small
+#define STATE_PIECE (1 << 20)
+#endif
+enum { STATE_PIECE_FLOATS = STATE_PIECE / 4 };
+static union {
+    char bytes[STATE_PIECE];
+    float floats[STATE_PIECE_FLOATS];
+} state_piece;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The store
+
+// What makes a sum of clipped gradients private: noise, which the owner of a slice adds once, and the division by the expected batch.
+typedef struct {
+    bool on;
+    float deviation, scale; // of a sum's elements: x = scale (x + deviation z)
+    uint32_t key[8];
+} StoreNoise;
+
+// Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
+typedef struct {
+    const Party *party; // that holds them
+    int first, last;
+    int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
+} Batch;
+// The quantized gradients of a batch under way.
+typedef struct {
+    const Batch *batch; // NULL: nothing
+    int hop;            // 0: being filled; 1, 2: the exchange it is in
+    bool add;           // the slices have sums of earlier micro-steps
+    int64_t step;
+    CommHandle handle;
+    char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
+} Parcel;
+
+// Messages that use a place: it is written again when they are complete.
+typedef struct {
+    Ticket *open; // [ranks]
+    int count;
+} Mail;
+
+typedef struct {
+    const GptModel *model;
+    ZeroPolicy policy;
+    Comm *comm;
+    Stream *stream;
+    const Group *ranks;         // all
+    const Placement *placement; // of units on them
+    DType dtype, wire;          // of working parameters; of gradient messages
+    bool adam;                  // two moments, else one
+    // layout
+    Layout layout;
+    Party world; // all ranks
+    Batch *batches;
+    int *batch_of; // [storages] -1: its gradient is not quantized, or not mine
+    int batch_count;
+    size_t parcel_bytes, unpacked_bytes;
+    Shelf params, master, m, v, grads, secondary, codes, errors;
+    Shelf making, coming; // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    // memory
+    char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
+    double *partials;             // [my chunks] of the norm
+    ExactSum *sums;               // [ranks] of them
+    // where it stands, [storages] each
+    bool *fresh;      // the gradient has no contribution since its last reduction
+    bool *summed;     // the slice has sums of earlier micro-steps
+    bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
+    bool *near_valid; // the secondary slice is of this version
+    int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
+    CommHandle *reducing, *gathering;
+    int64_t *updates;    // updates so far: the version that exists, and the step counter of the moments
+    int64_t *version;    // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
+    bool knows_previous; // of a relay: the version before the newest was filled from outside, too
+    Mail *mail;          // of a relay: [storages][MAIL_KINDS]
+    bool *head_begun;    // of a relay: [heads] there is a gradient of wte in this place
+    Ticket *head_coming; // of a relay: [heads] the head's part of it comes
+    int occupant[ROOMS]; // storage whose gradient came last into a shared room
+    Parcel parcel[PARCELS];
+    int64_t parcels;                    // sent off
+    size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
+    int held;                           // storages acquired now
+    StoreNoise noise;
+    bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
+    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;  // ... this. The owner sets both before it fills the masters
+} Store;
+typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
+typedef enum { MAIL_COMING, MAIL_GOING = 2, MAIL_COMING_SUM = 4, MAIL_GOING_SUM, MAIL_KINDS } MailKind; // versions of parameters: of each place
+
+// Where a version of the parameters of a storage lies. Without a relay there is one.
+static inline char *store_parameters(const Store *s, int storage, int64_t version) {
+    const int64_t places = s->policy.relay ? s->policy.relay->places[storage] : 1,
+                  bytes = gpt_storage_elements(s->model, storage) * (int64_t)dtype_size(s->dtype);
+    return shelf_slice(&s->params, storage) + (places > 1 ? version % places * bytes : 0);
+}
+static inline int64_t store_now(const Store *s, int storage) { return s->version ? s->version[storage] : s->updates[storage]; } // the newest version
+static inline char *store_newest(const Store *s, int storage) { return store_parameters(s, storage, store_now(s, storage)); }
+// The sum of my slice's gradient, of a step.
+static inline float *store_sum(const Store *s, int storage, int64_t step) {
+    const int64_t places = s->policy.relay ? s->policy.relay->sums : 1;
+    return (float *)(void *)shelf_slice(&s->grads, storage) + (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
+}
+
+static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
+static inline bool store_holds(const Store *s, int storage) { return layout_holds(&s->layout, storage); }
+static inline const Party *store_party(const Store *s, int storage) { return layout_party(&s->layout, storage); }
+static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.holders, storage); }
+static inline bool store_has_secondary(const Store *s, int storage) { return s->policy.partition > 1 && store_gathers_for_use(s, storage); }
+static inline const int64_t *store_slices(const Store *s, int storage) { return layout_slices(&s->layout, SLICES_WHOLE, storage); } // of those who hold it
+static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                                      // elements of my slice
+    const Group *all = &store_party(s, storage)->all;
+    const int64_t *bounds = store_slices(s, storage);
+    *begin = all->me < 0 ? 0 : bounds[all->me];
+    return all->me < 0 ? 0 : slice_length(bounds, all->me);
+}
+static inline int64_t store_own_elements(const Store *s, int storage) {
+    int64_t begin;
+    return store_own(s, storage, &begin);
+}
+
+// How many elements of a tensor's part lie in my slice of its storage, and where in the storage these begin.
+static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part, int64_t *begin) {
+    int64_t first, own = store_own(s, storage, &first);
+    *begin = max_i64(first, part->offset);
+    return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
+}
+
+// Room for the compute-precision copies of the largest unit that this rank computes, or of the head and a block, since wte may stay
+// (UnitMap: lent).
+static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
+    const GptModel *m = l->model;
+    size_t most = 0, block = (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
+    for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
+        int storages[2], n = gpt_unit_storages(m, unit, storages);
+        size_t bytes = 0;
+        bool mine = true; // who holds all of a unit computes it
+        for (int i = 0; i < n; i++) {
+            mine = mine && (policy->relay ? policy->relay->places[storages[i]] > 0 : layout_holds(l, storages[i]));
+            bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
+        }
+        if (unit == m->units - 1 && policy->lends) { bytes += block; }
+        if (mine && bytes > most) { most = bytes; }
+    }
+    return most;
+}
+
+// Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
+static inline int64_t store_record(const Store *s, int storage, int node, int local) {
+    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage), group_at(&store_party(s, storage)->all, node, local));
+}
+static inline int64_t store_column(const Store *s, int storage, int local) {
+    int64_t bytes = 0;
+    for (int n = 0; n < store_party(s, storage)->all.nodes; n++) { bytes += store_record(s, storage, n, local); }
+    return bytes;
+}
+// What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
+// then to each node the sums for the owner in my place of it.
+static inline Batch store_plan_batch(const Store *s, int first, int last) {
+    const Group *all = &store_party(s, first)->all;
+    const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
+    int64_t *bounds[4];
+    for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
+    Batch b = {store_party(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
+    for (int storage = first; storage >= last; storage--) {
+        for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
+        for (int n = 0; n < all->nodes; n++) {
+            b.to_nodes[n + 1] += store_record(s, storage, n, local), b.from_nodes[n + 1] += store_record(s, storage, node, local);
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < sizes[k]; i++) { bounds[k][i + 1] += bounds[k][i]; }
+    }
+    return b;
+}
+static inline int64_t batch_bytes(const Batch *b) { // of its parcel
+    const Group *all = &b->party->all;
+    int64_t inside = round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
+    int64_t between = round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
+    return inside + (b->party->across.n > 1 ? between : 0);
+}
+// Those of a batch have one party, and lie one after another on it.
+static inline void store_plan_batches(Store *s) {
+    int64_t elements = 0;
+    for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
+        const Party *party = store_party(s, storage);
+        s->batch_of[storage] = -1;
+        if (!s->policy.quantized_gradients || party->all.me < 0 || party->all.n == 1) { continue; }
+        if (!elements) { first = storage; }
+        elements += gpt_storage_elements(s->model, storage);
+        s->batch_of[storage] = s->batch_count;
+        if (elements < PARCEL_ELEMENTS && storage && store_party(s, storage - 1) == party) { continue; }
+        Batch *b = &s->batches[s->batch_count++];
+        *b = store_plan_batch(s, first, storage);
+        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(b));
+        elements = 0;
+    }
+}
+
+// Of a relay: copies of parameters, gradients and sums for what this rank computes, besides what it owns.
+static inline void store_plan_relay(Store *s) {
+    const Relay *r = s->policy.relay;
+    const GptModel *m = s->model;
+    int *copies = (int *)checked_calloc((size_t)m->storages, sizeof(int), "relay");
+    unsigned char *room = (unsigned char *)checked_calloc((size_t)m->storages, 1, "relay");
+    shelf_free(&s->params), shelf_free(&s->grads);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->places[i], room[i] = (unsigned char)gpt_storage_class(m, i); }
+    s->params = shelf_plan_copies(m, copies, dtype_size(s->dtype));
+    for (int i = 0; i < m->storages; i++) { copies[i] = (r->stays ? layout_holds(&s->layout, i) : r->adds[i]) ? r->sums : 0; }
+    s->grads = shelf_plan_copies(m, copies, sizeof(float));
+    for (int i = 0; i < m->storages; i++) { // where sums come, there is room for those that are made here before this rank's own part
+        const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
+        copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
+    }
+    s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
+    for (int i = 0; i < m->storages; i++) { copies[i] = !r->stays && r->adds[i]; }
+    s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
+    free(copies), free(room);
+}
+
+// Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
+// is) and placement must outlive the store.
+static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
+    Store s;
+    memset(&s, 0, sizeof s);
+    s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam, s.ranks = ranks, s.placement = placement;
+    s.layout = layout_make(m, ranks, placement, &policy);
+    s.world = party_of_all(ranks);
+    s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
+    s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
+    store_plan_batches(&s);
+    bool *param_apart = (bool *)checked_calloc((size_t)m->storages, 2 * sizeof(bool), "layout"), *grad_apart = param_apart + m->storages;
+    for (int i = 0; i < m->storages; i++) { param_apart[i] = zero_param_apart(&policy), grad_apart[i] = zero_grad_apart(&policy, &s.layout.holders, i); }
+    const ShelfLayout optimizer = policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
+    const bool feedback = policy.feedback && s.batch_count > 0;
+    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart};
+    const ShelfPlan grads = {policy.stage >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart};
+    const ShelfPlan master = {dtype == DTYPE_FP32 ? SHELF_NONE : optimizer, SLICES_WHOLE, sizeof(float), NULL};
+    const ShelfPlan moments[2] = {{optimizer, SLICES_WHOLE, sizeof(float), NULL}, {adam ? optimizer : SHELF_NONE, SLICES_WHOLE, sizeof(float), NULL}};
+    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL};
+    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL};
+    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL};
+    s.params = shelf_plan(&s.layout, params), s.grads = shelf_plan(&s.layout, grads), s.master = shelf_plan(&s.layout, master);
+    s.m = shelf_plan(&s.layout, moments[0]), s.v = shelf_plan(&s.layout, moments[1]), s.secondary = shelf_plan(&s.layout, secondary);
+    s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
+    if (policy.relay) { store_plan_relay(&s); }
+    s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
+    free(param_apart);
+    return s;
+}
+static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
+    memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
+    memory[MEMORY_GRADIENTS] += s->grads.held;
+    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
+    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->codes.held + s->codes.rooms + s->errors.held +
+                              PARCELS * s->parcel_bytes + s->unpacked_bytes;
+}
+
+// One more group of collectives; equal lists of ranks share what the transport keeps for them.
+static inline void store_join_group(Comm *comm, Group *g, const Group **joined, int *count) {
+    if (g->me < 0 || !g->n) { return; } // a party that this rank is not in has no parts
+    for (int i = 0; i < *count && !g->channel; i++) {
+        if (joined[i]->n == g->n && !memcmp(joined[i]->ranks, g->ranks, (size_t)g->n * sizeof(int))) { g->channel = joined[i]->channel; }
+    }
+    if (!g->channel) { comm_join(comm, g); }
+    joined[(*count)++] = g;
+}
+// Makes the collectives of a planned store possible; those among all ranks are. All ranks call it.
+static inline void store_join(Store *s, Comm *comm) {
+    const Group **joined = (const Group **)checked_malloc((4 * (size_t)s->layout.holders.count + 5) * sizeof(Group *), "groups");
+    int count = 0;
+    joined[count++] = s->ranks;
+    for (int i = -1; i < s->layout.holders.count; i++) {
+        Party *p = i < 0 ? &s->world : &s->layout.parties[i];
+        store_join_group(comm, &p->all, joined, &count), store_join_group(comm, &p->near, joined, &count);
+        store_join_group(comm, &p->node, joined, &count), store_join_group(comm, &p->across, joined, &count);
+    }
+    free(joined);
+}
+
+// Takes the memory of a planned store, after store_join. comm and stream must outlive it. All ranks call it, in one order with what else
+// they start.
+static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
+    size_t n = (size_t)s->model->storages;
+    s->comm = comm, s->stream = stream;
+    shelf_allocate(&s->params, MEMORY_PARAMETERS, "parameters"), shelf_allocate(&s->secondary, MEMORY_PARAMETERS, "secondary parameters");
+    shelf_allocate(&s->grads, MEMORY_GRADIENTS, "gradients"), shelf_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
+    shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
+    shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
+    for (int i = 0; i < s->layout.holders.count; i++) {
+        const Group *all = &s->layout.parties[i].all;
+        if (all->me < 0) { continue; }
+        comm_share(comm, all, s->params.base, s->params.held + s->params.rooms), comm_share(comm, all, s->grads.base, s->grads.held + s->grads.rooms);
+    }
+    s->unpacked = s->unpacked_bytes ? (char *)memory_take(MEMORY_BUFFERS, s->unpacked_bytes, "unpacked parameters") : NULL;
+    s->parcel_base = s->parcel_bytes ? (char *)memory_take(MEMORY_BUFFERS, PARCELS * s->parcel_bytes, "quantized gradients") : NULL;
+    s->fresh = (bool *)checked_calloc(n, sizeof(bool), "store"), s->summed = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->folds = (bool *)checked_calloc(n, sizeof(bool), "store"), s->near_valid = (bool *)checked_calloc(n, sizeof(bool), "store");
+    s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
+    s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
+    s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
+    s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
+    size_t chunks = 0;
+    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK), s->fresh[i] = true; }
+    s->partials = (double *)memory_take_host(chunks * sizeof(double), "norm partials");
+    for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
+    if (!s->policy.relay) { return; }
+    shelf_allocate(&s->making, MEMORY_BUFFERS, "gradients"), shelf_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
+    s->version = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->head_begun = (bool *)checked_calloc((size_t)s->policy.relay->heads, 1, "store");
+    s->head_coming = (Ticket *)checked_calloc((size_t)s->policy.relay->heads, sizeof(Ticket), "store");
+    s->mail = (Mail *)checked_calloc(n * MAIL_KINDS, sizeof(Mail), "store");
+    for (size_t i = 0; i < n * MAIL_KINDS; i++) { s->mail[i].open = (Ticket *)checked_malloc((size_t)comm->ranks * sizeof(Ticket), "store"); }
+}
+
+static inline void store_free(Store *s) {
+    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors, &s->making, &s->coming};
+    for (int i = 0; i < 10; i++) { shelf_free(shelves[i]); }
+    for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
+    free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
+    for (int i = 0; i < s->batch_count; i++) {
+        free(s->batches[i].to_node), free(s->batches[i].from_node), free(s->batches[i].to_nodes), free(s->batches[i].from_nodes);
+    }
+    free(s->batches), free(s->batch_of);
+    layout_free(&s->layout), party_free(&s->world);
+    ops_free(s->unpacked), ops_free(s->parcel_base);
+    free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
+    free(s->sums), free(s->noised), free(s->unpacked_at);
+    ops_free_host(s->partials);
+    memset(s, 0, sizeof *s);
+}
+
+// How many updates the parameters have seen that this rank holds; what it does not hold stays behind.
+static inline int64_t store_version(const Store *s) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, s->updates[i]); }
+    return most;
+}
+
+// States by name, for checkpoints: my slice of a storage, fp32, on the device; nothing to look at where there is no such state, or I own nothing.
+// The version before the newest is the whole storage's, of ranks that keep two.
+typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_KINDS } StateKind;
+static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters"};
+static inline bool store_has_state(const Store *s, StateKind kind) { return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam; }
+static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
+static inline float *store_state(const Store *s, StateKind kind, int storage) {
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
+    return (float *)(void *)shelf_slice(kind == STATE_MASTER ? &s->master : kind == STATE_M ? &s->m : &s->v, storage);
+}
+
+// How the parameters of a storage are rounded at its version, from an element of it on: whoever rounds the same masters again, after a
+// resume or on any number of ranks, gets the same bits.
+static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
+    const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u;
+    Rounding r = {s->by_chance ? random_u64(s->seed, ROUNDING_STREAM, (uint64_t)s->updates[storage]) | 1 : 0, element};
+    return r;
+}
+
+#endif

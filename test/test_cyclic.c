@@ -1,0 +1,776 @@
+// test_cyclic.c: proves cyclic.h. That its windows, one after another, are the paper's time tables, keep its invariants and use the versions of its rule;
+// that new parameters are there in time and nobody sends more than others; that every one of these programs is valid, and damaged ones are refused
+// for the right reason; and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of all parameters.
+#include "ops_cpu.h"
+#include "checkpoint.h"
+#include "dataloader.h"
+#include "pipeline.h"
+#include "proof.h"
+#include "zero.h"
+
+#include <setjmp.h> // cmocka needs it
+#include <stddef.h> // cmocka needs it
+
+#include <cmocka.h> // after the headers it needs
+
+enum { MOST = 32 }; // stages that the tests go up to
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Plans and programs, as train_gpt.c makes them
+
+static GptModel model_of(int units) {
+    GptConfig config = {units - 2, 1, 4, 8, 128, 4};
+    return gpt_model(config);
+}
+// Stages of a unit each, or of `units` in all; their weights are equal.
+static CyclicPlan plan_of(CyclicRule rule, CyclicMode mode, int N, int slack, int units) {
+    CyclicPlan p;
+    memset(&p, 0, sizeof p);
+    p.rule = rule, p.mode = mode, p.N = N, p.slack = slack, p.ranks = mode == CYCLIC_SINGLE ? 1 : N, p.cut = cyclic_cut(units, N);
+    double *weight = (double *)checked_malloc((size_t)N * sizeof(double), "weights");
+    for (int j = 0; j < N; j++) { weight[j] = 1; }
+    p.weight = weight;
+    return p;
+}
+static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int slack) { return plan_of(rule, mode, N, slack, (int)max_i64(N, 3)); }
+static Program window_of(const CyclicPlan *plan, int64_t samples) {
+    const Stage *last = &plan->cut.stage[plan->N - 1];
+    const GptModel m = model_of(last->first_unit + last->units);
+    Relay relay = cyclic_relay(plan, &m, 0);
+    Placement placement = plan->mode == CYCLIC_MODEL ? cyclic_placement(plan) : pipeline_placement("1", m.units, plan->ranks);
+    ZeroPolicy policy = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, &relay};
+    Program p;
+    memset(&p, 0, sizeof p);
+    p.map = unit_map(&m, &policy, &placement, false), p.ranks = plan->ranks;
+    p.rank = (Schedule *)calloc((size_t)p.ranks, sizeof(Schedule));
+    schedule_cyclic(&p, plan, samples);
+    placement_free(&placement), relay_free(&relay, m.storages);
+    return p;
+}
+static void unrolled_free(Program *p) { // its map is the window's
+    for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
+    free(p->rank), free(p->limits);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Slots, read off the lists of a rank for each micro-batch: a rank begins in slot 2 r, and works on one stage in each slot
+
+typedef struct {
+    int stage, step; // -1: nothing
+    bool backward;
+} Cell;
+enum { STEPS = 4, SLOTS = 2 * MOST * STEPS + 2 * MOST };
+typedef struct {
+    int N, slots;
+    Cell at[SLOTS][MOST];           // [slot][rank]
+    int updated[SLOTS][2];          // stage, version; stage -1: none
+    int version[STEPS][MOST][MOST]; // [step][micro][stage] that its forward uses; -1: none yet
+    bool good;                      // forward and backward use the same, all storages of a stage alike, and nothing goes wrong otherwise
+} Table;
+static void table_compute(Table *t, const CyclicPlan *plan, int rank, const Action *a, int *slot) {
+    const Cell cell = {cyclic_stage_of_unit(plan, a->unit), (int)a->step, a->kind != ACT_FORWARD};
+    Cell *now = *slot < 0 ? NULL : &t->at[*slot][rank];
+    if (!now || now->stage != cell.stage || now->step != cell.step || now->backward != cell.backward) {
+        *slot = *slot < 0 ? 2 * rank : *slot + 1;
+        t->at[*slot][rank] = cell;
+        t->slots = (int)max_i64(t->slots, *slot + 1);
+    }
+    t->good = t->good && a->micro == (int)a->step * plan->N + rank;
+}
+static void table_acquire(Table *t, const CyclicPlan *plan, const UnitMap *map, int rank, const Action *a) {
+    int *version = &t->version[a->step][rank][cyclic_stage_of_storage(plan, map, a->storage)];
+    t->good = t->good && (*version < 0 || *version == a->version);
+    *version = (int)a->version;
+}
+static Table *table_of(const CyclicPlan *plan, int steps) {
+    Table *t = (Table *)checked_malloc(sizeof *t, "table");
+    memset(t, -1, sizeof *t); // nothing anywhere
+    t->N = plan->N, t->slots = 0, t->good = true;
+    Program window = window_of(plan, plan->N), p = cyclic_unroll(&window, steps, steps);
+    for (int r = 0; r < p.ranks; r++) {
+        int slot = -1;
+        for (int i = 0; i < p.rank[r].count; i++) {
+            const Action *a = &p.rank[r].actions[i];
+            if (action_computes(a->kind)) { table_compute(t, plan, r, a, &slot); }
+            if (a->kind == ACT_ACQUIRE) { table_acquire(t, plan, &p.map, r, a); }
+            if (a->kind == ACT_UPDATE) { t->updated[slot][0] = cyclic_stage_of_storage(plan, &p.map, a->storage), t->updated[slot][1] = (int)a->step + 1; }
+        }
+    }
+    unrolled_free(&p), program_free(&window);
+    return t;
+}
+// A row: what each rank does, in the paper's words, and the update after it.
+static void table_row(const Table *t, int slot, char *row, size_t bytes) {
+    size_t n = 0;
+    for (int r = 0; r < t->N; r++) {
+        const Cell *c = &t->at[slot][r];
+        if (c->stage < 0) {
+            n += (size_t)snprintf(row + n, bytes - n, "- ");
+        } else {
+            n += (size_t)snprintf(row + n, bytes - n, "%c%d.%d ", c->backward ? 'B' : 'F', c->stage + 1, c->step);
+        }
+    }
+    if (t->updated[slot][0] >= 0) { snprintf(row + n, bytes - n, "%d=%d", t->updated[slot][0] + 1, t->updated[slot][1]); }
+}
+
+// Of three and of four stages; "3=1": stage 3 gets version 1.
+static const char *const rows_of_three[] = {
+    "F1.0 - - ",          "F2.0 - - ",          "F3.0 F1.0 - ",       "B3.0 F2.0 - ",    "B2.0 F3.0 F1.0 ", "B1.0 B3.0 F2.0 ", "F1.1 B2.0 F3.0 ",
+    "F2.1 B1.0 B3.0 3=1", "F3.1 F1.1 B2.0 2=1", "B3.1 F2.1 B1.0 1=1", "B2.1 F3.1 F1.1 ", "B1.1 B3.1 F2.1 ", "F1.2 B2.1 F3.1 ", "F2.2 B1.1 B3.1 3=2",
+};
+static const char *const rows_of_four[] = {
+    "F1.0 - - - ",
+    "F2.0 - - - ",
+    "F3.0 F1.0 - - ",
+    "F4.0 F2.0 - - ",
+    "B4.0 F3.0 F1.0 - ",
+    "B3.0 F4.0 F2.0 - ",
+    "B2.0 B4.0 F3.0 F1.0 ",
+    "B1.0 B3.0 F4.0 F2.0 ",
+    "F1.1 B2.0 B4.0 F3.0 ",
+    "F2.1 B1.0 B3.0 F4.0 ",
+    "F3.1 F1.1 B2.0 B4.0 4=1",
+    "F4.1 F2.1 B1.0 B3.0 3=1",
+    "B4.1 F3.1 F1.1 B2.0 2=1",
+    "B3.1 F4.1 F2.1 B1.0 1=1",
+    "B2.1 B4.1 F3.1 F1.1 ",
+    "B1.1 B3.1 F4.1 F2.1 ",
+    "F1.2 B2.1 B4.1 F3.1 ",
+    "F2.2 B1.1 B3.1 F4.1 ",
+    "F3.2 F1.2 B2.1 B4.1 4=2",
+};
+static void check_rows(int N, const char *const *rows, int count) {
+    for (CyclicRule rule = CYCLIC_V1; rule <= CYCLIC_V2; rule = (CyclicRule)(rule + 1)) {
+        CyclicPlan plan = plan_of_units(rule, CYCLIC_DATA, N, 0);
+        Table *t = table_of(&plan, STEPS);
+        for (int slot = 0; slot < count; slot++) {
+            char row[200];
+            table_row(t, slot, row, sizeof row);
+            assert_string_equal(row, rows[slot]);
+        }
+        free(t), cyclic_free(&plan);
+    }
+}
+static void test_tables(void **state) {
+    (void)state;
+    check_rows(3, rows_of_three, sizeof rows_of_three / sizeof *rows_of_three);
+    check_rows(4, rows_of_four, sizeof rows_of_four / sizeof *rows_of_four);
+}
+
+// Stages in use, activations that are held, and gradients that are complete, slot by slot, for all numbers of stages.
+static void check_invariants(const Table *t) {
+    const int N = t->N, steady = 2 * N - 2, end = 2 * N * STEPS; // from when on all ranks work, until the first one ends
+    int held[MOST] = {0};
+    assert_true(t->good);
+    for (int slot = 0; slot < end; slot++) {
+        int users[MOST] = {0}, live = 0;
+        for (int r = 0; r < N; r++) {
+            const Cell *c = &t->at[slot][r];
+            if (c->stage < 0) { continue; }
+            users[c->stage]++, held[c->stage] += !c->backward;
+        }
+        for (int j = 0; j < N; j++) {
+            assert_true(users[j] <= 1), live += held[j];
+            if (slot >= steady) { assert_int_equal(users[j], 1), assert_int_equal(held[j], N - j); }
+        }
+        if (slot >= steady) { assert_int_equal(live, N * (N + 1) / 2); }
+        for (int r = 0; r < N; r++) {
+            const Cell *c = &t->at[slot][r];
+            if (c->stage >= 0 && c->backward) { held[c->stage]--; }
+        }
+        // with the last rank's backward of a stage its gradient is complete
+        const Cell *last = &t->at[slot][N - 1];
+        const bool complete = last->stage >= 0 && last->backward;
+        assert_int_equal(t->updated[slot][0], complete ? last->stage : -1);
+        if (complete) { assert_int_equal((slot - steady) % (2 * N), N + N - 1 - last->stage), assert_int_equal(t->updated[slot][1], last->step + 1); }
+    }
+}
+static void test_invariants(void **state) {
+    (void)state;
+    for (int N = 1; N <= MOST; N++) {
+        CyclicPlan plan = plan_of(N % 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, 0, N + 2);
+        Table *t = table_of(&plan, STEPS);
+        check_invariants(t);
+        free(t), cyclic_free(&plan);
+    }
+}
+// One rank runs the same: in each slot what the ranks do there, backward first, slot by slot.
+static void test_single_is_all_of_data(void **state) {
+    (void)state;
+    for (int N = 1; N <= 12; N++) {
+        CyclicPlan plan = plan_of_units(CYCLIC_V2, CYCLIC_SINGLE, N, 0);
+        Program window = window_of(&plan, N), p = cyclic_unroll(&window, STEPS, STEPS);
+        int before = 0, forwards = 0;
+        bool went_forward = false;
+        for (int i = 0; i < p.rank[0].count; i++) {
+            const Action *a = &p.rank[0].actions[i];
+            if (!action_computes(a->kind)) { continue; }
+            const int stage = cyclic_stage_of_unit(&plan, a->unit), micro = a->micro % N;
+            const bool forward = a->kind == ACT_FORWARD;
+            const int slot = 2 * N * (int)a->step + 2 * micro + (forward ? stage : 2 * N - 1 - stage);
+            assert_true(slot >= before), assert_true(slot > before || forward || !went_forward);
+            went_forward = forward, before = slot, forwards += forward;
+        }
+        assert_int_equal(forwards, STEPS * N * window.map.units);
+        unrolled_free(&p), program_free(&window), cyclic_free(&plan);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Versions, and how much time there is between an update and the first use of what it makes
+
+// Which micro-batch uses which version of which stage, row by row: n new (theta_t), o old (theta_(t-1)).
+typedef struct {
+    CyclicRule rule;
+    int N, slack;
+    const char *versions;
+} Versions;
+static const Versions versions[] = {
+    {CYCLIC_V2, 1, 0, "n"},
+    {CYCLIC_V1, 1, 0, "o"},
+    {CYCLIC_V2, 3, 0, "oon onn nnn"},
+    {CYCLIC_V2, 4, 0, "ooon oonn onnn nnnn"},
+    {CYCLIC_V2, 3, 1, "ooo oon onn"},
+    {CYCLIC_V2, 4, 1, "oooo ooon oonn onnn"},
+    {CYCLIC_V2, 4, 2, "oooo oooo ooon oonn"},
+    {CYCLIC_V2, 4, 4, "oooo oooo oooo oooo"},
+    {CYCLIC_V1, 3, 0, "ooo ooo ooo"},
+    {CYCLIC_V1, 4, 0, "oooo oooo oooo oooo"},
+};
+static void test_versions(void **state) {
+    (void)state;
+    for (size_t k = 0; k < sizeof versions / sizeof *versions; k++) {
+        const Versions *v = &versions[k];
+        CyclicPlan plan = plan_of_units(v->rule, CYCLIC_DATA, v->N, v->slack);
+        Table *t = table_of(&plan, STEPS);
+        assert_true(t->good);
+        for (int step = 0; step < STEPS; step++) {
+            for (int i = 0; i < v->N; i++) {
+                for (int j = 0; j < v->N; j++) {
+                    const bool fresh = v->versions[i * (v->N + 1) + j] == 'n';
+                    assert_int_equal(t->version[step][i][j], max_i64(0, step - !fresh));
+                }
+            }
+        }
+        free(t), cyclic_free(&plan);
+    }
+}
+// Of v2, as a formula: fresh are those whose version is there when their forward begins, and all of them.
+static void test_fresh_are_those_that_can_be(void **state) {
+    (void)state;
+    for (int N = 1; N <= MOST; N++) {
+        CyclicPlan plan = plan_of_units(CYCLIC_V2, CYCLIC_DATA, N, 0);
+        int fresh = 0;
+        for (int k = 0; k < N * N; k++) {
+            const int i = k / N, j = k % N;
+            assert_int_equal(cyclic_fresh(&plan, i, j), cyclic_forward_slot(&plan, 1, i, j) > cyclic_update_slot(&plan, j));
+            fresh += cyclic_fresh(&plan, i, j);
+        }
+        assert_int_equal(fresh, N * (N + 1) / 2);
+        cyclic_free(&plan);
+    }
+}
+// Idle slots between the update and the forward that uses it first, row by row; -1: of the other kind.
+static const int slack_of_three[3][9] = {{2, 4, 6, 4, 6, 8, 6, 8, 10}, {-1, -1, 0, -1, 0, 2, 0, 2, 4}, {2, 4, -1, 4, -1, -1, -1, -1, -1}};
+static const int slack_of_four[3][16] = {{2, 4, 6, 8, 4, 6, 8, 10, 6, 8, 10, 12, 8, 10, 12, 14},
+                                         {-1, -1, -1, 0, -1, -1, 0, 2, -1, 0, 2, 4, 0, 2, 4, 6},
+                                         {2, 4, 6, -1, 4, 6, -1, -1, 6, -1, -1, -1, -1, -1, -1, -1}};
+static void check_slack(CyclicRule rule, bool fresh, int N, const int *expected) {
+    CyclicPlan plan = plan_of_units(rule, CYCLIC_DATA, N, 0);
+    Table *t = table_of(&plan, STEPS);
+    for (int k = 0; k < N * N; k++) {
+        const int i = k / N, j = k % N;
+        int made = -1, used = -1;
+        for (int slot = 0; slot < t->slots; slot++) {
+            const Cell *c = &t->at[slot][i];
+            if (made < 0 && t->updated[slot][0] == j) { made = slot; }
+            if (used < 0 && c->stage == j && !c->backward && t->version[c->step][i][j] == 1) { used = slot; }
+        }
+        const bool delayed = t->version[2][i][j] == 1;
+        assert_int_equal(delayed == fresh ? -1 : used - made - 1, expected[k]);
+    }
+    free(t), cyclic_free(&plan);
+}
+static void test_slack(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        const CyclicRule rule = kind ? CYCLIC_V2 : CYCLIC_V1;
+        check_slack(rule, kind == 1, 3, slack_of_three[kind]), check_slack(rule, kind == 1, 4, slack_of_four[kind]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The way of new parameters
+
+// more: than its even part that a rank may send.
+static void check_route(const CyclicPlan *plan, double more) {
+    const int N = plan->N;
+    HandBacks h = cyclic_route(plan);
+    int *comes = (int *)checked_calloc((size_t)(N * N), sizeof(int), "test"); // [rank][stage] end of the slot
+    double total = 0, all = 0, most = 0, sent[MOST] = {0};
+    for (int j = 0; j < N; j++) {
+        all += plan->weight[j];
+        for (int r = 0; r < N; r++) { comes[r * N + j] = r == N - 1 ? cyclic_update_slot(plan, j) : INT_MAX; }
+        for (int r = 0; r < N - 1; r++) { sent[r] += plan->weight[j]; } // the sums
+    }
+    for (int k = 0; k < h.count; k++) {
+        const HandBack *m = &h.message[k];
+        assert_true(m->from >= 0 && m->from < N && m->to >= 0 && m->to < N && m->from != m->to);
+        assert_true(k == 0 || h.message[k - 1].slot <= m->slot);
+        assert_true(comes[m->from * N + m->stage] <= m->slot), assert_int_equal(comes[m->to * N + m->stage], INT_MAX); // once, from one that has it
+        assert_true(m->slot < cyclic_first_use(plan, m->to, m->stage));
+        comes[m->to * N + m->stage] = m->slot, sent[m->from] += plan->weight[m->stage];
+    }
+    for (int r = 0; r < N; r++) { total += sent[r], most = fmax(most, sent[r]); }
+    for (int k = 0; k < N * N; k++) { assert_true(comes[k] < INT_MAX); }
+    assert_true(fabs(total - 2 * (N - 1) * all) < 1e-9 * total + 1e-12);
+    if (most > 2.0 * (N - 1) / N * all + more + 1e-9 * all) {
+        fail_msg("rule %d N %d slack %d waits %d: a rank sends %g of %g, %g of which are even", plan->rule, N, plan->slack, plan->waits, most, total,
+                 total / N);
+    }
+    free(comes), free(h.message);
+}
+// Of equal stages: v2 is even, of v1 rank N - 2 is last everywhere and has nothing to send on. Of a model's: within the largest of them.
+static void test_routes(void **state) {
+    (void)state;
+    for (int N = 2; N <= MOST; N++) {
+        for (int kind = 0; kind < 5; kind++) { // v1, v1 that waits, v2, with slack
+            CyclicPlan plan = plan_of_units(kind < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_DATA, N, kind == 3 ? 1 : kind == 4 ? N / 2 : 0);
+            plan.waits = kind == 1;
+            check_route(&plan, kind < 2 && N > 2);
+            for (int j = 0; j < N; j++) { ((double *)(uintptr_t)plan.weight)[j] = j ? 1 + j % 3 : 4; }
+            check_route(&plan, kind < 2 ? 4 + 2 : 4); // a stage has 2 on average
+            cyclic_free(&plan);
+        }
+    }
+}
+
+// What comes to a rank, of sums and of parameters, of a real model's storages: even but for one of them for each way of sums.
+static void test_received(void **state) {
+    (void)state;
+    for (int N = 2; N <= 12; N++) {
+        const GptModel m = model_of(3 * N);
+        CyclicPlan plan = plan_of(CYCLIC_V2, CYCLIC_DATA, N, 0, 3 * N);
+        plan.way = cyclic_ways(&m, N);
+        Program p = window_of(&plan, N);
+        double total = 0, largest = 0, all = (double)m.parameters;
+        for (int s = 0; s < m.storages; s++) { largest = fmax(largest, (double)gpt_storage_elements(&m, s)); }
+        for (int r = 0; r < N; r++) {
+            double received = 0;
+            for (int i = 0; i < p.rank[r].count; i++) {
+                const Action *a = &p.rank[r].actions[i];
+                if (a->kind == ACT_RECV_SUM || a->kind == ACT_RECV_PARAMETERS) { received += (double)gpt_storage_elements(&m, a->storage); }
+            }
+            total += received;
+            if (received > 2.0 * (N - 1) / N * all + largest) { fail_msg("N %d: rank %d receives %g of %g", N, r, received, 2 * (N - 1) * all); }
+        }
+        assert_true(fabs(total - 2 * (N - 1) * all) < 1e-9 * total);
+        program_free(&p), cyclic_free(&plan);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Proof
+
+static void check_valid(const CyclicPlan *plan, int units, int steps, int pause) {
+    const GptModel m = model_of(units);
+    char error[400];
+    Program window = window_of(plan, plan->recompute ? 1 + plan->N / 2 : plan->N + 1); // some have no samples
+    if (!cyclic_prove(&window, plan, &m, steps, pause, error, sizeof error)) {
+        fail_msg("rule %d mode %d N %d slack %d waits %d pauses %d (%d of %d) recompute %d: %s", plan->rule, plan->mode, plan->N, plan->slack, plan->waits,
+                 plan->pauses, pause, steps, plan->recompute, error);
+    }
+    program_free(&window);
+}
+// Rules, slacks, ways of sums, with and without updates that wait and steps that drain.
+static void test_all_are_valid(void **state) {
+    (void)state;
+    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL};
+    for (int N = 1; N <= MOST; N += N < 8 || getenv("TEST_ALL") ? 1 : 8) {
+        for (int kind = 0; kind < 3 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
+            const int rule = kind / 3 % 5, units = (int)max_i64(N, 3) + N % 3;
+            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 3], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
+            const GptModel m = model_of(units);
+            plan.waits = rule == 1, plan.pauses = kind / 15, plan.recompute = N % 2;
+            if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&m, N); }
+            check_valid(&plan, units, plan.pauses ? 5 : 4, plan.pauses ? 1 + kind % 3 : 4);
+            cyclic_free(&plan);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Refused: one change each to the window, of the first action of this rank, kind, unit or storage, micro-batch, and step behind or ahead.
+
+typedef enum { SINGLE, DATA, MODEL, WAITS, RECOMPUTES, BASES } Base; // data: 4 ranks, sums by all ways; waits: v1 of 3 ranks
+typedef enum {
+    DROP,
+    REPEAT,
+    UP,
+    DOWN,         // by `value` places
+    DROP_MESSAGE, // both ends
+    REPEAT_MESSAGE,
+    MESSAGE_VERSION, // = value, at both ends
+    VERSION,
+    STORAGE,
+    MICRO,
+    PEER,
+    KIND, // = value
+    ROWS,
+    PAUSE // nothing; but steps drain
+} Change;
+typedef struct {
+    const char *name;
+    Base base;
+    int rank;
+    ActionKind kind;
+    int where, micro, step; // -1: any; step: as it is
+    Change change;
+    int value;
+    const char *expected;
+} Damage;
+enum { ANY = -1 };
+static const Damage damages[] = {
+    // versions
+    {"not acquired", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, DROP, 0, "parameters of storage 2 are not acquired"},
+    {"acquired twice", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, REPEAT, 0, "is acquired already"},
+    {"released twice", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, REPEAT, 0, "is not acquired"},
+    {"the version after next", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, 1, "version 1 is not here: the newest is 0"},
+    {"a version that is gone", DATA, 0, ACT_ACQUIRE, 2, ANY, 1, VERSION, -3, "is not here|its forward had"},
+    {"another version backward", SINGLE, 0, ACT_ACQUIRE, 2, ANY, 0, VERSION, -1, "its forward had"},
+    {"updated twice", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, REPEAT, 0, "has not the sum of all"},
+    {"not updated", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, DROP, 0, "UPDATE unit -1 storage 2|the gradient of storage 2 is not whole"},
+    {"updated before the last sum", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, UP, 1, "has not the sum of all"},
+    {"updated while it is used", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, DROP, 0, "is acquired already"},
+    {"updated by another", DATA, 3, ACT_UPDATE, 2, ANY, 0, KIND, ACT_RELEASE, "is not acquired"},
+    {"updated before the norm", WAITS, 2, ACT_TALLY, ANY, ANY, 0, DOWN, 1, "the norm is not known"},
+    {"drains where there is no place for what is delayed", DATA, 0, ACT_RELEASE, ANY, ANY, 0, PAUSE, 1, "is not here"},
+    // parameters that travel
+    {"parameters not sent", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP_MESSAGE, 0, "is not here"},
+    {"parameters sent twice", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, REPEAT_MESSAGE, 0, "does not follow"},
+    {"parameters of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, MESSAGE_VERSION, 2, "is not here to be sent"},
+    {"one end of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, VERSION, 0, "deadlock"},
+    {"parameters to nobody", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, PEER, 3, "deadlock"},
+    {"one end missing", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP, 0, "deadlock"},
+    // sums
+    {"not reduced", SINGLE, 0, ACT_REDUCE, 2, 1, 0, DROP, 0, "gradient holds storage 2's"},
+    {"reduced twice", SINGLE, 0, ACT_REDUCE, 2, 1, 0, REPEAT, 0, "runs twice"},
+    {"reduced before its gradient", SINGLE, 0, ACT_REDUCE, 2, 1, 0, UP, 1, "contributions are still to come"},
+    {"reduced as another micro-batch", SINGLE, 0, ACT_REDUCE, 2, 1, 0, MICRO, 2, "contributions are still to come"},
+    {"a sum not sent", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0, "gradient holds|is not of those before it|is not here"},
+    {"a sum sent twice", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0, "has no such sum to send"},
+    {"a sum of another storage", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, STORAGE, 0, "deadlock"},
+    {"a sum of another micro-batch", DATA, 1, ACT_SEND_SUM, ANY, ANY, 0, MICRO, 2, "deadlock"},
+    {"a part not added", DATA, 0, ACT_ADD, ANY, 1, 0, DROP, 0, "is not of those before it|has not been added|is not here"},
+    {"a part added twice", DATA, 0, ACT_ADD, ANY, 1, 0, REPEAT, 0, "the part is not here"},
+    {"a part added before its turn", DATA, 0, ACT_ADD, ANY, 1, 0, MICRO, 2, "the part is not here"},
+    {"a part not added by the owner", DATA, 3, ACT_ADD, ANY, 1, 0, DROP, 0, "is not of those before it|has not been added"},
+    // compute and places
+    {"a forward twice", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, REPEAT, 0, "runs twice"},
+    {"no forward", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, DROP, 0, "its input is not there|its forward has not run|gradient of its output"},
+    {"no weight part", SINGLE, 0, ACT_BACKWARD_WEIGHT, 2, ANY, 0, DROP, 0, "its gradient is not here|contributions are still to come"},
+    {"no input part", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, DROP, 0, "its backward input has not run|gradient of its output"},
+    {"of other rows", SINGLE, 0, ACT_BACKWARD_INPUT, 2, ANY, 0, ROWS, 0, "rows differ"},
+    {"not computed again", RECOMPUTES, 0, ACT_RECOMPUTE, 2, ANY, 0, DROP, 0, "were not recomputed"},
+    // messages of stages
+    {"activations not sent", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, DROP_MESSAGE, 0, "its input is not there"},
+    {"activations sent twice", MODEL, 0, ACT_SEND_FORWARD, ANY, ANY, 0, REPEAT_MESSAGE, 0, "has come already"},
+    {"gradients not sent", MODEL, 1, ACT_SEND_BACKWARD, ANY, ANY, 0, DROP_MESSAGE, 0, "the gradient of its output is not there|its backward input has not run"},
+    {"the head's part not sent", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, DROP_MESSAGE, 0, "gradient holds|the head's part is missing"},
+    {"the head's part sent twice", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, REPEAT_MESSAGE, 0, "has no such part to send"},
+    // the tally
+    {"a rank does not add", DATA, 1, ACT_TALLY, ANY, ANY, 0, DROP, 0, "has nothing to tell of this step"},
+    {"a rank adds twice", DATA, 1, ACT_TALLY, ANY, ANY, 0, REPEAT, 0, "has added already"},
+    {"a rank adds before it is done", DATA, 3, ACT_TALLY, ANY, ANY, 0, UP, 30, "is not whole|a loss of"},
+    {"a tally not sent", DATA, 1, ACT_SEND_TALLY, ANY, ANY, 0, DROP_MESSAGE, 0, "has not heard of all ranks"},
+    {"a collective", SINGLE, 0, ACT_REDUCE, 2, ANY, 0, KIND, ACT_PREFETCH, "is no part of these schedules"},
+};
+static CyclicPlan base_plan(Base base) {
+    const int N = base == DATA ? 4 : 3;
+    const CyclicMode mode = base == DATA || base == WAITS ? CYCLIC_DATA : base == MODEL ? CYCLIC_MODEL : CYCLIC_SINGLE;
+    CyclicPlan p = plan_of(base == WAITS ? CYCLIC_V1 : CYCLIC_V2, mode, N, 0, 6);
+    const GptModel m = model_of(6);
+    p.waits = base == WAITS, p.recompute = base == RECOMPUTES;
+    if (mode == CYCLIC_DATA) { p.way = cyclic_ways(&m, N); }
+    return p;
+}
+static int find_action(const Schedule *s, const Damage *d) {
+    for (int i = 0; i < s->count; i++) {
+        const Action *a = &s->actions[i];
+        const bool place = d->where < 0 || a->unit == d->where || a->storage == d->where;
+        if (a->kind == d->kind && place && (d->micro < 0 || a->micro == d->micro) && a->step == d->step) { return i; }
+    }
+    fail_msg("%s: there is no such action", d->name);
+    return -1;
+}
+static void move_action(Schedule *s, int from, int to) {
+    const Action a = s->actions[from];
+    for (int i = from; i != to; i += to > from ? 1 : -1) { s->actions[i] = s->actions[to > from ? i + 1 : i - 1]; }
+    s->actions[to] = a;
+}
+static void drop_action(Schedule *s, int i) { move_action(s, i, s->count - 1), s->count--; }
+static void repeat_action(Schedule *s, int i) { schedule_add(s, s->actions[i]), move_action(s, s->count - 1, i); }
+static void damage(Program *p, const Damage *d) {
+    Schedule *s = &p->rank[d->rank], *t = s;
+    const int i = find_action(s, d);
+    Action *a = &s->actions[i];
+    int j = 0;
+    if (action_sends(a->kind)) { // where it is received
+        t = &p->rank[a->peer];
+        while (!actions_match(a, d->rank, &t->actions[j], a->peer)) { j++; }
+    }
+    switch (d->change) {
+    case DROP: drop_action(s, i); break;
+    case REPEAT: repeat_action(s, i); break;
+    case UP: move_action(s, i, i - d->value); break;
+    case DOWN: move_action(s, i, i + d->value); break;
+    case DROP_MESSAGE: drop_action(s, i), drop_action(t, j); break;
+    case REPEAT_MESSAGE: repeat_action(s, i), repeat_action(t, j); break;
+    case MESSAGE_VERSION: a->version = t->actions[j].version = d->value; break;
+    case VERSION: a->version = d->value; break;
+    case STORAGE: a->storage = d->value; break;
+    case MICRO: a->micro = d->value; break;
+    case PEER: a->peer = d->value; break;
+    case KIND: a->kind = (ActionKind)d->value; break;
+    case ROWS: a->rows = d->value; break;
+    case PAUSE: break;
+    }
+}
+// Is one of the texts, which bars divide, in the error?
+static bool says(const char *error, const char *texts) {
+    char all[300];
+    bool found = false;
+    snprintf(all, sizeof all, "%s", texts);
+    for (char *save, *text = strtok_r(all, "|", &save); text; text = strtok_r(NULL, "|", &save)) { found = found || strstr(error, text); }
+    return found;
+}
+static void test_damage_is_refused(void **state) {
+    (void)state;
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        const Damage *d = &damages[i];
+        CyclicPlan plan = base_plan(d->base);
+        const GptModel m = model_of(6);
+        Program window = window_of(&plan, plan.N);
+        char error[400];
+        assert_true(cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error));
+        damage(&window, d);
+        const bool valid = cyclic_prove(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4, error, sizeof error);
+        if (valid || !says(error, d->expected)) {
+            print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected, valid ? "VALID " : "", error), wrong++;
+        }
+        program_free(&window), cyclic_free(&plan);
+    }
+    assert_int_equal(wrong, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A slow, obvious loop, against the program: theta_t and theta_(t-1) are there as a whole, micro-batches run one after another. It shares only operations.
+
+enum { REF_T = 20, REF_LAYERS = 4, REF_STORAGES = REF_LAYERS + 3, REF_UNITS = REF_LAYERS + 2, REF_STEPS = 10, REF_ROWS = 8 };
+typedef struct {
+    CyclicRule rule;
+    int N, slack, samples;
+    bool clips, sgd;
+} Case;
+static const Case cases[] = {
+    {CYCLIC_V2, 1, 0, 3, false, false}, {CYCLIC_V1, 1, 0, 3, false, false}, {CYCLIC_V2, 2, 0, 4, false, false}, {CYCLIC_V1, 2, 0, 5, true, false},
+    {CYCLIC_V2, 3, 0, 7, false, false}, {CYCLIC_V1, 3, 0, 6, false, false}, {CYCLIC_V2, 3, 1, 2, false, true},  {CYCLIC_V2, 4, 0, 6, false, false},
+    {CYCLIC_V1, 4, 0, 3, true, true},   {CYCLIC_V2, 4, 1, 8, false, false},
+};
+typedef struct {
+    GptModel m;
+    Stream stream;
+    float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES], *own[REF_STORAGES], *sum[REF_STORAGES]; // moments, gradients
+    BlockActs blocks[REF_LAYERS];
+    BlockGradients work;
+    HeadActs head;
+    Real *x[REF_UNITS], *dx[REF_UNITS]; // input of each unit but the first, and its gradient
+    int32_t tokens[REF_ROWS * REF_T], targets[REF_ROWS * REF_T];
+} Reference;
+static Reference *reference_make(void) {
+    Reference *r = (Reference *)checked_calloc(1, sizeof *r, "reference");
+    const int64_t N = REF_ROWS * REF_T;
+    r->m = gpt_model(gpt_config_from_pairs("layers=4,heads=2,channels=16,vocab=101", REF_T));
+    r->stream.threads = 1, r->stream.workspace_bytes = gpt_workspace_bytes(&r->m, REF_ROWS, REF_T, 1, LOGITS_PLENTY);
+    r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
+    for (int s = 0; s < REF_STORAGES; s++) {
+        float **all[] = {&r->now[s], &r->before[s], &r->first[s], &r->second[s], &r->own[s], &r->sum[s]};
+        const int64_t n = gpt_storage_elements(&r->m, s);
+        for (int k = 0; k < 6; k++) { *all[k] = (float *)ops_alloc((size_t)n * sizeof(float)); }
+        gpt_initialise(&r->m, s, 3, 0, n, r->now[s]), memcpy(r->before[s], r->now[s], (size_t)n * sizeof(float));
+    }
+    Arena count = {NULL, 0};
+    for (int k = 0; k < REF_LAYERS; k++) { gpt_block_acts(&count, &r->m.config, N); }
+    gpt_block_gradients(&count, &r->m.config, N), gpt_head_acts(&count, &r->m.config, N), arena_reals(&count, 2 * (REF_UNITS + 8) * N * r->m.config.channels);
+    Arena arena = {(char *)ops_alloc(count.used), 0}; // one test program: it stays
+    for (int k = 0; k < REF_LAYERS; k++) { r->blocks[k] = gpt_block_acts(&arena, &r->m.config, N); }
+    r->work = gpt_block_gradients(&arena, &r->m.config, N), r->head = gpt_head_acts(&arena, &r->m.config, N);
+    for (int u = 1; u < REF_UNITS; u++) { r->x[u] = arena_reals(&arena, N * r->m.config.channels), r->dx[u] = arena_reals(&arena, N * r->m.config.channels); }
+    return r;
+}
+// The stage of a unit, counted: the first ones take the units that remain.
+static int reference_stage(int N, int unit) {
+    int j = 0;
+    for (int end = REF_UNITS / N + (0 < REF_UNITS % N); unit >= end; end += REF_UNITS / N + (j < REF_UNITS % N)) { j++; }
+    return j;
+}
+// The states of a unit for micro-batch i (from 1): each storage has the version of the first unit that uses it.
+static UnitStates reference_states(Reference *r, const Case *c, int i, int unit, bool wte_begun) {
+    UnitStates states;
+    int used[2];
+    memset(&states, 0, sizeof states);
+    for (int k = gpt_unit_storages(&r->m, unit, used) - 1; k >= 0; k--) {
+        const int s = used[k], stage = 1 + reference_stage(c->N, s == 0 ? 0 : unit);
+        const StorageClass class_ = gpt_storage_class(&r->m, s);
+        const bool fresh = c->rule == CYCLIC_V2 && i + stage >= c->N + 1 + c->slack;
+        states.params[class_] = (const Real *)(fresh ? r->now[s] : r->before[s]), states.grads[class_] = r->own[s];
+        states.accumulate[class_] = s == 0 && wte_begun;
+    }
+    return states;
+}
+static void reference_micro_batch(Reference *r, const Case *c, int i, int64_t rows, float scale) {
+    const int head = REF_UNITS - 1;
+    UnitStates s = reference_states(r, c, i, 0, false);
+    gpt_embedding_forward(&r->stream, &r->m, &s, r->x[1], r->tokens, rows, REF_T);
+    for (int u = 1; u < head; u++) {
+        s = reference_states(r, c, i, u, false);
+        gpt_block_forward(&r->stream, &r->m, &s, r->x[u + 1], r->x[u], &r->blocks[u - 1], rows, REF_T);
+    }
+    s = reference_states(r, c, i, head, false);
+    gpt_head_forward(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
+    gpt_head_backward_input(&r->stream, &r->m, &s, r->dx[head], r->x[head], &r->head, r->targets, rows * REF_T, scale);
+    gpt_head_backward_weight(&r->stream, &r->m, &s, r->x[head], &r->head, rows * REF_T);
+    for (int u = head - 1; u > 0; u--) {
+        s = reference_states(r, c, i, u, false);
+        gpt_block_backward_input(&r->stream, &r->m, &s, r->dx[u], r->dx[u + 1], r->x[u], &r->blocks[u - 1], &r->work, rows, REF_T);
+        gpt_block_backward_weight(&r->stream, &r->m, &s, r->dx[u + 1], r->x[u], &r->blocks[u - 1], &r->work, rows, REF_T);
+    }
+    s = reference_states(r, c, i, 0, true);
+    gpt_embedding_backward_weight(&r->stream, &r->m, &s, r->dx[1], r->tokens, rows, REF_T);
+}
+static double reference_norm(Reference *r) {
+    ExactSum sum;
+    memset(&sum, 0, sizeof sum);
+    for (int s = 0; s < REF_STORAGES; s++) {
+        double partials[64];
+        const int64_t n = gpt_storage_elements(&r->m, s);
+        assert_true(n <= 64 * NORM_CHUNK);
+        ops_norm_partials(&r->stream, partials, r->sum[s], n, NORM_CHUNK);
+        for (int64_t i = 0; i < ceil_div(n, NORM_CHUNK); i++) { exact_add(&sum, partials[i]); }
+    }
+    return sqrt(exact_value(sum));
+}
+static void reference_update(Reference *r, const Case *c, int step, double norm) {
+    for (int s = 0; s < REF_STORAGES; s++) {
+        TensorPart parts[TENSORS];
+        memcpy(r->before[s], r->now[s], (size_t)gpt_storage_elements(&r->m, s) * sizeof(float));
+        for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
+            const int64_t at = parts[k].offset, count = parts[k].elements;
+            const float scale = c->clips && norm > 0.5 ? (float)(0.5 / norm) : 1.0f, decay = tensor_specs[parts[k].tensor].decay ? 0.1f : 0.0f;
+            OptimizerStep o = {1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, {0, 0}};
+            if (c->sgd) {
+                ops_sgd(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at, r->sum[s] + at, count, o);
+            } else {
+                ops_adamw(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at, r->second[s] + at, r->sum[s] + at, count, o);
+            }
+        }
+    }
+}
+// A step; its loss and norm.
+static void reference_step(Reference *r, const Case *c, const Dataset *data, int step, double found[2]) {
+    const float scale = (float)(1.0 / (double)(c->samples * REF_T));
+    double loss = 0;
+    for (int i = 1; i <= c->N; i++) {
+        const int64_t begin = part_begin(c->samples, c->N, i - 1), rows = part_begin(c->samples, c->N, i) - begin;
+        for (int s = 0; s < REF_STORAGES && !rows; s++) { memset(r->own[s], 0, (size_t)gpt_storage_elements(&r->m, s) * sizeof(float)); }
+        if (rows) {
+            dataset_fill(data, (int64_t)step * c->samples + begin, rows, r->tokens, r->targets);
+            reference_micro_batch(r, c, i, rows, scale);
+        }
+        for (int64_t row = 0; row < rows; row++) {
+            double sample = 0;
+            for (int64_t t = 0; t < REF_T; t++) { sample += (double)r->head.losses[row * REF_T + t]; }
+            loss += sample;
+        }
+        for (int s = 0; s < REF_STORAGES; s++) {
+            for (int64_t k = 0; k < gpt_storage_elements(&r->m, s); k++) { r->sum[s][k] = i == 1 ? r->own[s][k] : r->sum[s][k] + r->own[s][k]; }
+        }
+    }
+    found[0] = loss / (double)(c->samples * REF_T), found[1] = reference_norm(r);
+    reference_update(r, c, step, found[1]);
+}
+static void check_export(const Reference *r, const char *path, const char *what) {
+    FILE *f = fopen(path, "rb");
+    float *all = (float *)checked_malloc((size_t)r->m.parameters * sizeof(float), "weights");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 1024, SEEK_SET), 0);
+    assert_int_equal(fread(all, sizeof(float), (size_t)r->m.parameters, f), r->m.parameters);
+    fclose(f);
+    for (int s = 0; s < REF_STORAGES; s++) {
+        TensorPart parts[TENSORS];
+        for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
+            const int64_t layer = gpt_storage_class(&r->m, s) == STORAGE_BLOCK ? s - 2 : 0;
+            const float *found = all + model_file_offset(&r->m, parts[k].tensor, layer);
+            if (memcmp(found, r->now[s] + parts[k].offset, (size_t)parts[k].elements * sizeof(float))) { fail_msg("%s: storage %d tensor %d", what, s, k); }
+        }
+    }
+    free(all);
+}
+static void check_case(const Case *c, const char *folder) {
+    const DatasetOptions options = {"--train", REF_T, 101, 0, WINDOWS_CONTINUOUS, false, 0, 0};
+    const Dataset data = dataset_open("test/golden/gpt_tiny_tokens.bin", options);
+    char command[2000], what[200], line[4000];
+    snprintf(what, sizeof what, "--cyclic v%d --cyclic-stages %d --batch-tokens %d --optimizer %s", c->rule == CYCLIC_V2 ? 2 : 1, c->N, c->samples * REF_T,
+             c->sgd ? "sgd --momentum 0.9" : "adamw --beta1 0.9 --beta2 0.95 --eps 1e-8");
+    snprintf(command, sizeof command,
+             "./train_gpt %s %s%d %s --model layers=4,heads=2,channels=16,vocab=101 --train test/golden/gpt_tiny_tokens.bin --shuffle 0 --seed 3 --seq-len %d "
+             "--micro-batch 1 --steps %d --lr 1e-3 --lr-schedule constant --weight-decay 0.1 --val-every 0 "
+             "--threads 1 --log %s/log --export %s/export >%s/out",
+             what, c->rule == CYCLIC_V2 ? "--cyclic-slack " : "--keep ", c->slack ? c->slack : c->rule == CYCLIC_V1,
+             c->clips ? "--grad-clip 0.5" : "--grad-clip 0", REF_T, REF_STEPS, folder, folder, folder);
+    assert_int_equal(system(command), 0);
+    snprintf(line, sizeof line, "%s/log", folder);
+    FILE *log = fopen(line, "r");
+    Reference *r = reference_make();
+    int step = 0;
+    while (fgets(line, sizeof line, log)) {
+        double expected[2];
+        if (!strstr(line, "\"event\":\"step\"")) { continue; }
+        reference_step(r, c, &data, step++, expected);
+        const double loss = strtod(strstr(line, "\"loss\":") + 7, NULL), norm = strtod(strstr(line, "\"grad_norm\":") + 12, NULL);
+        if (loss != expected[0] || norm != expected[1]) {
+            fail_msg("%s: step %d: loss %.17g, expected %.17g; norm %.17g, expected %.17g", what, step, loss, expected[0], norm, expected[1]);
+        }
+    }
+    fclose(log);
+    assert_int_equal(step, REF_STEPS);
+    snprintf(line, sizeof line, "%s/export", folder);
+    check_export(r, line, what);
+    snprintf(line, sizeof line, "rm %s/log %s/out %s/export", folder, folder, folder);
+    assert_int_equal(system(line), 0);
+}
+static void test_the_program_is_the_reference(void **state) {
+    (void)state;
+    char folder[] = "/tmp/test_cyclic.XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) { check_case(&cases[i], folder); }
+    assert_int_equal(rmdir(folder), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_invariants),
+        cmocka_unit_test(test_single_is_all_of_data),
+        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_fresh_are_those_that_can_be),
+        cmocka_unit_test(test_slack),
+        cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_received),
+        cmocka_unit_test(test_all_are_valid),
+        cmocka_unit_test(test_damage_is_refused),
+        cmocka_unit_test(test_the_program_is_the_reference),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""test_cyclic.py: Cyclic Data Parallelism of the real program under mpirun, from outside. (test_cyclic.c: the schedules, their proof, and a slow reference.)
+
+    python3 test/test_cyclic.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+                                        TRAIN_GPT=FILE: another binary than ./train_gpt
+
+    Equality    one rank that runs all micro-batches, a rank for each, and a rank for each stage, are one computation: losses, norms and weights, bit by bit, whatever
+                the rule, the clipping, the batch, the precision; N = 1, and rules that cannot differ, equal plain training
+    Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; activations are those of N (N + 1) / 2 of N^2 stages
+    Resume      bit-equal to the uninterrupted run, in either mode, and after a graceful stop; a plain run goes on with a cyclic one's
+                checkpoint, and the other way round; validation on the way changes nothing
+    Refusals    what does not fit ends with exit 2 and one message
+    Lost        a rank that dies ends the job; numbers that are not finite do not stop it
+
+Every run is checked for memory and traffic as predicted (test_train.Job). The model has 4 blocks, 6 units. Standard library only.
+"""
+import os
+import random
+import shutil
+import signal
+import tempfile
+import unittest
+
+import test_train
+from test_faults import EXIT_PEER, Faulty, at_once, sample
+from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
+from test_train import ALL, EXIT_DONE, EXIT_INPUT, SAME, SEED, T, Job, checkpoints, get, scratch, train, train_all
+
+RUN = dict(model=MODEL, seed=3, steps=6, shuffle=1, micro_batch=1, threads=1)  # so many threads, so many sums
+V1, V1_FREE, V2 = dict(cyclic="v1"), dict(cyclic="v1", grad_clip=0), dict(cyclic="v2", grad_clip=None)
+V2_SLACK, V2_CLIP = dict(V2, cyclic_slack=1), dict(V2, grad_clip=0.05, cyclic_clip="storage")
+RULES = [V1, V1_FREE, V2, V2_SLACK, V2_CLIP]
+TALLY = 8 * (1 + 69 + 2)  # bytes of what a step tells the next rank: loss, an exact sum of squares, two numbers of steps
+
+
+def single(N, **changes):
+    return dict(dict(RUN, ranks=1, cyclic_stages=N, batch_tokens=2 * N * T), **changes)
+
+
+def data(N, **changes):
+    """The same on N ranks. Of one it is asked for by name."""
+    same = dict(single(N, **changes), ranks=N, cyclic_mode="data")
+    return dict(same, cyclic_stages=None)
+
+
+def model(N, **changes):
+    """A rank for each stage."""
+    return dict(data(N, **changes), cyclic_mode="model")
+
+
+MODES = (single, data, model)
+
+
+class Check(test_train.TestCase):
+    def trained(self, cases):
+        """The jobs of these cases, each with a file `export` of its weights."""
+        cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
+        jobs = train_all(cases)
+        for case, job in zip(cases, jobs):
+            job.export = case["export"]
+        return jobs
+
+    def assert_same(self, job, expected, what):
+        """Bit by bit."""
+        self.assertEqual(job.steps("step", "loss", "grad_norm", "lr"), expected.steps("step", "loss", "grad_norm", "lr"), what)
+        self.assertTrue(get(job.export) == get(expected.export), f"weights of {what}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Equality(Check):
+    # a step's samples: as many as micro-batches or more, not divisible by N, fewer than N (then some micro-batches are empty), one
+    VARIANTS = [dict(), dict(batch_tokens=7 * T), dict(batch_tokens=2 * T), dict(batch_tokens=T), dict(optimizer="sgd", lr=0.05, momentum=0.9), dict(dtype="bf16"),
+                dict(dtype="bf16", stochastic_rounding=1, optimizer="sgd", lr=0.05), dict(recompute="block"), dict(recompute="block", dtype="bf16"),
+                dict(windows="document"), dict(windows="document", batch_tokens=5 * T, recompute="block"), dict(val_every=2, val_batches=1),
+                dict(lr_schedule="cosine", warmup=2, seq_len=T - 3, batch_tokens=6 * (T - 3)), dict(model="layers=9,heads=2,channels=8,vocab=101")]
+
+    def test_single_is_data(self):
+        """Every rule x N x variant; a sample has each rule, each N and each variant."""
+        cases = [(N, dict(rule, **variant)) for N in (1, 2, 3, 4) for rule in RULES for variant in self.VARIANTS]
+        if not ALL:
+            draw = random.Random(SEED)
+            rules, rows = draw.sample(RULES, len(RULES)), draw.sample(self.VARIANTS, len(self.VARIANTS))
+            cases = [(1 + (i + 1) % 4, dict(rules[i % 5], **variant)) for i, variant in enumerate(rows)]
+        for begin in range(0, len(cases), 64):
+            some = cases[begin:begin + 64]
+            jobs = self.trained([mode(N, **case) for N, case in some for mode in MODES])
+            for i, (N, case) in enumerate(some):
+                for job, mode in zip(jobs[3 * i + 1:3 * i + 3], MODES[1:]):
+                    with self.subTest(mode=mode.__name__, N=N, **case):
+                        self.assert_same(job, jobs[3 * i], (mode.__name__, N, case))
+
+
+    def test_one_stage_is_plain(self):
+        """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
+        for changes in (dict(), dict(optimizer="sgd", lr=0.05), dict(dtype="bf16", recompute="block")):
+            plain, new, old = self.trained([dict(RUN, micro_batch=4, batch_tokens=4 * T, grad_clip=0, **changes)] + [single(1, **rule, batch_tokens=4 * T, **changes) for rule in (V2, V1_FREE)])
+            self.assert_same(new, plain, changes)
+            self.assertNotEqual(old.steps()[2:], plain.steps()[2:], "a step later")
+            self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
+
+    def test_without_a_step_rules_agree(self):
+        """lr 0: all versions are alike; plain training adds the same numbers in another order."""
+        plain, *jobs = self.trained([dict(RUN, batch_tokens=6 * T, lr=0, grad_clip=0)] + [mode(3, **rule, lr=0) for rule in (V1_FREE, V2, V2_SLACK) for mode in (single, data)])
+        for job in jobs[1:]:
+            self.assert_same(job, jobs[0], "rules")
+        self.assert_close(jobs[0].losses(), plain.losses(), SAME)
+        self.assertTrue(get(jobs[0].export) == get(plain.export))
+
+    def test_rules_differ(self):
+        """And with a step they do, from the second step on at the latest; so does a slack. One that is as large as N is v1."""
+        v1, v2, slack, all_ = (job.steps() for job in self.trained([single(3, **rule) for rule in (V1_FREE, V2, V2_SLACK, dict(V2, cyclic_slack=3))]))
+        self.assertEqual(len({losses[0] for losses in (v1, v2, slack)}), 1)
+        self.assertEqual(len({tuple(losses) for losses in (v1, v2, slack)}), 3)
+        self.assertEqual(all_, v1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+def elements(storage):
+    return {0: PADDED * CHANNELS, 1: T * CHANNELS, UNITS: 2 * CHANNELS}.get(storage, BLOCK)
+
+
+PARAMETERS = sum(map(elements, range(UNITS + 1)))
+
+
+class Numbers(Check):
+    def sent(self, N, word, **case):
+        """Bytes that each rank sends in a step, by the schedule."""
+        sent = []
+        for line in train(**data(N, **case), show_schedule=1).out.splitlines():
+            words = line.split()
+            if words[:1] == ["rank"] and words[-1] == "actions":
+                sent.append(0)
+            elif words[1:2] in (["SEND_SUM"], ["SEND_PARAMETERS"]):
+                sent[-1] += elements(int(words[words.index("storage") + 1])) * (4 if words[1] == "SEND_SUM" else word)
+            elif words[1:2] == ["SEND_TALLY"]:
+                sent[-1] += TALLY
+        return sent
+
+    def test_sent(self):
+        """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and a tally of each."""
+        for N, word, case in sample([(2, 4, V1), (2, 2, V2), (3, 4, V2), (3, 2, V1), (4, 4, V2_SLACK), (4, 2, V2)], 3):
+            precision = dict(dtype="bf16") if word == 2 else {}
+            sent = self.sent(N, word, **case, **precision)
+            self.assertEqual(sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * TALLY, (N, case))
+            measured = train(**data(N, **case, **precision)).end()["traffic"]["measured"]
+            self.assertEqual(measured["total"]["intra"], sent[0], (N, case))
+            self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
+
+    def test_activations(self):
+        """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each."""
+        rows, boundary = 2, aligned(2 * T * CHANNELS * 4)
+        tensors = [1, 3, 1, 1, 1, 4, 4]
+        block = sum(aligned(4 * rows * T * CHANNELS * n) for n in tensors) + 4 * aligned(4 * rows * T) + aligned(4 * rows * T * HEADS)
+        of_unit = [aligned(4 * rows * T)] + [boundary + block] * 4 + [boundary + 2 * boundary + 4 * aligned(4 * rows * T)]
+        stages = lambda N: [j for j in range(N) for _ in range(UNITS // N + (j < UNITS % N))]
+        jobs = train_all([mode(N, **V2, steps=2) for N in (1, 2, 3, 4, 6) for mode in (single, data) if mode is single or N < 5])
+        for N in (1, 2, 3, 4, 6):
+            live = sum((N - j) * bytes_ for j, bytes_ in zip(stages(N), of_unit))
+            self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], live, N)
+            if N < 5:
+                self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], sum(of_unit), N)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Resume(Check):
+    check_resumed = test_train.Resume.check_resumed
+
+    def test_bit_equal(self):
+        draw = random.Random(SEED)
+        cases = [draw.choice(MODES)(draw.randrange(1, 5), **rule, dtype=draw.choice(("fp32", "bf16")), recompute=draw.choice(("none", "block")),
+                 batch_tokens=draw.randrange(1, 9) * T, save_every=3, val_every=2, val_batches=2, out=os.path.join(scratch(), "out")) for rule in (RULES * 6 if ALL else draw.sample(RULES, 3))]
+        at_once(lambda pair: self.check_resumed(*pair), zip(cases, train_all(cases)))
+
+    def test_pauses_change_nothing(self):
+        """Validation and checkpoints wait for all of a step; the steps between are the same."""
+        cases = [(mode, dict(rule, **changes)) for mode in MODES for rule in RULES for changes in (dict(), dict(dtype="bf16"))]
+        for mode, rule in sample(cases, 4):
+            free, *paused = self.trained([dict(mode(3, **rule), **pause) for pause in (dict(), dict(val_every=1, val_batches=1), dict(val_every=2, val_batches=1),
+                                          dict(save_every=3, out=os.path.join(scratch(), "out")))])
+            for job in paused:
+                self.assert_same(job, free, (mode, rule))
+
+    def legs(self, legs):
+        """The same run in several legs of 3 steps each, one after another from checkpoint to checkpoint: all losses and norms, and the weights."""
+        out, steps = os.path.join(scratch(), "out"), []
+        for i, leg in enumerate(legs):
+            job, = self.trained([dict(leg, steps=3 * (i + 1), out=out, save_every=3, resume=int(i > 0), batch_tokens=6 * T)])
+            steps += job.steps("loss", "grad_norm")
+        return steps, get(job.export)
+
+    def test_in_another_mode(self):
+        """From one rank to several and back: the same bits. And another number of stages: in either mode alike."""
+        for rule in sample(RULES, 2):
+            whole = self.legs([single(3, **rule)] * 3)
+            self.assertTrue(self.legs([single(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
+            self.assertTrue(self.legs([model(3, **rule), single(3, **rule), data(3, **rule)]) == whole, rule)
+            self.assertTrue(self.legs([single(2, **rule), single(3, **rule), single(1, **rule)]) == self.legs([data(2, **rule), data(3, **rule), data(1, **rule)]), rule)
+
+    def test_with_plain_runs(self):
+        """One stage of v2 is plain training: so plain runs take its place, before and after. A plain run has no version before its newest: both are it."""
+        plain, one = dict(RUN, micro_batch=6, ranks=1, grad_clip=0), single(1, **V2)
+        for mode in (single, data):
+            rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
+            for legs in ((0, 3, 0), (3, 0, 3)):
+                found, expected = ([other if leg == 0 else mode(leg, **rule) for leg in legs] for other in (plain, one))
+                self.assertTrue(self.legs(found) == self.legs(expected), (mode, rule, legs))
+
+    def test_graceful_stops(self):
+        """What is under way is finished and saved, and the run goes on as if nothing had been."""
+        def stop(case):
+            how, mode, N, rule = case
+            out, log = os.path.join(scratch(), "out"), os.path.join(scratch(), "log")
+            same = dict(mode(N, **rule), out=out)
+            job = Job(**dict(same, steps=10**9, log=log))
+            job.wait_until(lambda: job.logged() > 5, "a step")
+            if how == "file":
+                open(os.path.join(out, "stop"), "w").close()
+            else:
+                job.process.send_signal(signal.SIGUSR1) if how == "usr1" else os.kill(job.pids()[-1], signal.SIGTERM)
+            job.done()
+            last = job.of("step")[-1]["step"]
+            self.assertEqual(checkpoints(out), [last], "a checkpoint of the last step")
+            self.assertRegex(job.out, rf"(?m)^stopped at step {last}\. To go on: mpirun ")
+            whole, again = self.trained([dict(mode(N, **rule), steps=last + 4), dict(same, steps=last + 4, resume=1)])
+            self.assertEqual(job.steps("step", "loss", "grad_norm") + again.steps("step", "loss", "grad_norm"), whole.steps("step", "loss", "grad_norm"), case)
+            self.assertTrue(get(again.export) == get(whole.export), case)
+        at_once(stop, sample([(how, mode, N, rule) for how in ("usr1", "term", "file") for mode in MODES for N in (2, 3) for rule in RULES], 4))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Refusals(Check):
+    # ranks, flags, what the message must say
+    CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
+             (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
+             (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
+             (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
+             (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (1, dict(V2, dp_noise=1), "--dp-noise")]
+
+    def test_each(self):
+        def refused(case):
+            ranks, changes, words = case
+            job = train(**dict(RUN, ranks=ranks, batch_tokens=6 * T, code=EXIT_INPUT, **changes))
+            self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
+            self.assertIn(words, job.err, changes)
+        at_once(refused, sample(self.CASES, 6))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Lost(Check):
+    KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "SEND_SUM", "RECV_SUM", "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_TALLY", "RECV_TALLY", "TALLY", "REDUCE", "UPDATE")
+
+    def test_in_each_action(self):
+        """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had been. Only the last rank updates, and receives sums of all before."""
+        def lose(case):
+            how, kind, rank, rule = case
+            rank = 2 if kind == "UPDATE" else rank
+            rank = 1 if kind in ("SEND_SUM", "RECV_SUM") or (kind == "RECV_PARAMETERS" and rank == 2) else rank
+            rank = 2 if kind == "SEND_PARAMETERS" else rank
+            fault = Faulty(how, rank, kind, **self.changes(rule))
+            job = fault.ends()
+            if how == "kill":
+                self.assertNotEqual(job.code, EXIT_DONE, (case, job.err))
+            else:
+                self.assertEqual(job.code, EXIT_PEER, (case, job.err))
+        at_once(lose, sample([(how, kind, rank, rule) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)], 4))
+
+    @staticmethod
+    def changes(rule):
+        left_out = ("ranks", "steps", "shuffle")
+        return {name: value for name, value in data(3, **rule).items() if name not in left_out}
+
+    def test_not_finite(self):
+        """Steps that lead nowhere: no rank waits for ever, and the run ends as any other."""
+        for mode, rule in sample([(mode, rule) for mode in MODES for rule in RULES], 3):
+            job = train(**mode(3, **dict(rule, optimizer="sgd", lr=1e6)))
+            self.assertEqual(job.steps("step"), [(k + 1,) for k in range(6)])
+
+
+if __name__ == "__main__":
+    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
+    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
+        unittest.main()

@@ -1,0 +1,256 @@
+// trainer.h: what a run is (Trainer), and one step of it: a step and then the next one, or, where micro-batches are delayed against each other
+// (cyclic.h), a window in which the next step begins. train_gpt.c sets it up and goes from step to step.
+#ifndef TRAINER_H
+#define TRAINER_H
+
+#include "proof.h"
+#include "privacy.h"
+#include "profile.h"
+#include "report.h"
+#include <signal.h> // graceful stop
+
+typedef struct {
+    Options options;
+    OptionsGiven given;
+    int argc;
+    char **argv;
+    // who and where
+    Comm comm;
+    Stream stream;
+    Rates rates;
+    Cluster cluster;     // --cluster; 0 x 0: there is none
+    Group cluster_ranks; // of it
+    const Group *ranks;  // all that the plan is for: of the run, or of the cluster
+    // what
+    GptModel model;
+    DType dtype;
+    const char *model_file; // NULL: random initial weights
+    DType model_file_dtype;
+    Dataset train, val, hellaswag;
+    Tokenizer tokenizer;
+    int64_t val_bytes; // that one validation's targets stand for; 0: not known
+    // how
+    int64_t samples, most_samples, rows, steps; // per step over all ranks, expected and at most; per micro-step of this rank at most; of the run
+    Privacy privacy;                            // of a private run
+    ExecutorShape shape;                        // of micro-steps
+    PipelinePlan plan;                          // stages of units on ranks
+    const Stage *stage;                         // this rank's
+    CyclicPlan cyclic;                          // rule OFF: there is none
+    Relay relay;                                // of it: what this rank keeps
+    Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
+    Prediction predicted;
+    // with what
+    Store store;
+    Executor executor;
+    int64_t *windows; // [most_samples + 1] of the training data that a private step takes; last, how many
+    // where it stands
+    Progress progress;
+    int64_t first_step; // 0, or where a resumed run began
+    int64_t end;        // of the run: its steps, or fewer where a private one has spent all it may
+    Log log;
+    ProgressBar bar;
+    char flags[8192];     // as given, for the manifest
+    char stop_file[1100]; // OUT/stop, which rank 0 looks for; "" elsewhere
+    Spent spent;
+    EnergyMeter energy;
+    Profile profile;
+    bool stopping, save_failed;
+} Trainer;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Stopping gracefully: SIGUSR1 to mpirun, SIGTERM to any rank, or a file OUT/stop. The ranks agree in each step, before its
+// updates begin to travel, and stop after it.
+static volatile sig_atomic_t stop_requested;
+static const Trainer *signalled; // what a handler may describe
+static inline void request_stop(int signal_number) {
+    stop_requested = 1;
+    if (signal_number != SIGTERM) { return; } // every rank gets the others
+    SignalText t = {"", 0};
+    signal_text_add(&t, "note: rank "), signal_text_add_int(&t, signalled->comm.rank), signal_text_add(&t, ": SIGTERM in ");
+    executor_describe(&signalled->executor, &t);
+    signal_text_add(&t, ", waiting for "), comm_describe_waiting(&signalled->comm, &t);
+    signal_text_add(&t, "; stopping after this step\n");
+    signal_text_write(&t);
+}
+static inline void catch_signals(const Trainer *t) {
+    signalled = t;
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = request_stop;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+static inline bool asked_to_stop(const Trainer *t) { return stop_requested || (*t->stop_file && !access(t->stop_file, F_OK)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Its schedule
+
+// The whole job, of so many samples. Of --cluster one rank stands for all, which do alike: one that has most samples.
+static inline Program make_program(const Trainer *t, int64_t samples, bool training) {
+    const bool pipeline = t->plan.placement.stages > 1;
+    int alike = t->cluster.nodes && !pipeline ? t->ranks->n : 1;
+    Program p;
+    memset(&p, 0, sizeof p);
+    p.map = unit_map(&t->model, &t->store.policy, &t->plan.placement, t->shape.clip.on);
+    p.ranks = t->ranks->n / alike;
+    p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
+    int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
+    if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
+    if (t->cyclic.rule && training) {
+        schedule_cyclic(&p, &t->cyclic, samples);
+        return p;
+    }
+    if (pipeline) {
+        const PipelinePlan plan = pipeline_of_batch(&t->plan, samples);
+        schedule_pipeline(&p, &plan, samples, training);
+    } else {
+        schedule_sequential(&p, ceil_div(samples, alike), rows, training);
+    }
+    if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
+    if (training && t->shape.clip.flat && !pipeline) { schedule_lower_clip(&p); }
+    zero_lower(&p, &t->store.policy, training);
+    return p;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One step
+
+static inline void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
+    if (t->comm.rank) { return; }
+    bool shown = !privacy_hides(&t->privacy);
+    if (!shown) { seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step)); }
+    double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
+    double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
+    StepFacts facts = {t->progress.step,
+                       shown ? loss : nobody,
+                       shown ? norm : nobody,
+                       lr,
+                       seconds,
+                       tokens,
+                       mfu,
+                       shown ? energy_joules(&t->energy) : nobody,
+                       shown ? pass->windows : NULL,
+                       pass->samples};
+    report_step(&facts, &t->bar, &t->log);
+}
+
+// Why this update must not be made, or NULL.
+static inline const char *reason_to_skip(Trainer *t, double loss, double norm) {
+    if (t->privacy.on) { return isfinite(norm) ? NULL : "gradient norm is not finite"; } // with its noise: nothing that depends on the samples more
+    if (!isfinite(loss) || !isfinite(norm)) { return "loss or gradient norm is not finite"; }
+    double loss_z = outlier_z(&t->progress.loss, loss), norm_z = outlier_z(&t->progress.norm, norm);
+    if (t->options.skip_loss_z > 0 && loss_z > t->options.skip_loss_z) { return "loss is an outlier"; }
+    if (t->options.skip_grad_z > 0 && norm_z > t->options.skip_grad_z) { return "gradient norm is an outlier"; }
+    return NULL;
+}
+
+// The samples that a private step draws, and its schedule. Rank 0 draws for all: logarithms may differ between machines.
+static inline void draw_samples(Trainer *t, Pass *pass) {
+    if (t->comm.rank == 0) {
+        NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
+        memcpy(stream.key, t->privacy.key, sizeof stream.key);
+        const double rate = (double)t->samples / (double)t->train.windows;
+        t->windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, t->windows);
+        noise_wipe(&stream, sizeof stream);
+    }
+    comm_broadcast(&t->comm, t->windows, (size_t)(t->most_samples + 1) * sizeof *t->windows, 0);
+    pass->windows = t->windows, pass->samples = t->windows[t->most_samples];
+    program_free(&t->program);
+    t->program = make_program(t, pass->samples, true);
+}
+// The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
+static inline double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
+    if (!t->privacy.on) { return sum / (double)max_i64(targets, 1); }
+    double mean = 0;
+    for (int64_t i = 0; i < pass->samples; i++) { mean += pass->sample_losses[i] / (double)max_i64(dataset_window_targets(pass->data, pass->windows[i]), 1); }
+    return mean / (double)pass->samples;
+}
+
+// What a step works on, `ahead` steps from the one that runs.
+static inline Pass make_pass(Trainer *t, int ahead) {
+    const int64_t first = t->progress.position + ahead * t->samples;
+    int64_t targets = t->privacy.on || first < 0 ? 0 : dataset_count_targets(&t->train, first, t->samples);
+    const int64_t host_row = ((t->progress.step + ahead) & 1) * t->executor.host_rows;
+    Pass pass = {&t->train, first, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL, host_row};
+    return pass;
+}
+static inline OptimizerStep make_update(const Options *o, double lr, double norm) {
+    double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
+    OptimizerStep u = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, {0, 0}};
+    return u;
+}
+static inline bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
+// Does anything wait for all of a step's parameters?
+static inline bool pauses_after(const Trainer *t, int64_t step) {
+    const Options *o = &t->options;
+    const bool last = step == t->end;
+    return last || due(o->val_every, step, last) || due(o->sample_every, step, last) || due(o->save_every, step, last);
+}
+
+// A step of which the next one begins before it ends. The first rank gets its loss and norm.
+static inline void run_window(Trainer *t, double lr, double *loss, double *norm) {
+    Executor *e = &t->executor;
+    const Pass passes[3] = {make_pass(t, -1), make_pass(t, 0), make_pass(t, 1)};
+    const Schedule *schedule = &t->program.rank[t->comm.rank];
+    const int64_t step = t->progress.step;
+    int at = 0;
+    e->asked = asked_to_stop(t), e->update[step & 1] = make_update(&t->options, lr, 0);
+    e->last_step = min_i64(e->stop_after, step + !pauses_after(t, step + 1));
+    executor_lead(e, schedule, passes, step);
+    executor_run(e, schedule, &at, passes + 1, NULL, step, NULL);
+    executor_drain(e, schedule, passes + 1, step);
+    *loss = e->telling.loss / (double)max_i64(dataset_count_targets(&t->train, t->progress.position, t->samples), 1);
+    *norm = sqrt(exact_value(e->telling.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
+    if (t->comm.rank == 0 && !isfinite(*norm)) {
+        fprintf(stderr, "warning: step %" PRId64 ": gradients that are not finite made no update (loss %g, norm %g)\n", step + 1, *loss, *norm);
+    }
+}
+// A step, then the next one.
+static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
+    int at = 0;
+    const Schedule *schedule = &t->program.rank[t->comm.rank];
+    executor_run(&t->executor, schedule, &at, pass, NULL, t->progress.step, norm);
+    double look = seconds_now();
+    t->stopping = asked_to_stop(t);
+    t->spent.telling_s += seconds_now() - look;
+    const int64_t targets = dataset_count_targets(&t->train, t->progress.position, t->samples);
+    *loss = step_loss(t, pass, executor_sum_losses(&t->executor, &t->program, pass, &t->stopping), targets);
+    const char *skip = reason_to_skip(t, *loss, *norm);
+    if (!skip) {
+        OptimizerStep update = make_update(&t->options, lr, *norm);
+        executor_run(&t->executor, schedule, &at, pass, &update, t->progress.step, norm);
+        t->progress.updates++;
+        return;
+    }
+    t->executor.action = NULL; // the updates do not run
+    store_skip_updates(&t->store);
+    if (t->comm.rank == 0) {
+        fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, t->privacy.on ? (double)NAN : *loss,
+                *norm);
+    }
+}
+static inline void train_step(Trainer *t) {
+    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, loss = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
+    Pass pass = make_pass(t, 0);
+    if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, &pass); }
+    const Schedule *schedule = &t->program.rank[t->comm.rank];
+    ops_range_begin("step", "", -1);
+    profile_begin(&t->profile, &t->executor, t->progress.step + 1);
+    if (t->cyclic.rule) {
+        run_window(t, lr, &loss, &norm);
+    } else {
+        run_step(t, &pass, lr, &loss, &norm);
+    }
+    profile_end(&t->profile, &t->executor, schedule, schedule->count);
+    ops_range_end();
+    t->progress.step++;
+    t->progress.position += t->samples;
+    double seconds = seconds_now() - start;
+    t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
+    tell_step(t, &pass, loss, norm, lr, seconds);
+    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log); }
+    t->spent.telling_s += seconds_now() - start - seconds;
+}
+
+#endif
