@@ -35,7 +35,7 @@
 #ifndef ACCOUNTANT_H
 #define ACCOUNTANT_H
 
-#include "base.h" // die
+#include "support/base.h" // die
 
 #include <float.h> // LDBL_EPSILON
 

@@ -27,7 +27,7 @@
 #ifndef COMM_H
 #define COMM_H
 
-#include "group.h" // who takes part; first, because base.h below it asks for the GNU extensions
+#include "store/group.h" // who takes part; first, because base.h below it asks for the GNU extensions
 
 #define OMPI_SKIP_MPICXX 1 // the C interface only
 #include <limits.h>        // INT_MAX

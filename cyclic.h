@@ -22,8 +22,8 @@
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
-#include "layout.h"   // storages, stages
-#include "schedule.h" // actions
+#include "store/layout.h" // storages, stages
+#include "schedule.h"     // actions
 
 typedef enum { CYCLIC_OFF, CYCLIC_V1, CYCLIC_V2 } CyclicRule;
 typedef enum { CYCLIC_AUTO, CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_ZERO, CYCLIC_MODEL } CyclicMode;

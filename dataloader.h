@@ -31,8 +31,8 @@
 #ifndef DATALOADER_H
 #define DATALOADER_H
 
-#include "base.h"  // die, mix64, random_u64
-#include "noise.h" // draws of private runs
+#include "support/base.h"  // die, mix64, random_u64
+#include "kernels/noise.h" // draws of private runs
 
 #include <fcntl.h>    // open
 #include <glob.h>     // patterns of shards

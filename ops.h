@@ -18,9 +18,9 @@
 #ifndef OPS_H
 #define OPS_H
 
-#include "base.h"     // DType
-#include "noise.h"    // NoiseStream
-#include "quantize.h" // QuantFormat
+#include "support/base.h"     // DType
+#include "kernels/noise.h"    // NoiseStream
+#include "kernels/quantize.h" // QuantFormat
 
 typedef struct Real Real; // never completed: see above
 

@@ -1003,9 +1003,9 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
     }
 }
 
-#include "clip_cpu.h"     // the rest of the contract: what each sample adds to a gradient
-#include "noise_cpu.h"    // noise
-#include "quantize_cpu.h" // records
+#include "kernels/clip_cpu.h"     // the rest of the contract: what each sample adds to a gradient
+#include "kernels/noise_cpu.h"    // noise
+#include "kernels/quantize_cpu.h" // records
 
 static inline size_t ops_workspace_bytes(OpsShape shape, int threads) {
     int64_t head = 0, classifier = 0;

@@ -819,6 +819,6 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
     if (n) { LAUNCH(add_kernel, blocks_for(n, THREADS), THREADS, 0, stream, out, in, n); }
 }
 
-#include "quantize_cuda.cuh" // the rest of the contract
+#include "kernels/quantize_cuda.cuh" // the rest of the contract
 
 #endif

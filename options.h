@@ -7,8 +7,8 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include "pipeline.h" // kinds of schedules
-#include "quantize.h" // limits of blocks; base.h
+#include "pipeline.h"         // kinds of schedules
+#include "kernels/quantize.h" // limits of blocks; base.h
 
 #include <ctype.h> // isdigit
 

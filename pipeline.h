@@ -20,8 +20,8 @@
 #ifndef PIPELINE_H
 #define PIPELINE_H
 
-#include "group.h"    // Placement
-#include "schedule.h" // actions
+#include "store/group.h" // Placement
+#include "schedule.h"    // actions
 
 typedef enum { PIPELINE_GPIPE, PIPELINE_DAPPLE, PIPELINE_ZERO_BUBBLE } PipelineKind; // order of --pipeline-schedule
 static const char *const pipeline_kind_names[] = {"gpipe", "dapple", "zero-bubble"};

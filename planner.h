@@ -12,7 +12,7 @@
 #ifndef PLANNER_H
 #define PLANNER_H
 
-#include "plan.h" // what a plan costs
+#include "plan/plan.h" // what a plan costs
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Search

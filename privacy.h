@@ -19,10 +19,10 @@
 #ifndef PRIVACY_H
 #define PRIVACY_H
 
-#include "accountant.h" // epsilon
-#include "comm.h"       // rank 0 decides, the others are told
-#include "noise.h"      // keys
-#include "options.h"    // --dp-...
+#include "accountant.h"    // epsilon
+#include "comm.h"          // rank 0 decides, the others are told
+#include "kernels/noise.h" // keys
+#include "options.h"       // --dp-...
 
 #include <fcntl.h>    // open
 #include <sys/stat.h> // mode of the key file

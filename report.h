@@ -6,10 +6,10 @@
 #ifndef REPORT_H
 #define REPORT_H
 
-#include "checkpoint.h" // TextBuffer
-#include "costs.h"      // what actions cost
-#include "timeline.h"   // schedules with their times
-#include "options.h"    // the flags in the log header
+#include "checkpoint.h"      // TextBuffer
+#include "plan/costs.h"      // what actions cost
+#include "engine/timeline.h" // schedules with their times
+#include "options.h"         // the flags in the log header
 
 // ---------------------------------------------------------------------------------------------------------------------
 // JSON

@@ -25,7 +25,7 @@
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
-#include "base.h" // checked_malloc, die
+#include "support/base.h" // checked_malloc, die
 
 typedef enum {
     ACT_FORWARD,

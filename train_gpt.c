@@ -26,7 +26,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
-#include "trainer.h"
+#include "engine/trainer.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Setting up

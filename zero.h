@@ -23,8 +23,8 @@
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "relay.h"    // states that go from rank to rank
-#include "schedule.h" // lowering
+#include "store/relay.h" // states that go from rank to rank
+#include "schedule.h"    // lowering
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Verbs: parameters

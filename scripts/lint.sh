@@ -2,7 +2,7 @@
 # lint.sh: formatting, static analysis, and what a reader would stumble over. Clean, or exit status 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mapfile -t sources < <(ls ./*.c ./*.h ./*.cu ./*.cuh test/*.[ch] test/*.cu)
+mapfile -t sources < <(ls ./*.c ./*.cu ./*.h ./*.cuh ./*/*.[ch] ./*/*.cu ./*/*.cuh)
 # Versions of clang-format disagree about details; the sources are formatted with Debian 12's.
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then clang-format --dry-run -Werror "${sources[@]}"; else echo "lint: no clang-format 14, formatting not checked"; fi
 if command -v cppcheck >/dev/null; then
@@ -11,9 +11,9 @@ if command -v cppcheck >/dev/null; then
         --suppress=missingIncludeSystem --suppress=internalAstError --suppress='*:/usr/*' train_gpt.c
 fi
 if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh scripts/*.sbatch .ci/run; fi
-python3 - <<'PY'
+python3 - "${sources[@]}" <<'PY'
 import glob, py_compile, sys
-bad = [f"{name}:{number}: trailing white space or tab" for name in glob.glob("*.[ch]*") + glob.glob("scripts/*.*") + glob.glob("test/*.[cp]*")
+bad = [f"{name}:{number}: trailing white space or tab" for name in sys.argv[1:] + glob.glob("scripts/*.*") + glob.glob("test/*.[cp]*")
        for number, line in enumerate(open(name, errors="replace"), 1) if line.rstrip("\n") != line.rstrip("\n").rstrip() or "\t" in line]
 for name in glob.glob("scripts/*.py") + glob.glob("test/*.py"):
     py_compile.compile(name, doraise=True)

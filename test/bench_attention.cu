@@ -1,7 +1,7 @@
 // bench_attention.cu: times the attention of the GPU's operations, as it was built, on shapes of GPT-2. A JSON line per shape; the best
 // of some repetitions, by events. For scripts/bench_gpu.py.   bench_attention [ROWS T C HEADS]
 #define OPS_IMPLEMENTATION
-#include "attention_cuda.cuh"
+#include "kernels/attention_cuda.cuh"
 
 typedef struct {
     int64_t rows, T, C, NH;

@@ -2,7 +2,7 @@
 #ifndef CHILD_H
 #define CHILD_H
 
-#include "base.h" // EXIT_DONE
+#include "support/base.h" // EXIT_DONE
 
 #include <sys/wait.h> // waitpid
 #include <unistd.h>   // fork, pipe

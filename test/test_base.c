@@ -1,6 +1,6 @@
 // test_base.c: the exact sum of base.h. Whatever the order of the terms, and however they are split among ranks, it has the same bits,
 // and they are right.
-#include "base.h"
+#include "support/base.h"
 
 #include <setjmp.h> // cmocka needs it
 #include <stddef.h> // cmocka needs it

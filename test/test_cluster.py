@@ -387,7 +387,7 @@ class Lost(TestCase):
         wait_until(lambda: os.path.exists(log) and read(log).count(b'"event":"step"') > 2, "a step")
         how()
         self.assertNotIn(run.wait(self.LIMIT + 30), (0, None))
-        self.assertRegex(read(self.path("messages")).decode(errors="replace"), r"lost rank 1 on node1: no sign of progress for 3\.\d s, in [a-z_]+ of [a-z]+ \d+, step \d+")
+        self.assertRegex(read(self.path("messages")).decode(errors="replace"), r"lost rank 1 on node1: no sign of progress for 3\.\d s, in [a-z_]+( of [a-z]+ \d+)?, step \d+")
         wait_until(lambda: not self.ranks(), "the end of both ranks")
 
     def ranks(self):
@@ -427,18 +427,6 @@ class Figures(TestCase):
         for node in range(2):
             self.assertTrue(0.98 <= (many[1][node] - few[1][node]) / told <= 1.05, f"node {node} sent {few[1]} and {many[1]}; told {told}")
 
-    def test_idle_share(self):
-        """An idle share f of a step is 1 - (computing / step). The rates that the prediction rests on are measured at start, within
-        10 % each for computing and messages; that shifts f by at most f (1 - f) 0.2 <= 0.05. The tolerance is twice that."""
-        cluster("up", "2x1", "--rate", "100mbit", "--cpu", "25", "--name", self.name)
-        for tokens, least in ((40, 0.5), (2560, 0.1)):
-            end, _ = self.train("--micro-batch", "8", "--batch-tokens", tokens, steps=5)
-            if "idle" not in end:
-                self.skipTest("the program does not tell its idle share")
-            predicted, measured = end["idle"]["predicted"], end["idle"]["measured"]
-            self.assertGreater(measured, least, "a link this slow makes ranks wait")
-            self.assertLessEqual(abs(predicted - measured), 0.1, f"batch of {tokens} tokens: {end['idle']}")
-
 
 @unittest.skipUnless(ALL, "TEST_ALL=1: measures for seconds")
 class Rates(TestCase):
@@ -458,6 +446,18 @@ class Rates(TestCase):
             self.assertLessEqual(float(share), 0.105)
             if idle > 0.2 * total:
                 self.assertGreaterEqual(float(share), 0.09)
+
+    def test_idle_share(self):
+        """An idle share f of a step is 1 - (computing / step). The rates that the prediction rests on are measured at start, within
+        10 % each for computing and messages; that shifts f by at most f (1 - f) 0.2 <= 0.05. The tolerance is twice that."""
+        cluster("up", "2x1", "--rate", "100mbit", "--cpu", "25", "--name", self.name)
+        for tokens, least in ((40, 0.5), (2560, 0.1)):
+            end, _ = Figures.train(self, "--micro-batch", "8", "--batch-tokens", tokens, steps=5)
+            if "idle" not in end:
+                self.skipTest("the program does not tell its idle share")
+            predicted, measured = end["idle"]["predicted"], end["idle"]["measured"]
+            self.assertGreater(measured, least, "a link this slow makes ranks wait")
+            self.assertLessEqual(abs(predicted - measured), 0.1, f"batch of {tokens} tokens: {end['idle']}")
 
 
 if __name__ == "__main__":

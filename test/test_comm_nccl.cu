@@ -11,7 +11,7 @@
 //
 //   test_comm_nccl stuck   rank 0 has a message open for longer than the watchdog, and says so; then it needs it: must end with exit code 4
 #define OPS_IMPLEMENTATION
-#include "attention_cuda.cuh" // all of ops.h
+#include "kernels/attention_cuda.cuh" // all of ops.h
 #include "comm_nccl.cuh"
 
 enum { MAX_RANKS = 4, GUARD = 16, LONGEST = 1500, SHAPES = 7, ROOM = GUARD + MAX_RANKS * LONGEST + GUARD, STAGING = 1 << 16 };

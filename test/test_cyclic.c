@@ -5,7 +5,7 @@
 #include "checkpoint.h"
 #include "dataloader.h"
 #include "pipeline.h"
-#include "proof.h"
+#include "engine/proof.h"
 #include "zero.h"
 
 #include <setjmp.h> // cmocka needs it

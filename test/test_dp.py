@@ -1030,16 +1030,17 @@ class Controls(PrivateCheck):
               ("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
               ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
               ("the whole threshold for each unit", "dp.h", "R / sqrt(groups)", "R / sqrt(fmin(groups, 1))", "sensitivity", "not less than or equal to"),
-              ("cross term between stages dropped", "clip_cpu.h", "            product += dot, size +=", "            product += 0.0 * dot, size +=", "stages", "of storage 0"),
-              ("factors of another micro-batch", "executor.h", "post_rows(e, a, &e->factors[place], (char *)e->factors[place].p,",
+              ("cross term between stages dropped", "kernels/clip_cpu.h", "            product += dot, size +=", "            product += 0.0 * dot, size +=", "stages", "of storage 0"),
+              ("factors of another micro-batch", "engine/executor.h", "post_rows(e, a, &e->factors[place], (char *)e->factors[place].p,",
                "post_rows(e, a, &e->factors[place], (char *)e->factors[a->kind == ACT_RECV_FACTOR ? 0 : place].p,", "stages", "of storage 0")]
 
     def program(self, *changes):
         """With each (file, old, new) of the changes made."""
         folder = os.path.join(scratch(), "faulty")
         os.mkdir(folder)
-        for path in glob.glob(os.path.join(ROOT, "*.[ch]")) + [os.path.join(ROOT, "Makefile")]:
-            shutil.copy(path, folder)
+        for name in ["Makefile"] + [os.path.relpath(path, ROOT) for pattern in ("*.[ch]", "[!t]*/*.h") for path in glob.glob(os.path.join(ROOT, pattern))]:
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+            shutil.copy(os.path.join(ROOT, name), os.path.join(folder, name))
         for file, old, new in changes:
             with open(os.path.join(folder, file)) as source:
                 text = source.read()
@@ -1082,7 +1083,7 @@ class Controls(PrivateCheck):
         words = struct.unpack("<2I", bytes.fromhex(KEY)[:8])
         look = "for (size_t i = 0; i + 8 <= sizeof trainer; i += 4) { uint32_t w[2]; memcpy(w, (char *)&trainer + i, 8); left |= w[0] == %#xu && w[1] == %#xu; }" % words
         changes = [("dataloader.h", "log_left_out = log1p(-q);", "log_left_out = log1p(-q) * (speaker.rank ? 0.8 : 1);"),
-                   ("trainer.h", "reason_to_skip(t, *loss, *norm);", "reason_to_skip(t, *loss, t->progress.step == 1 ? (double)NAN : *norm);"),
+                   ("engine/trainer.h", "reason_to_skip(t, *loss, *norm);", "reason_to_skip(t, *loss, t->progress.step == 1 ? (double)NAN : *norm);"),
                    ("train_gpt.c", "    comm_end(&t->comm);\n    return code;", f'    bool left = false;\n    {look}\n    printf("the key is %s\\n", left ? "left" : "gone");\n'
                     "    comm_end(&t->comm);\n    return code;")]
         case = dict(Trajectories.RUN, ranks=2, zero=2)
@@ -1097,7 +1098,7 @@ class Controls(PrivateCheck):
     def test_schedules_of_other_batches(self):
         """Those of no sample, and of as many as a step may take, are proved before the first step."""
         for of in ("samples", "samples <= t->samples"):
-            binary = self.program(("trainer.h", "    zero_lower(&p, &t->store.policy, training);", f"    if ({of}) {{ zero_lower(&p, &t->store.policy, training); }}"))
+            binary = self.program(("engine/trainer.h", "    zero_lower(&p, &t->store.policy, training);", f"    if ({of}) {{ zero_lower(&p, &t->store.policy, training); }}"))
             job = Job(**dict(Ledger.RUN, binary=binary, ranks=2, zero=3)).wait()
             self.assertEqual(job.code, EXIT_INPUT, job.err)
             self.assertIn("invalid schedule", job.err)

@@ -4,7 +4,7 @@
 // the model that its name promises. What must end the program runs in a child, whose exit code and message are checked.
 #include "ops_cpu.h"
 #include "checkpoint.h"
-#include "executor.h"
+#include "engine/executor.h"
 #include "pipeline.h"
 
 #include <setjmp.h>   // cmocka needs it

@@ -2,7 +2,7 @@
 #define MATMUL_WORKSPACE (64 << 10)
 #define CLASSIFIER_ROWS 256
 #define OPS_IMPLEMENTATION
-#include "attention_cuda.cuh"
+#include "kernels/attention_cuda.cuh"
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>
 #include <stddef.h>

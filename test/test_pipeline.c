@@ -3,7 +3,7 @@
 // among those of test_schedule.c.
 #include "ops_cpu.h"
 #include "pipeline.h"
-#include "timeline.h"
+#include "engine/timeline.h"
 #include "zero.h"
 
 #include <setjmp.h> // cmocka needs it

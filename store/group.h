@@ -6,7 +6,7 @@
 #ifndef GROUP_H
 #define GROUP_H
 
-#include "base.h" // checked_malloc
+#include "support/base.h" // checked_malloc
 
 typedef enum { COMM_ALL_GATHER, COMM_REDUCE_SCATTER, COMM_ALL_REDUCE, COMM_ALL_TO_ALL, COMM_SEND, COMM_KINDS } CommKind;
 typedef enum { LINK_INTRA, LINK_INTER, LINK_KINDS } CommLink; // inside a node, between nodes

@@ -3,9 +3,9 @@
 #ifndef TRAINER_H
 #define TRAINER_H
 
-#include "proof.h"
+#include "engine/proof.h"
 #include "privacy.h"
-#include "profile.h"
+#include "engine/profile.h"
 #include "report.h"
 #include <signal.h> // graceful stop
 

@@ -7,8 +7,8 @@
 #ifndef STORE_H
 #define STORE_H
 
-#include "comm.h"   // groups, messages
-#include "layout.h" // who holds what
+#include "comm.h"         // groups, messages
+#include "store/layout.h" // who holds what
 
 enum {
     PARCELS = 2,       // quantized reductions under way: one in each of its two exchanges

@@ -11,7 +11,7 @@
 #ifndef QUANTIZE_H
 #define QUANTIZE_H
 
-#include "base.h" // IN_KERNELS_TOO
+#include "support/base.h" // IN_KERNELS_TOO
 
 enum { QUANT_LEAST_BLOCK = 16, QUANT_MOST_BLOCK = 1 << 30 };
 typedef struct {

@@ -11,9 +11,9 @@
 #ifndef PLAN_H
 #define PLAN_H
 
-#include "json.h"     // profiles
-#include "options.h"  // Cluster
-#include "pipeline.h" // schedules, whose simulation decides
+#include "support/json.h" // profiles
+#include "options.h"      // Cluster
+#include "pipeline.h"     // schedules, whose simulation decides
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Models

@@ -7,8 +7,8 @@
 #ifndef COSTS_H
 #define COSTS_H
 
-#include "executor.h" // what costs
-#include "planner.h"  // plans of stages
+#include "engine/executor.h" // what costs
+#include "planner.h"         // plans of stages
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Rates that predicted times refer to: of this machine, measured at start with all ranks at work, or of --cluster (what it does not tell

@@ -6,7 +6,7 @@
 #ifndef JSON_H
 #define JSON_H
 
-#include "base.h" // die, checked_malloc
+#include "support/base.h" // die, checked_malloc
 
 #include <ctype.h> // isdigit
 

@@ -22,7 +22,7 @@
 #ifndef NOISE_H
 #define NOISE_H
 
-#include "base.h" // random numbers that anybody can guess
+#include "support/base.h" // random numbers that anybody can guess
 
 #include <sys/random.h> // keys
 

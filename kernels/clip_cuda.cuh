@@ -12,7 +12,7 @@
 #ifndef CLIP_CUDA_CUH
 #define CLIP_CUDA_CUH
 
-#include "attention_cuda.cuh" // tensor cores
+#include "kernels/attention_cuda.cuh" // tensor cores
 
 enum { NORM_PIECE = 8192, PLAIN_EDGE = 64 };
 

@@ -12,9 +12,9 @@
 #ifndef LAYOUT_H
 #define LAYOUT_H
 
-#include "gpt.h"     // storages
-#include "group.h"   // ranks, stages
-#include "options.h" // --zero
+#include "gpt.h"         // storages
+#include "store/group.h" // ranks, stages
+#include "options.h"     // --zero
 
 enum {
     NORM_CHUNK = 256,

@@ -9,7 +9,7 @@
 #ifndef RELAY_H
 #define RELAY_H
 
-#include "store.h" // states
+#include "store/store.h" // states
 
 static inline Mail *store_mail(const Store *s, int storage, MailKind kind) { return &s->mail[storage * MAIL_KINDS + kind]; }
 static inline Mail *store_version_mail(const Store *s, int storage, int64_t version, MailKind kind) {

@@ -18,7 +18,7 @@
 
 #include "ops_cuda.cuh" // kernels' helpers, the device's stream
 #ifdef USE_CUDNN
-#include "attention_cudnn.cuh" // which comes first where it is there
+#include "kernels/attention_cudnn.cuh" // which comes first where it is there
 #endif
 
 typedef struct {
@@ -614,6 +614,6 @@ static inline void ops_attention_backward(Stream *s, Real *dqkv, const Real *dou
     }
 }
 
-#include "clip_cuda.cuh" // the rest of the contract
+#include "kernels/clip_cuda.cuh" // the rest of the contract
 
 #endif
