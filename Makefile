@@ -71,7 +71,7 @@ data:
 test test-all:
 	@scripts/setup.sh test
 	@scripts/setup.sh python
-	@$(MAKE) --no-print-directory lint train_gpt $(TEST_PROGRAMS)
+	@$(MAKE) --no-print-directory -j $$(nproc) lint train_gpt $(TEST_PROGRAMS)
 	@python3 test/run.py $(if $(filter test-all,$@),--all)
 ## test-all     all of the tests
 

@@ -12,7 +12,8 @@
 #ifndef PROOF_H
 #define PROOF_H
 
-#include "cyclic.h" // schedules of windows
+#include "cyclic.h"           // schedules of windows
+#include "engine/validator.h" // what it rests on
 
 typedef struct {
     int micro;       // whose gradient is in a place, through the steps; -1: it is free
