@@ -167,16 +167,20 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     store_masters_changed(s);
 }
 
-// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of which tensor.
+// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of which tensor. The file has each layer for
+// itself, shared or not.
 static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin, int64_t count) {
     TensorPart parts[TENSORS];
+    const int64_t size = (int64_t)dtype_size(s->dtype);
+    int64_t stride = 1, end = 1;
     int n = gpt_storage_parts(s->model, storage, parts);
+    if (gpt_storage_class(s->model, storage) == STORAGE_BLOCK) { gpt_storage_layers(s->model, storage, &stride, &end); }
     for (int i = 0; i < n; i++) {
         int64_t low = max_i64(begin, parts[i].offset), high = min_i64(begin + count, parts[i].offset + parts[i].elements);
-        int64_t size = (int64_t)dtype_size(s->dtype), element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + low - parts[i].offset;
-        if (low >= high) { continue; }
-        writer_seek(w, DATA_HEADER_BYTES + element * size);
-        writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
+        for (int64_t layer = parts[i].layer; low < high && layer < end; layer += stride) {
+            writer_seek(w, DATA_HEADER_BYTES + (model_file_offset(s->model, parts[i].tensor, layer) + low - parts[i].offset) * size);
+            writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
+        }
     }
 }
 // A storage's slices, from those who own them to rank 0, a piece at a time: nobody needs room for more. Owners and rank 0 call it, w is there
@@ -443,9 +447,13 @@ static inline bool manifest_text(const char *text, const char *key, const char *
 
 static inline void manifest_add_model(TextBuffer *t, const Store *s) {
     const GptConfig *c = &s->model->config;
-    text_add(
-        t, "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s\n",
-        c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, s->adam ? "adamw" : "sgd");
+    const GptShare *share = &s->model->share;
+    char shared[64] = "";
+    if (share->cycle || share->run > 1) { snprintf(shared, sizeof shared, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run), share->cycle ? "x" : ""); }
+    text_add(t,
+             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64
+             ",optimizer=%s%s\n",
+             c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, s->adam ? "adamw" : "sgd", shared);
 }
 
 // The last line: the checksum of all the text before it.

@@ -104,6 +104,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "", "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; messages then have time") \
     X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches") \
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
+    X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
     X(NUM, "privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "", "chance that epsilon may not hold; 0: 0.1 / windows of the training data")   \
@@ -500,6 +501,10 @@ static inline bool clash_clip_cyclic(const Options *o, const OptionsGiven *g) { 
 static inline bool clash_cyclic_loss_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_loss_z > 0; }
 static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_grad_z > 0; }
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
+static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
+static inline bool clash_share_auto(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && (options_plans(o) || o->plan); }
+static inline bool clash_share_private(const Options *o, const OptionsGiven *g) { return options_shares(o) && options_private(o, g); }
+static inline bool clash_share_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && options_cyclic(o); }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
@@ -578,6 +583,9 @@ static const OptionPair option_pairs[] = {
     {"cyclic", "skip-loss-z", "updates do not wait for the loss of the step", clash_cyclic_loss_z},
     {"cyclic", "skip-grad-z", "updates do not wait for the norm of the step", clash_cyclic_grad_z},
     {"cyclic", "cluster", "is not predicted for ranks that are not there", clash_cyclic_cluster},
+    {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
+    {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
+    {"share", "cyclic", "a storage has one stage, whose versions it has", clash_share_cyclic},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };

@@ -13,7 +13,7 @@
 //   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
 //   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
 //   cyclic.h      schedules of delayed micro-batches        proof.h       proves them before they run
-//   trainer.h     a run, and one step of it
+//   trainer.h     a run, and one step of it                 pseudo.h      blocks that share their parameters
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -27,6 +27,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 }
 #endif
 #include "engine/trainer.h"
+#include "pseudo.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Setting up
@@ -46,7 +47,11 @@ static void setup_model(Trainer *t) {
     if (o->seq_len > config.max_seq_len) {
         die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
     }
-    t->model = gpt_model(config);
+    const GptShare share = share_parse(o->share, config.layers);
+    if (t->model_file && (share.run > 1 || share.cycle)) {
+        die(EXIT_INPUT, "begin with a descriptor, such as d12", "--share with --model %s: its layers are not the same", o->model);
+    }
+    t->model = gpt_model_shared(config, share);
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
 }
 

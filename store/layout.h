@@ -117,6 +117,10 @@ static inline int holders_list(Holders *h, const bool *marked, int ranks) {
     h->size[h->count] = n, h->ranks[h->count] = list;
     return h->count++;
 }
+// Does a storage come and go once in a pass? One that blocks use between others' uses is needed several times.
+static inline bool holders_in_turns(const GptModel *m, const Holders *h, int storage) {
+    return gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage] && !m->share.cycle;
+}
 static inline Holders holders_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
     Holders h = {0, NULL, NULL, NULL, NULL, NULL};
@@ -127,7 +131,7 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
     for (int i = 0; i < m->storages; i++) {
         memset(marked, 0, ranks * sizeof(bool));
         h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1, h.of[i] = holders_list(&h, marked, (int)ranks);
-        h.blocks[h.of[i]] += gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i];
+        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
     }
     free(marked);
     return h;
@@ -145,7 +149,7 @@ static inline Holders holders_of_owners(const GptModel *m, const int *owner) {
             h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "holders");
             h.ranks[h.count][0] = owner[i], h.size[h.count++] = 1;
         }
-        h.blocks[h.of[i]] += gpt_storage_class(m, i) == STORAGE_BLOCK;
+        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
     }
     return h;
 }
@@ -169,7 +173,7 @@ static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int st
 static inline int shelf_room(const GptModel *m, const Holders *h, int storage, bool apart) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage] && spared >= ROOMS;
+    bool shares = holders_in_turns(m, h, storage) && spared >= ROOMS;
     return shares ? storage % ROOMS : -1;
 }
 static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
