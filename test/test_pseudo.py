@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""test_pseudo.py: Pseudo-to-Real training of the real program under mpirun, from outside.
+
+    python3 test/test_pseudo.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+
+    Mean        the gradient of a shared storage is the mean of those that its layers have for themselves, and counts once in the norm
+    Equality    sharing composes: every ZeRO stage, pipeline, precision and schedule is one computation with one rank
+    Numbers     parameters and memory shrink as the formula says
+    Resume      bit-equal; not with another sharing
+    Refusals    what does not fit ends with exit 2 and one message
+
+Every run is checked for memory and traffic as predicted (test_train.Job). The model has 6 blocks. Standard library only.
+"""
+import os
+import random
+import shutil
+import tempfile
+import unittest
+
+import test_train
+from test_faults import sample
+from test_train import ALL, EXIT_INPUT, SAME, SEED, T, scratch, train, train_all, weights
+
+LAYERS, CHANNELS, VOCAB, PADDED = 6, 16, 101, 128
+MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
+BLOCK = 12 * CHANNELS**2 + 13 * CHANNELS
+RUN = dict(model=MODEL, seed=3, steps=6, micro_batch=2, batch_tokens=8 * T, threads=1)
+SHARES = {"all": [0] * 6, "2": [0, 0, 1, 1, 2, 2], "4": [0, 0, 0, 0, 1, 1], "2x3": [0, 1] * 3, "3x2": [0, 1, 2] * 2, "6x1": list(range(6)), "1x6": [0] * 6}
+SAME_NORM = 10 * SAME  # as in test_pipeline.py
+
+
+def tensors():
+    """(begin, elements of a layer) in the order of the file, of the tensors of blocks; then of the others (begin, elements)."""
+    C, at, blocks, others = CHANNELS, 0, [], []
+    for n, layers in ((PADDED * C, 0), (T * C, 0), *((n * C, 1) for n in (1, 1, 3 * C, 3, C, 1, 1, 1, 4 * C, 4, 4 * C, 1)), (C, 0), (C, 0)):
+        (blocks if layers else others).append((at, n))
+        at += n * (LAYERS if layers else 1)
+    return blocks, others
+
+
+def layer(file, number):
+    return [x for begin, n in tensors()[0] for x in file[begin + number * n:begin + (number + 1) * n]]
+
+
+def rest(file):
+    return [x for begin, n in tensors()[1] for x in file[begin:begin + n]]
+
+
+class Check(test_train.TestCase):
+    def trained(self, cases):
+        cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
+        jobs = train_all(cases)
+        for case, job in zip(cases, jobs):
+            job.weights = weights(case["export"])
+        return jobs
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Mean(Check):
+    LR = 1 << 19  # such an sgd step leaves -LR x gradient in the weights, to 24 bits
+    STEP = dict(RUN, steps=1, optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR)
+
+    def test_of_the_layers_gradients(self):
+        for share, of in SHARES.items():
+            start = os.path.join(scratch(), "start.bin")
+            train(**dict(self.STEP, steps=0, share=share, export=start))  # its layers are copies
+            before = weights(start)
+            for number in range(LAYERS):
+                self.assertEqual(layer(before, number), layer(before, of.index(of[number])), f"{share}: layer {number}")
+            shared, real = self.trained([dict(self.STEP, share=share), dict(self.STEP, model=start)])
+            self.assertEqual(shared.losses(), real.losses(), "one function")
+            squares = sum(((b - a) / self.LR) ** 2 for a, b in zip(rest(before), rest(shared.weights)))
+            for group in sorted(set(of)):
+                users = [number for number in range(LAYERS) if of[number] == group]
+                each = [[(a - b) / self.LR for a, b in zip(layer(before, number), layer(real.weights, number))] for number in users]
+                mean = [sum(values) / len(users) for values in zip(*each)]
+                found = [(a - b) / self.LR for a, b in zip(layer(before, users[0]), layer(shared.weights, users[0]))]
+                norm = sum(x * x for x in mean) ** 0.5
+                # 24 bits of each weight, of sums of 6 layers
+                self.assertLess(sum((a - b) ** 2 for a, b in zip(found, mean)) ** 0.5 / norm, 1e-6, share)
+                squares += norm ** 2
+            self.assert_close(shared.steps("grad_norm")[0], [squares ** 0.5], SAME, share)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Equality(Check):
+    LAYOUTS = [dict(ranks=2), dict(ranks=3, zero=1), dict(ranks=2, zero=2), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),
+               dict(ranks=2, pipeline="2"), dict(ranks=4, pipeline="3:1,3:2,2:1", zero=1), dict(ranks=4, pipeline="4:2,4:2", zero=3, micro_batch=4),
+               dict(ranks=2, pipeline="2", pipeline_schedule="zero-bubble", zero=2), dict(ranks=2, pipeline="1:1,7:1", pipeline_schedule="gpipe"),
+               dict(ranks=3, pipeline="3", recompute="block"), dict(recompute="block"), dict(ranks=2, zero=3, recompute="block")]
+
+    def test_one_rank(self):
+        cases = [(share, layout) for share in SHARES for layout in self.LAYOUTS]
+        cases = cases if ALL else sample(cases, 12)
+        alone = dict(zip(SHARES, self.trained([dict(RUN, share=share) for share in SHARES])))
+        for (share, layout), job in zip(cases, self.trained([dict(dict(RUN, share=share), **layout) for share, layout in cases])):
+            what = f"--share {share}, {layout}"
+            self.assert_close(job.losses(), alone[share].losses(), SAME, what)
+            self.assert_close([norm for norm, in job.steps("grad_norm")], [norm for norm, in alone[share].steps("grad_norm")], SAME_NORM, what)
+            of = SHARES[share]
+            for number in range(LAYERS):
+                self.assertEqual(layer(job.weights, number), layer(job.weights, of.index(of[number])), what)
+
+    def test_messages_in_few_bits(self):
+        """Quantized and bf16 runs: as close to fp32 as without sharing, and they learn."""
+        for changes in (dict(dtype="bf16"), dict(zero=3, zero_quantized_weights=1, zero_quantized_gradients=1)):
+            few, exact = self.trained([dict(RUN, ranks=2, share="2x3", **changes), dict(RUN, share="2x3")])
+            self.assert_close(few.losses(), exact.losses(), 0.02, changes)
+
+    def test_nothing_shared(self):
+        none, ones = self.trained([dict(RUN), dict(RUN, share="6x1")])
+        self.assertEqual(none.steps("step", "loss", "grad_norm"), ones.steps("step", "loss", "grad_norm"))
+        self.assertTrue(none.weights == ones.weights)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Numbers(Check):
+    def test_memory(self):
+        for share, of in SHARES.items():
+            elements = PADDED * CHANNELS + T * CHANNELS + 2 * CHANNELS + len(set(of)) * BLOCK
+            memory = train(**dict(RUN, share=share, steps=1)).end()["memory"]["measured"]
+            self.assertEqual((memory["parameters"], memory["gradients"], memory["optimizer"]), (4 * elements, 4 * elements, 8 * elements), share)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Resume(Check):
+    def test_bit_equal(self):
+        for changes in random.Random(SEED).sample([dict(share="all"), dict(share="2x3", ranks=2, zero=2), dict(share="4", ranks=2, pipeline="2")], 3 if ALL else 1):
+            out = os.path.join(scratch(), "out")
+            whole, = self.trained([dict(RUN, **changes)])
+            train(**dict(RUN, out=out, save_every=3, steps=3, lr_schedule="constant", **changes))
+            again, = self.trained([dict(RUN, out=out, resume=1, **changes)])
+            self.assertEqual(again.steps("step", "loss", "grad_norm"), whole.steps("step", "loss", "grad_norm")[3:], changes)
+            self.assertTrue(again.weights == whole.weights, changes)
+            other = train(code=EXIT_INPUT, **dict(RUN, out=out, resume=1, **dict(changes, share="3")))
+            self.assertIn("share=", other.err)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Refusals(test_train.TestCase):
+    def test_shares(self):
+        for share in ("", "some", "0", "7", "-1", "2x2", "x3", "3x", "0x6", "2x3x1", "1e1", "99999999999999999999", "2 ", " 2"):
+            job = train(code=EXIT_INPUT, **dict(RUN, share=share))
+            self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
+            self.assertIn("--share", job.err)
+
+
+if __name__ == "__main__":
+    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
+    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
+        unittest.main()
