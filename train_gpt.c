@@ -105,7 +105,7 @@ static void setup_batch(Trainer *t) {
     t->samples = t->most_samples = tokens / o->seq_len;
     if (o->cyclic) {
         setup_cyclic(t);
-        micro = max_i64(1, ceil_div(t->samples, t->cyclic.N));
+        micro = max_i64(1, ceil_div(ceil_div(t->samples, t->cyclic.N), t->cyclic.pieces));
     }
     t->plan.micro_rows = min_i64(micro, t->samples), t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
     t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->cyclic.rule ? 1 : t->stage->replicas), t->shape.T = o->seq_len,

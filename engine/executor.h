@@ -816,12 +816,8 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
 static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
-    for (int i = 0; i < schedule->count; i++) { // a rank's samples follow each other
-        const Action *of = &schedule->actions[i];
-        for (int64_t r = 0; executor_gives_losses(e, of, pass) && r < executor_rows(of, pass); r++) {
-            e->telling.loss += pass->sample_losses[of->first_row + r];
-        }
-    }
+    int64_t first, rows = schedule_rows(schedule, &first); // a rank's samples follow each other
+    for (int64_t r = first; executor_has_head(e) && r < min_i64(first + rows, pass->samples); r++) { e->telling.loss += pass->sample_losses[r]; }
     if (e->store->policy.relay->waits) { store_measure(e->store, 0, e->model->storages, step, &e->squares); }
     exact_join(&e->telling.squares, &e->squares), e->telling.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
@@ -878,7 +874,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
-        case ACT_ADD: store_add_part(e->store, a->storage, a->micro); break;
+        case ACT_ADD: store_add_part(e->store, a->storage, piece_micro(&e->store->policy.relay->pieces, a->micro)); break;
         case ACT_TALLY: run_tally(e, a, schedule, pass, of); break;
         case ACT_SEND_SUM:
         case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, of); break;
