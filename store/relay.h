@@ -55,6 +55,7 @@ static inline void store_begin_version(Store *s, int storage, int64_t version) {
 static inline void store_skip_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_begin_version(s, storage, version);
+    s->noised[storage] = false;
     if (before == store_newest(s, storage) || s->dtype == DTYPE_FP32) { return; }
     ops_copy(s->stream, store_newest(s, storage), before, (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }

@@ -235,7 +235,7 @@ class Refusals(Check):
              (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
              (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
-             (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (1, dict(V2, dp_noise=1), "--dp-noise")]
+             (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (2, dict(V2, cyclic_mode="model", dp_noise=1), "--dp-noise")]
 
     def test_each(self):
         def refused(case):
