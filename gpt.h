@@ -159,6 +159,7 @@ typedef struct {
     int64_t run, cycle;
 } GptShare;
 static const GptShare GPT_SHARE_NONE = {1, 0};
+static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
 
 typedef struct {
     GptConfig config;
@@ -200,6 +201,13 @@ static inline int64_t gpt_storage_layers(const GptModel *m, int storage, int64_t
     const int64_t block = storage - 2, cycle = m->share.cycle;
     *stride = cycle ? cycle : 1, *end = cycle ? m->config.layers : min_i64(m->config.layers, (block + 1) * m->share.run);
     return cycle ? block : block * m->share.run;
+}
+// The storage of `from` that one of `to` is a copy of, where both have the same layers, and those that share one in `to` do so in `from`.
+static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
+    int64_t stride, end;
+    const StorageClass c = gpt_storage_class(to, storage);
+    if (c == STORAGE_BLOCK) { return gpt_storage_of_layer(from, gpt_storage_layers(to, storage, &stride, &end)); }
+    return c == STORAGE_LNF ? from->storages - 1 : storage;
 }
 // How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are one tensor's, by the model's definition.
 static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {

@@ -4,10 +4,16 @@
 //            row of them B times. Nothing else changes: a block computes what it would with its own copy, and its gradient is added to that of the
 //            others, in fp32, wherever they are: one rank, several stages of a pipeline (layout.h: tied), slices. The gradient of the storage is
 //            the mean of its layers' (zero.h: store_mean), and it counts once in the norm; states, traffic and checkpoints are as much smaller.
+// Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the storage it shared, and of its moments. So the function is
+//            the same, bit by bit, and so are the first updates but for the gradients, which are now each layer's own. The moments of the mean gradient
+//            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates
+//            (reference: section 3): --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
+//            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
 
-#include "gpt.h" // which blocks share
+#include "checkpoint.h" // states in pieces
+#include "options.h"    // --share, --delink-...
 
 // What --share says for a model of so many layers. Ends the program where that is no such text, or does not fit.
 static inline GptShare share_parse(const char *text, int64_t layers) {
@@ -31,6 +37,46 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
     }
     if (a > 1) { share.run = 1, share.cycle = b > 1 ? a : 0; }
     return share;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Delinking
+
+// Of moments that begin anew nothing is copied.
+static inline bool delink_copies(const GptModel *from, int kind, int storage, int64_t moments) {
+    return kind == STATE_MASTER || moments == DELINK_MEAN || gpt_storage_class(from, storage) != STORAGE_BLOCK;
+}
+// A state of a storage, from those who own slices of it to all of its copies in `to`.
+static inline void delink_state(Store *to, const Store *from, StateKind kind, int storage) {
+    const Party *party = store_party(from, storage);
+    Slices slices = slices_make(from->model, party->all.n, zero_grain(&from->policy), NULL);
+    const int64_t *bounds = slices.of_class[gpt_storage_class(from->model, storage)];
+    for (int i = 0; i < party->all.n; i++) {
+        for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
+            n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
+            if (from->comm->rank == party->all.ranks[i]) {
+                ops_to_host(from->stream, state_piece.floats, store_state(from, kind, storage) + (at - bounds[i]), (size_t)n * sizeof(float));
+            }
+            comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float), party->all.ranks[i]);
+            state_piece_take(to, from->model, kind, storage, at, n);
+        }
+    }
+    slices_free(&slices);
+}
+// Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. *p: notes it. All ranks call it.
+static inline void delink_states(Store *to, const Store *from, int64_t moments, Progress *p) {
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
+            if (delink_copies(from->model, kind, i, moments)) { delink_state(to, from, (StateKind)kind, i); }
+        }
+    }
+    p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;
+    store_count_updates(to, p), store_masters_changed(to);
+}
+// What --delink-warmup makes of the learning rate of a step.
+static inline double delink_rate(const Options *o, int64_t step) {
+    const int64_t since = step - o->delink_at;
+    return o->delink_at && since >= 0 && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1;
 }
 
 #endif

@@ -351,8 +351,8 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
     const float *grad = store_sum(s, storage, step);
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
     s->noised[storage] = false;
-    o.step = ++s->updates[storage], o.grad_scale *= (float)store_mean(s, storage);
-    if (o.step % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
+    o.step = ++s->updates[storage] - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
+    if (s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
     for (int i = 0; i < n; i++) {
         int64_t begin, count = store_own_part(s, storage, &parts[i], &begin), at = begin - first;
         if (!count) { continue; }

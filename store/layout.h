@@ -5,6 +5,7 @@
 //            with equal lists of ranks share one Party, whose members divide each of them into slices.
 // Tied       A storage that several stages use (wte, of the embedding and of the head) travels once a step at every ZeRO stage: its users are at
 //            different micro-batches, and would wait for each other. That takes no more memory, since such a storage has its own room anyway.
+//            So does one that blocks use which do not follow each other (--share AxB): it would travel for each of them.
 // Shelves    a shelf for each kind of state, one allocation each, storages one after another. A shelf that holds slices and lends whole arrays
 //            has ROOMS for these: blocks share a few, in turns; the few other storages have their own, in which the slice has its place where
 //            nothing else must be kept beside it.
@@ -89,7 +90,7 @@ typedef struct {
     int **ranks; // [count][size] ascending
     int *blocks; // [count] blocks of theirs that may share rooms
     int *of;     // [storages] the list of its ranks
-    bool *tied;  // [storages] several stages use it
+    bool *tied;  // [storages] several stages use it, or blocks that do not follow each other
 } Holders;
 
 static inline bool stage_uses(const GptModel *m, const Stage *stage, int storage) {
@@ -135,9 +136,9 @@ static inline int holders_list(Holders *h, const bool *marked, int ranks) {
     h->size[h->count] = n, h->ranks[h->count] = list;
     return h->count++;
 }
-// Does a storage come and go once in a pass? One that blocks use between others' uses is needed several times.
+// Blocks come and go in turns, but for those that are tied.
 static inline bool holders_in_turns(const GptModel *m, const Holders *h, int storage) {
-    return gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage] && !m->share.cycle;
+    return gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage];
 }
 static inline Holders holders_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
@@ -148,7 +149,8 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
     bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders");
     for (int i = 0; i < m->storages; i++) {
         memset(marked, 0, ranks * sizeof(bool));
-        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1, h.of[i] = holders_list(&h, marked, (int)ranks);
+        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1 || (m->share.cycle && gpt_storage_class(m, i) == STORAGE_BLOCK),
+        h.of[i] = holders_list(&h, marked, (int)ranks);
         h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
     }
     free(marked);

@@ -6,7 +6,8 @@
     Mean        the gradient of a shared storage is the mean of those that its layers have for themselves, and counts once in the norm
     Equality    sharing composes: every ZeRO stage, pipeline, precision and schedule is one computation with one rank
     Numbers     parameters and memory shrink as the formula says
-    Resume      bit-equal; not with another sharing
+    Delink      the switch changes no bit of the function; moments are copied, or begin anew; every layout is one rank; within a run is between runs
+    Resume      bit-equal before, at and after the switch, in the same layout and another; not with another sharing
     Refusals    what does not fit ends with exit 2 and one message
 
 Every run is checked for memory and traffic as predicted (test_train.Job). The model has 6 blocks. Standard library only.
@@ -123,7 +124,75 @@ class Numbers(Check):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+class Delink(Check):
+    AT = 7  # steps of 8 samples: two epochs of 28 windows, after which a run without shuffling begins anew
+    RUN = dict(RUN, steps=AT + 3, shuffle=0, share="2x3", delink_at=AT)
+
+    def test_function(self):
+        """The loss of the first step of copies is what it would be of what they are copies of; then they go their own ways."""
+        for share in ("all", "4", "3x2"):
+            delinked, shared = self.trained([dict(self.RUN, share=share), dict(self.RUN, share=share, delink_at=None)])
+            self.assertEqual(delinked.steps()[:self.AT + 1], shared.steps()[:self.AT + 1], share)
+            self.assertNotEqual(delinked.steps()[self.AT + 1], shared.steps()[self.AT + 1], share)
+            self.assertEqual(len({tuple(layer(delinked.weights, number)) for number in range(LAYERS)}), LAYERS, share)
+            event, = delinked.of("delink")
+            self.assertEqual((event["step"], event["parameters"]), (self.AT, PADDED * CHANNELS + T * CHANNELS + 2 * CHANNELS + LAYERS * BLOCK))
+
+    def test_layouts(self):
+        cases = sample([dict(layout, delink_moments=moments) for layout in Equality.LAYOUTS for moments in ("mean", "reset")], 6)
+        alone = {moments: job for moments, job in zip(("mean", "reset"), self.trained([dict(self.RUN, delink_moments=moments) for moments in ("mean", "reset")]))}
+        self.assertNotEqual(alone["mean"].losses()[-1], alone["reset"].losses()[-1])
+        for layout, job in zip(cases, self.trained([dict(self.RUN, **layout) for layout in cases])):
+            self.assert_close(job.losses(), alone[layout["delink_moments"]].losses(), SAME, layout)
+
+    def test_between_runs(self):
+        """From a checkpoint another way leads to the same: states come from files."""
+        for changes in sample([dict(delink_moments=moments, dtype=dtype) for moments in ("mean", "reset") for dtype in ("fp32", "bf16")], 2):
+            out, run = os.path.join(scratch(), "out"), dict(self.RUN, **changes)
+            train(**dict(run, delink_at=None, delink_moments=None, steps=self.AT, out=out, save_every=self.AT))
+            begun = dict(run, model=os.path.join(out, f"step_{self.AT:08}"), share=None, delink_at=None, delink=1, steps=3)
+            inside, outside = self.trained([run, begun])
+            self.assertEqual(outside.steps("loss", "grad_norm"), inside.steps("loss", "grad_norm")[self.AT:], changes)
+            self.assertTrue(outside.weights == inside.weights, changes)
+
+    def test_moments_begin_anew(self):
+        """The first update of Adam is lr x the sign of the gradient."""
+        lr, run = 1e-3, dict(self.RUN, weight_decay=0, eps=1e-20, lr=1e-3, delink_moments="reset", steps=self.AT + 1)
+        before, after = self.trained([dict(run, delink_at=None, delink_moments=None, steps=self.AT), run])
+        for number in range(LAYERS):
+            moved = [abs(a - b) / lr for a, b in zip(layer(after.weights, number), layer(before.weights, number))]
+            self.assertLess(sum(x < 0.99 for x in moved), 0.1 * len(moved), "biases of keys have no gradient")
+            self.assertLess(max(moved), 1.01)
+        moved = [abs(a - b) / lr for a, b in zip(rest(after.weights), rest(before.weights))]
+        self.assertGreater(sum(0 < x < 0.9 for x in moved), 0.2 * len(moved), "others go on")
+
+    def test_warmup(self):
+        rates = [float(rate) for rate, in train(**dict(self.RUN, delink_warmup=2)).steps("lr")]
+        for found, factor in zip(rates[self.AT - 1:], (1, 0.5, 1, 1)):
+            self.assertAlmostEqual(found, factor * rates[0], delta=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 class Resume(Check):
+    def test_around_the_switch(self):
+        """Stopped before, at and after it, again and again, in one layout or others."""
+        at = Delink.AT
+        layouts = [dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2"), dict(ranks=3, pipeline="2:2,6:1", zero=2)]
+        for moments, first, second in sample([(m, a, b) for m in ("mean", "reset") for a in layouts for b in layouts], 2):
+            run = dict(Delink.RUN, delink_moments=moments)
+            whole, = self.trained([dict(run, **first)])
+            for stop in (at - 1, at, at + 1):
+                out = os.path.join(scratch(), "out")
+                short = dict(run, delink_at=None, delink_moments=None) if stop <= at else run
+                train(**dict(short, out=out, steps=stop, save_every=stop, **first))
+                again, = self.trained([dict(run, out=out, resume=1, **second)])
+                what = f"{moments}, stopped at {stop}, {first} then {second}"
+                if first == second:
+                    self.assertEqual(again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[stop:], what)
+                    self.assertTrue(again.weights == whole.weights, what)
+                else:
+                    self.assert_close(again.losses(), whole.losses()[stop:], SAME, what)
+
     def test_bit_equal(self):
         for changes in random.Random(SEED).sample([dict(share="all"), dict(share="2x3", ranks=2, zero=2), dict(share="4", ranks=2, pipeline="2")], 3 if ALL else 1):
             out = os.path.join(scratch(), "out")
@@ -138,6 +207,17 @@ class Resume(Check):
 
 # ---------------------------------------------------------------------------------------------------------------------
 class Refusals(test_train.TestCase):
+    def test_delink(self):
+        out = os.path.join(scratch(), "out")
+        train(**dict(RUN, out=out, steps=1, save_every=1))
+        real = os.path.join(out, "step_00000001")
+        for changes, words in ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
+                               (dict(share="all", delink_at=6), "the run ends before"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
+                               (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|reset")):
+            job = train(code=EXIT_INPUT, **dict(RUN, **changes))
+            self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
+            self.assertIn(words, job.err)
+
     def test_shares(self):
         for share in ("", "some", "0", "7", "-1", "2x2", "x3", "3x", "0x6", "2x3x1", "1e1", "99999999999999999999", "2 ", " 2"):
             job = train(code=EXIT_INPUT, **dict(RUN, share=share))
