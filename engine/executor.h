@@ -421,7 +421,9 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
 static inline bool executor_overlaps(const Executor *e, const Pass *pass) { return e->step_micros && pass->training; }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
-    if (executor_overlaps(e, pass) && a->micro >= 0) { of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, pass->begins, a->micro, &of.first_row); }
+    if (executor_overlaps(e, pass) && a->micro >= 0) {
+        of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
+    }
     return of;
 }
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap

@@ -32,7 +32,7 @@ typedef struct {
     Validator v; // first: rules of compute actions take it
     const CyclicPlan *plan;
     const GptModel *model;
-    Relay *relay;                 // [ranks]
+    Relay *relay; // [ranks]
     Pieces pieces;
     int64_t *places;              // [units] of activations
     bool *cut;                    // [units] executor.h: its gradient has a place of its own
@@ -48,9 +48,9 @@ typedef struct {
 
 static inline int proof_at(const Proof *p, int rank, int storage) { return rank * p->v.program->map.storages + storage; }
 static inline int proof_step(const Proof *p, int piece) { return piece / pieces_of_step(&p->pieces); }
-static inline int proof_piece(const Proof *p, int piece) { return piece % pieces_of_step(&p->pieces); }                            // in its step
-static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(&p->pieces, proof_piece(p, piece)); }              // whose it is
-static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); }          // of last pieces
+static inline int proof_piece(const Proof *p, int piece) { return piece % pieces_of_step(&p->pieces); }                   // in its step
+static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(&p->pieces, proof_piece(p, piece)); }     // whose it is
+static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); } // of last pieces
 static inline int proof_end_of_step(const Proof *p, int step) { return (step + 1) * pieces_of_step(&p->pieces) - 1; }
 static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
 // Where a piece's gradient of a storage is made: where sums stay, or there are several of a micro-batch, blocks share one place, and wte has several. Where
@@ -142,7 +142,9 @@ static inline void prove_reduce(Proof *p, int rank, const Action *a) {
     Made *m = prove_piece(p, rank, a), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
     if (!piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
     if (r->stays) {
-        if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) { validator_fail(&p->v, rank, a, "the sum is not of those before it"); }
+        if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) {
+            validator_fail(&p->v, rank, a, "the sum is not of those before it");
+        }
         *sum = made_sum(a->storage, a->micro, 0, in), made_free(m);
         return;
     }

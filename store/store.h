@@ -276,8 +276,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms + s->errors.held +
-                              PARCELS * s->parcel_bytes + s->unpacked_bytes;
+    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
+                              s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
 // One more group of collectives; equal lists of ranks share what the transport keeps for them.

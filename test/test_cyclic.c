@@ -589,7 +589,7 @@ typedef struct {
     GptModel m;
     Stream stream;
     float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES]; // parameters, moments
-    float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES]; // gradients of a piece, of a micro-batch, of those so far
+    float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES];                           // gradients of a piece, of a micro-batch, of those so far
     BlockActs blocks[REF_LAYERS];
     BlockGradients work;
     HeadActs head;
