@@ -706,9 +706,10 @@ static inline int64_t executor_message_bytes(const ExecutorShape *shape, const G
     const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS; // else gradients
     return gpt_storage_elements(m, a->storage) * (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
-// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
+// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. turns: other programs like the
+// first let it talk to all ranks of the stages beside its own. The caller frees peers.
 static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
-                                           const Program *b) {
+                                           const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
     const int64_t word = max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
     const size_t row_bytes = (size_t)(shape->T * m->config.channels * word);
@@ -722,7 +723,8 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     for (int s = 0; s < placement->stages; s++) {
         const bool next = s == mine - 1 || s == mine + 1, norms = crosses && s != mine && (s == 0 || mine == 0);
         if (next && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
-        for (int i = 0; crosses && (next || norms) && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; } // as samples fall
+        const bool all = (crosses && (next || norms)) || (turns && next); // as samples, or micro-batches, fall
+        for (int i = 0; all && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; }
     }
     if (crosses) { traffic.bytes = row_bytes * (size_t)shape->rows; }
     for (int p = 0; p < 2; p++) {
@@ -806,7 +808,8 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
-        if (a->kind == ACT_FORWARD) { e->first_rows[a->micro] = a->first_row; }
+        const bool relayed = e->store->policy.relay && action_of_rows(a->kind); // a rank may receive what it computes in the next window
+        if (a->kind == ACT_FORWARD || relayed) { e->first_rows[a->micro] = a->first_row; }
     }
 }
 // All that was sent has left.
@@ -901,7 +904,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
-        case ACT_ADD: store_add_part(e->store, a->storage, piece_micro(&e->store->policy.relay->pieces, a->micro)); break;
+        case ACT_ADD: store_add_part(e->store, a->storage, a->micro, of); break;
         case ACT_TALLY: run_tally(e, a, schedule, pass, of); break;
         case ACT_SEND_SUM:
         case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, of); break;
@@ -924,22 +927,19 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
-// Where steps overlap: what is done of a step before its window, if the step before has drained; and, where this one drains (last_step), what of it
-// comes later. pass: of the step before, of this one, of the next.
+// Where steps overlap: what is done of a step before its window, if the step before has drained (first_step); and, where this one drains (last_step), what
+// of it comes in a later one's. pass: of the step before, of this one, of the next; schedule: of the step before, of the later one.
+enum { DRAINS = 3 }; // windows
 static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
     int at = 0;
     const int64_t last = e->last_step;
-    if (e->first_step != step) { return; }
     e->last_step = step;
     executor_run(e, schedule, &at, pass, NULL, step - 1, NULL);
     e->last_step = last;
 }
-static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
-    if (e->last_step > step) { return; }
-    for (int64_t later = step + 1; later < step + 4; later++) {
-        int at = 0;
-        executor_run(e, schedule, &at, pass, NULL, later, NULL);
-    }
+static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step, int64_t later) {
+    int at = 0;
+    executor_run(e, schedule, &at, pass, NULL, later, NULL);
     e->first_step = step + 1;
 }
 // Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an

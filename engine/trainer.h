@@ -38,6 +38,8 @@ typedef struct {
     CyclicPlan cyclic;                          // rule OFF: there is none
     Relay relay;                                // of it: what this rank keeps
     Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
+    Program window;                             // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked for ...
+    int64_t window_step;                        // ... namely of this one
     Prediction predicted;
     // with what
     Store store;
@@ -99,7 +101,7 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
     if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
     if (t->cyclic.rule && training) {
-        schedule_cyclic(&p, &t->cyclic, samples);
+        schedule_cyclic(&p, &t->cyclic, samples, 0);
         return p;
     }
     if (pipeline) {
@@ -113,6 +115,17 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     zero_lower(&p, &t->store.policy, training);
     return p;
 }
+
+// The schedule of a step: `program`, but where ranks take turns. It stays until the next call.
+static inline const Program *step_program(Trainer *t, int64_t step) {
+    if (!t->cyclic.rule || cyclic_alike(&t->cyclic, step, 0)) { return &t->program; }
+    if (!t->window.rank || !cyclic_alike(&t->cyclic, step, t->window_step)) {
+        cyclic_window_free(&t->window);
+        t->window = cyclic_window(&t->program, &t->cyclic, step), t->window_step = step;
+    }
+    return &t->window;
+}
+static inline const Schedule *step_schedule(Trainer *t, int64_t step) { return &step_program(t, step)->rank[t->comm.rank]; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
@@ -199,14 +212,15 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
     Executor *e = &t->executor;
     Pass passes[3] = {make_pass(t, -1), *pass, make_pass(t, 1)};
     if (t->privacy.on) { draw_samples(t, t->progress.step + 1, &passes[2]); }
-    const Schedule *schedule = &t->program.rank[t->comm.rank];
     const int64_t step = t->progress.step;
     int at = 0;
     e->asked = asked_to_stop(t), e->update[step & 1] = make_update(&t->options, lr, 0);
     e->last_step = min_i64(e->stop_after, step + !pauses_after(t, step + 1));
-    executor_lead(e, schedule, passes, step);
-    executor_run(e, schedule, &at, passes + 1, NULL, step, NULL);
-    executor_drain(e, schedule, passes + 1, step);
+    if (e->first_step == step) { executor_lead(e, step_schedule(t, step - 1), passes, step); }
+    executor_run(e, step_schedule(t, step), &at, passes + 1, NULL, step, NULL);
+    for (int64_t later = step + 1; e->last_step <= step && later <= step + DRAINS; later++) {
+        executor_drain(e, step_schedule(t, later), passes + 1, step, later);
+    }
     const int64_t counted = t->privacy.on ? pass->samples : dataset_count_targets(&t->train, t->progress.position, t->samples);
     *loss = e->telling.loss / (double)max_i64(counted, 1);
     *norm = sqrt(exact_value(e->telling.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
@@ -246,7 +260,6 @@ static inline void train_step(Trainer *t) {
         program_free(&t->program);
         t->program = make_program(t, pass.samples, true);
     }
-    const Schedule *schedule = &t->program.rank[t->comm.rank];
     ops_range_begin("step", "", -1);
     profile_begin(&t->profile, &t->executor, t->progress.step + 1);
     if (t->cyclic.rule) {
@@ -254,6 +267,8 @@ static inline void train_step(Trainer *t) {
     } else {
         run_step(t, &pass, lr, &loss, &norm);
     }
+    const Program *program = step_program(t, t->progress.step);
+    const Schedule *schedule = &program->rank[t->comm.rank];
     profile_end(&t->profile, &t->executor, schedule, schedule->count);
     ops_range_end();
     t->progress.step++;
@@ -261,7 +276,7 @@ static inline void train_step(Trainer *t) {
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     tell_step(t, &pass, loss, norm, lr, seconds);
-    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log); }
+    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, program, t->options.trace, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
 

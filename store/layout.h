@@ -51,7 +51,8 @@ typedef struct {
     int *keeper;           // [storages] the rank that saves the version before the newest, where one is kept
     unsigned char *places; // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is in place v modulo places
     bool *adds;            // [storages] it contributes to the gradient
-    bool stays;            // sums stay on the owner from one micro-batch to the next, whose gradients are made in rooms; else they come, and go on
+    bool *comes;           // [storages] sums of it, or parts of them, come here
+    bool stays;            // sums stay here from one micro-batch to the next, whose gradients are made in rooms; else they come, and go on
     bool waits;            // updates wait for the norm of the whole gradient
     int sums;              // places of sums that stay: 2 where a step's is awaited while the next one's begins
     int heads;             // pieces whose gradient of wte is in the making: from the head's part to the embedding's
