@@ -17,6 +17,9 @@
 //            part of the definition, so all executions give the same bits.
 // Modes      single  one rank runs all micro-batches, interleaved
 //            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles
+//            zero    the same, but a stage's states have one owner, rank N - 1 - j, which is the first to use what it updates. Parameters go from it
+//                    to who uses the stage next, a slot before, gradients to it, as they are; it adds them. So each rank sends a stage's parameters and
+//                    a stage's gradient at most in a slot, and gets as much
 //            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
 //                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them
 #ifndef CYCLIC_H
@@ -47,10 +50,15 @@ typedef struct {
 static inline bool cyclic_fresh(const CyclicPlan *p, int micro, int stage) { return p->rule == CYCLIC_V2 && micro + stage + 1 >= p->N + p->slack; }
 static inline int cyclic_forward_slot(const CyclicPlan *p, int step, int micro, int stage) { return 2 * p->N * step + 2 * micro + stage; }
 static inline int cyclic_backward_slot(const CyclicPlan *p, int step, int micro, int stage) { return 2 * p->N * step + 2 * micro + 2 * p->N - 1 - stage; }
+// Of mode zero: does a gradient that goes to the owner have a slot to travel, also the last one?
+static inline bool cyclic_adds_later(const CyclicPlan *p, int stage) {
+    return p->mode == CYCLIC_ZERO && !p->waits && (p->rule == CYCLIC_V1 || p->slack) && stage > 0;
+}
 // The slot in which a stage's gradient is complete, and the one after which its new version is there.
 static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) { return cyclic_backward_slot(p, 0, p->N - 1, stage); }
 static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
-    return p->waits ? cyclic_complete_slot(p, 0) + (p->mode == CYCLIC_MODEL ? stage : 0) : cyclic_complete_slot(p, stage);
+    const bool told_later = p->mode == CYCLIC_MODEL || p->mode == CYCLIC_ZERO;
+    return p->waits ? cyclic_complete_slot(p, 0) + (told_later ? stage : 0) : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
 }
 // The slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
 static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
@@ -59,7 +67,8 @@ static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
 
 // Who computes, and who updates.
 static inline int cyclic_rank(const CyclicPlan *p, int micro, int stage) { return p->mode == CYCLIC_SINGLE ? 0 : p->mode == CYCLIC_MODEL ? stage : micro; }
-static inline int cyclic_owner(const CyclicPlan *p, int stage) { return cyclic_rank(p, p->N - 1, stage); }
+static inline int cyclic_owner(const CyclicPlan *p, int stage) { return p->mode == CYCLIC_ZERO ? p->N - 1 - stage : cyclic_rank(p, p->N - 1, stage); }
+static inline bool cyclic_by_micro(const CyclicPlan *p) { return p->mode == CYCLIC_DATA || p->mode == CYCLIC_ZERO; } // a rank for each micro-batch
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) { return placement_stage_of_unit(&p->cut, unit); }
 // The stage whose versions a storage has: of the first unit that uses it.
 static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
@@ -86,7 +95,8 @@ static inline void cyclic_free(CyclicPlan *p) {
 // Where a micro-batch's rank sends its gradient, or the sum that it has made with it; -1: nowhere, or not yet.
 static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int micro, int stage) {
     const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
-    const int last = p->N - 1, rank = cyclic_rank(p, micro, stage);
+    const int last = p->N - 1, rank = cyclic_rank(p, micro, stage), owner = cyclic_owner(p, stage);
+    if (p->mode == CYCLIC_ZERO) { return owner == rank ? -1 : owner; }
     if (micro == last || (way == SUM_FIRST && micro == 0)) { return -1; }
     const int to = way == SUM_CHAIN ? cyclic_rank(p, micro + 1, stage) : way == SUM_FIRST ? 0 : last;
     return to == rank ? -1 : to;
@@ -115,9 +125,11 @@ static inline SumWay *cyclic_ways(const GptModel *m, int N) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The way of new parameters
 
-// A stage's version goes from one rank to another at the end of a slot, which counts from the step that made it.
+// A stage's version goes from one rank to another at the end of a slot, which counts from the step that made it (version 1); or, of mode zero, from the
+// one that uses it (then version 0 or -1).
 typedef struct {
-    int stage, from, to, slot;
+    int stage, from, to, slot, version;
+    int use;   // of mode zero: which one of the step; else -1
     bool head; // wte alone, which the head reads
 } HandBack;
 typedef struct {
@@ -128,7 +140,8 @@ typedef struct {
 static inline int hand_back_compare(const void *a, const void *b) {
     const HandBack *x = (const HandBack *)a, *y = (const HandBack *)b;
     if (x->slot != y->slot) { return x->slot - y->slot; }
-    return x->stage != y->stage ? y->stage - x->stage : x->to - y->to;
+    if (x->stage != y->stage) { return y->stage - x->stage; }
+    return x->to != y->to ? x->to - y->to : x->head - y->head;
 }
 // Who sends what, before it is put in order. A message is of stage k / N, to rank k % N; there is none to the owner.
 typedef struct {
@@ -166,15 +179,33 @@ static inline bool routing_relieve(Routing *r) {
     free(queue);
     return end >= 0;
 }
+// Of mode zero: the uses of a step, in a rank's order: each stage forward, then, but for the last, backward.
+static inline int cyclic_use(const CyclicPlan *p, int stage, bool backward) { return backward ? 2 * p->N - 2 - stage : stage; }
+static inline bool cyclic_use_is_backward(const CyclicPlan *p, int use) { return use >= p->N; }
+// A message for each of them, so early that it has a slot to travel, to a room that is free by then, and to the head one more.
+static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
+    const int N = p->N;
+    for (int k = 0; k < N * 2 * N; k++) {
+        const int to = k / (2 * N), use = k % (2 * N);
+        const bool head = use == 2 * N - 1, backward = !head && cyclic_use_is_backward(p, use); // after all others the head's
+        const int at = head ? N - 1 : backward ? 2 * N - 2 - use : use, stage = head ? 0 : at;
+        const int version = -!cyclic_fresh(p, to, stage), there = cyclic_update_slot(p, stage) + 2 * N * (version - 1);
+        const int slot = (backward ? cyclic_backward_slot(p, 0, to, at) : cyclic_forward_slot(p, 0, to, at)) - GUEST_ROOMS;
+        const HandBack message = {stage, cyclic_owner(p, stage), to, (int)max_i64(max_i64(slot, there), -2), version, head ? N - 1 : use, head};
+        if (message.from != to && (!head || N > 1)) { h->message[h->count++] = message; }
+    }
+    qsort(h->message, (size_t)h->count, sizeof(HandBack), hand_back_compare);
+}
 // Each rank gets each stage's parameters from one that has them, so that nobody sends more than others, sums included. Two idle slots are left to a
 // message where there are so many. What is last to use all stages (of v1: rank N - 2) has nothing to send on: the others send a stage more for it.
 static inline HandBacks cyclic_route(const CyclicPlan *p) {
     const int N = p->N, owner = cyclic_owner(p, 0);
-    HandBacks h = {0, (HandBack *)checked_malloc((size_t)(N * N) * sizeof(HandBack), "routes")};
+    HandBacks h = {0, (HandBack *)checked_malloc((size_t)(N * (2 * N + 1)) * sizeof(HandBack), "routes")};
     if (p->mode == CYCLIC_MODEL && N > 1) {
-        const HandBack wte = {0, 0, N - 1, cyclic_update_slot(p, 0), true};
+        const HandBack wte = {0, 0, N - 1, cyclic_update_slot(p, 0), 1, -1, true};
         h.message[h.count++] = wte;
     }
+    if (p->mode == CYCLIC_ZERO) { cyclic_route_uses(p, &h); }
     if (p->mode != CYCLIC_DATA) { return h; }
     int *from = (int *)checked_malloc(2 * (size_t)(N * N) * sizeof(int), "routes");
     Routing r = {p, from, from + N * N, (double *)checked_calloc((size_t)p->ranks, sizeof(double), "routes")};
@@ -185,7 +216,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     }
     while (routing_relieve(&r)) {}
     for (int k = 0; k < N * N; k++) {
-        const HandBack message = {k / N, r.from[k], k % N, r.slot[k], false};
+        const HandBack message = {k / N, r.from[k], k % N, r.slot[k], 1, -1, false};
         if (k % N != owner) { h.message[h.count++] = message; }
     }
     qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
@@ -196,6 +227,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
 // on. head: of wte, of whoever runs the last stage, but not the first.
 static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int rank, int stage, bool head) {
     int comes = cyclic_update_slot(p, stage), places = 0;
+    if (p->mode == CYCLIC_ZERO) { return rank == cyclic_owner(p, stage) ? 1 + !cyclic_fresh(p, 0, stage) : 0; } // others have rooms
     for (int k = 0; k < h->count; k++) {
         const HandBack *m = &h->message[k];
         if (m->stage == stage && m->to == rank && m->head == head) { comes = m->slot; }
@@ -214,8 +246,8 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
     return places;
 }
 // Micro-batches whose activations a rank holds in a stage at once; whose gradient of wte it has begun, from the head's part to the embedding's.
-static inline int cyclic_live(const CyclicPlan *p, int stage) { return p->mode == CYCLIC_DATA ? 1 : p->N - stage; }
-static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) { return p->mode != CYCLIC_DATA && rank == 0 ? (p->N - 1) / 2 + 1 : 1; }
+static inline int cyclic_live(const CyclicPlan *p, int stage) { return cyclic_by_micro(p) ? 1 : p->N - stage; }
+static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) { return !cyclic_by_micro(p) && rank == 0 ? (p->N - 1) / 2 + 1 : 1; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What a rank needs
@@ -229,13 +261,12 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.N = (int)(o->cyclic_stages ? o->cyclic_stages : natural), p.slack = (int)o->cyclic_slack;
     p.recompute = o->recompute == RECOMPUTE_BLOCK, p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
     p.pauses = o->val_every || o->sample_every || *o->out;
-    if (p.mode == CYCLIC_ZERO) { die(EXIT_INPUT, "choose single, data or model", "--cyclic-mode zero is not there yet"); }
     if (p.mode == CYCLIC_SINGLE && ranks > 1) {
         die(EXIT_INPUT, "start one rank, or choose --cyclic-mode data", "--cyclic-mode single runs on one rank, not on %d", ranks);
     }
     if (p.mode != CYCLIC_SINGLE && p.N != ranks) {
         die(EXIT_INPUT, "start as many ranks as stages, or leave --cyclic-stages out", "--cyclic-mode %s has a rank for each %s: %d stages, %d ranks",
-            p.mode == CYCLIC_DATA ? "data" : "model", p.mode == CYCLIC_DATA ? "micro-batch" : "stage", p.N, ranks);
+            p.mode == CYCLIC_DATA ? "data" : p.mode == CYCLIC_ZERO ? "zero" : "model", cyclic_by_micro(&p) ? "micro-batch" : "stage", p.N, ranks);
     }
     if (p.N > m->units) { die(EXIT_INPUT, "give fewer --cyclic-stages (or ranks)", "%d cyclic stages are more than the model's %d units", p.N, m->units); }
     p.cut = cyclic_cut(m->units, p.N);
@@ -258,15 +289,19 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = p->mode != CYCLIC_DATA, r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
     r.heads = cyclic_wte_gradients(p, rank), r.parcels = 2, r.way = p->way, r.micros = p->N;
+    r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
+    r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
             const bool head = u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int stage = head ? 0 : cyclic_stage_of_unit(p, u), i = used[k];
-            for (int micro = 0; micro < p->N; micro++) { r.taken[i][cyclic_rank(p, micro, head ? p->N - 1 : stage)] = true; }
-            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
+            if (r.guests && u && !i) { continue; } // the first stage's alone
+            for (int micro = 0; micro < p->N && !r.guests; micro++) { r.taken[i][cyclic_rank(p, micro, head ? p->N - 1 : stage)] = true; }
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
+            r.stage[i] = stage;
             r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
-            r.adds[i] = r.taken[i][rank];
+            r.adds[i] = r.guests || r.taken[i][rank];
         }
     }
     free(h.message);
@@ -274,7 +309,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
 }
 static inline void relay_free(Relay *r, int storages) {
     for (int i = 0; i < storages; i++) { free(r->taken[i]); }
-    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->parcel);
+    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->parcel), free(r->stage);
 }
 // Of mode model: each stage on its rank, and what a rank has places for besides the activations.
 static inline Placement cyclic_placement(const CyclicPlan *p) {
@@ -326,6 +361,7 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
         const int storage = map->of_unit[use->unit][k], stage = cyclic_stage_of_storage(b->plan, map, storage);
         Action a = cyclic_action(kind, -1, storage, -1, (int)use->step);
         a.version = use->step - !cyclic_fresh(b->plan, use->micro, stage);
+        a.use = cyclic_use(b->plan, cyclic_stage_of_unit(b->plan, use->unit), use->kind != ACT_FORWARD);
         schedule_add(list, a);
     }
 }
@@ -352,7 +388,7 @@ static inline void cyclic_sums(CyclicBuilder *b, int step, int micro, int unit) 
         const int storage = map->of_unit[unit][k];
         if (unit && map->made[unit][k] == MADE_BY_INPUT_PART) { continue; } // the head's part: the embedding's completes it
         schedule_add(cyclic_list(b, rank), cyclic_action(ACT_REDUCE, -1, storage, micro, step));
-        if (last && !b->plan->waits) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
+        if (last && !b->plan->waits && cyclic_sum_to(b->plan, storage, micro, stage) < 0) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
 static inline void cyclic_backward(CyclicBuilder *b, int step, int micro, int stage) {
@@ -368,8 +404,14 @@ static inline void cyclic_backward(CyclicBuilder *b, int step, int micro, int st
         cyclic_sums(b, step, micro, u);
     }
 }
+// Of mode zero: a gradient that came joins its sum; the last one makes an update possible.
+static inline void cyclic_add_part(CyclicBuilder *b, int storage, int step, int micro, int owner) {
+    schedule_add(cyclic_list(b, owner), cyclic_action(ACT_ADD, -1, storage, micro, step));
+    if (micro < b->plan->N - 1 || b->plan->waits) { return; }
+    schedule_add(cyclic_list(b, owner), cyclic_action(ACT_UPDATE, -1, storage, -1, step));
+}
 // Sums, and parts of them, go on when the slot is over. A part that joins a sum which is made elsewhere than by the next
-// micro-batch's rank is added a slot later.
+// micro-batch's rank is added a slot later; of mode zero the last one at once, where its sum is waited for.
 static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int micro, int stage, bool add) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
@@ -382,22 +424,29 @@ static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int micro, int s
             if (to < 0 || (u && map->made[u][k] == MADE_BY_INPUT_PART)) { continue; }
             const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, micro, step);
             if (!add) { cyclic_message(b, sum, from, to); }
+            if (p->mode == CYCLIC_ZERO && add) { cyclic_add_part(b, storage, step, micro, to); }
             if (add && way != SUM_CHAIN) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, micro, step)); }
             if (add && way == SUM_FIRST && micro == p->N - 2) { cyclic_message(b, sum, to, p->N - 1); }
         }
     }
 }
-// Parameters that leave at the end of this slot, of this step and of those before.
-static inline void cyclic_hand_back(CyclicBuilder *b, int slot) {
+static inline bool cyclic_is_of_unit(const UnitMap *map, int storage, int unit) {
+    return map->of_unit[unit][0] == storage || (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
+}
+// Parameters that leave at the end of this slot, of this step and of those before. made: in this slot, as far as mode zero goes.
+static inline void cyclic_hand_back(CyclicBuilder *b, int slot, bool made) {
     const UnitMap *map = &b->program->map;
     const int period = 2 * b->plan->N;
     for (int k = 0; k < b->routes.count; k++) {
         const HandBack *h = &b->routes.message[k];
-        if (h->slot < slot || (h->slot - slot) % period) { continue; }
+        const bool now = h->use < 0 || h->slot == cyclic_update_slot(b->plan, h->stage) + period * (h->version - 1);
+        if ((h->use < 0 && h->slot < slot) || (h->slot - slot) % period || now != made) { continue; }
         for (int storage = 0; storage < map->storages; storage++) {
             if (cyclic_stage_of_storage(b->plan, map, storage) != h->stage || (h->head && storage)) { continue; }
+            const bool read = h->use < 0 || !cyclic_use_is_backward(b->plan, h->use) || !cyclic_is_of_unit(map, storage, 0);
+            if (!read) { continue; } // the embedding has no input gradient
             Action a = cyclic_action(ACT_SEND_PARAMETERS, -1, storage, -1, -(h->slot - slot) / period);
-            a.version = a.step + 1;
+            a.version = a.step + h->version, a.use = h->use;
             cyclic_message(b, a, h->from, h->to);
         }
     }
@@ -422,7 +471,8 @@ static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step)
     schedule_add(cyclic_list(b, rank), tally);
     for (int storage = 0; b->plan->waits && storage < b->program->map.storages; storage++) {
         const int stage = cyclic_stage_of_storage(b->plan, &b->program->map, storage);
-        const bool mine = cyclic_owner(b->plan, stage) == rank, knows = b->plan->mode != CYCLIC_MODEL ? !whole : whole || rank == 0;
+        const bool mine = cyclic_owner(b->plan, stage) == rank, turns = rank == cyclic_owner(b->plan, 0); // of the last to tell, or of model, zero: the first to know
+        const bool knows = b->plan->mode == CYCLIC_MODEL || b->plan->mode == CYCLIC_ZERO ? whole || turns : !whole;
         if (mine && knows) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
@@ -430,7 +480,7 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
     const CyclicPlan *p = b->plan;
     const int N = p->N, end = cyclic_complete_slot(p, 0);
     const Action message = cyclic_action(ACT_SEND_TALLY, -1, -1, -1, 0);
-    if (p->mode != CYCLIC_DATA) {
+    if (!cyclic_by_micro(p)) {
         const int rank = p->mode == CYCLIC_SINGLE ? 0 : end - slot; // whose stage is complete
         if (p->mode == CYCLIC_SINGLE ? slot == end : rank >= 0 && rank < N) { cyclic_tell(b, rank, false, 0); }
         if (p->mode == CYCLIC_MODEL && rank > 0 && rank < N) { cyclic_message(b, message, rank, rank - 1); }
@@ -445,10 +495,32 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
         return;
     }
     for (int r = 0; r < N; r++) {
-        if (cyclic_backward_slot(p, 0, r, 0) != slot) { continue; }
+        const int at = p->mode == CYCLIC_DATA ? cyclic_backward_slot(p, 0, r, 0) : cyclic_complete_slot(p, N - 1 - r) + cyclic_adds_later(p, N - 1 - r);
+        if (at != slot) { continue; }
         cyclic_tell(b, r, false, 0);
         if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
         if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
+    }
+    for (int r = N - 1; p->mode == CYCLIC_ZERO && p->waits && r > 0; r--) { // the norm, to the owners between, in this window and in the next
+        const int behind = slot - (end + N - 1 - r);
+        Action down = message;
+        down.step = behind ? -1 : 0, down.version = 1;
+        if (behind && behind != -2 * N) { continue; }
+        if (r < N - 1) { cyclic_tell(b, r, true, (int)down.step); }
+        if (r > 1) { cyclic_message(b, down, r, r - 1); }
+    }
+}
+// Of mode zero: gradients and parameters leave before anybody waits for what came, and adds it.
+static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
+    const CyclicPlan *p = b->plan;
+    const int N = p->N;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int k = 0; k < 2 * N * N; k++) {
+            const int step = k / (N * N), micro = k / N % N, stage = k % N, behind = slot - cyclic_backward_slot(p, step, micro, stage);
+            const bool later = micro < N - 1 || cyclic_adds_later(p, stage);
+            if (pass ? behind == later : behind == 0) { cyclic_pass_sums(b, step, micro, stage, pass); }
+        }
+        if (!pass) { cyclic_hand_back(b, slot, false); }
     }
 }
 // A slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
@@ -461,17 +533,18 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot) {
             if (!backward && cyclic_forward_slot(b->plan, step, micro, stage) == slot) { cyclic_forward(b, step, micro, stage); }
         }
     }
+    if (b->plan->mode == CYCLIC_ZERO) { cyclic_go_to_owners(b, slot); }
     for (int k = 0; k < 2 * N * N; k++) {
         const int step = k / (N * N), micro = k / N % N, stage = k % N;
         const int behind = slot - cyclic_backward_slot(b->plan, step, micro, stage);
-        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, micro, stage, behind == 1); }
+        if (b->plan->mode != CYCLIC_ZERO && (behind == 0 || behind == 1)) { cyclic_pass_sums(b, step, micro, stage, behind == 1); }
         for (int backward = 1; backward >= 0; backward--) {
             const int at = backward ? cyclic_backward_slot(b->plan, step, micro, stage) : cyclic_forward_slot(b->plan, step, micro, stage);
             if (at == slot) { cyclic_cross(b, backward, step, micro, stage); }
         }
     }
     cyclic_tally(b, slot); // before parameters leave that wait for it
-    cyclic_hand_back(b, slot);
+    cyclic_hand_back(b, slot, true);
 }
 
 // The window of a step of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.

@@ -11,6 +11,7 @@
 //            step, version     relative to the step that runs: version 0 are the parameters before its update, 1 after
 //            peer              the other rank of SEND and RECV
 //            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
+//            use               of parameters that come for each use (layout.h: guests): which one of the step
 // Invariants (proved by schedule_validate): every SEND meets its RECV with the same unit, micro-batch and rows, without
 //            deadlock when messages are rendezvous; it sends rows that were computed, and each row comes once, before its use; a unit's
 //            forward follows its input, all rows of it (several messages may bring them), its backward input follows its
@@ -80,6 +81,7 @@ typedef struct {
     int64_t first_row, rows;
     int64_t step, version;
     bool near;
+    int use;
 } Action;
 
 enum { SCHEDULE_MAX = 1 << 22 }; // actions of a rank: some ten thousand micro-batches of a large model
@@ -157,7 +159,7 @@ static inline bool program_sends_norms(const Program *p, int unit) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Building
 static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
-    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0, false};
+    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0, false, 0};
     return a;
 }
 static inline void schedule_add(Schedule *s, Action a) {
@@ -291,7 +293,7 @@ typedef void (*ScheduleVisit)(void *context, int rank, const Action *action, int
 static inline bool actions_match(const Action *send, int sender, const Action *recv, int receiver) {
     const bool kinds = action_sends(send->kind) && (int)recv->kind == (int)send->kind + 1;
     return kinds && send->peer == receiver && recv->peer == sender && send->unit == recv->unit && send->storage == recv->storage &&
-           send->micro == recv->micro && send->step == recv->step && send->version == recv->version && send->first_row == recv->first_row &&
+           send->micro == recv->micro && send->step == recv->step && send->version == recv->version && send->use == recv->use && send->first_row == recv->first_row &&
            send->rows == recv->rows;
 }
 

@@ -43,6 +43,28 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
     mail_post(s, store_version_mail(s, storage, version, send ? MAIL_GOING : MAIL_COMING), send, peer, store_parameters(s, storage, version),
               (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
+// The parameters of a version, from their owner to who uses them next: into a room, whose last use has ended.
+static inline void store_pass_guest(Store *s, bool send, int storage, int64_t version, int room, int peer, int64_t step) {
+    Mail *mail = send ? store_version_mail(s, storage, version, MAIL_GOING) : store_mail(s, storage, (MailKind)(MAIL_COMING + room));
+    assert(send == store_holds(s, storage));
+    if (!send) { mail_wait(s, mail); }
+    comm_label(s->comm, "parameters", storage, step);
+    mail_post(s, mail, send, peer, send ? store_parameters(s, storage, version) : store_guest(s, storage, room),
+              (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+}
+// The newest one, to all, for a pass that does not train. All ranks call it, in one order.
+static inline void store_hand_round(Store *s, int storage, int room, int64_t step) {
+    const int owner = s->policy.relay->owner[storage];
+    const int64_t version = s->version[storage];
+    if (owner != s->comm->rank) {
+        store_pass_guest(s, false, storage, version, room, owner, step);
+        return;
+    }
+    mail_wait(s, store_version_mail(s, storage, version, MAIL_GOING));
+    for (int to = 0; to < s->comm->ranks; to++) {
+        if (to != owner) { store_pass_guest(s, true, storage, version, room, to, step); }
+    }
+}
 // The owner is about to make a version. It begins as a copy of the one before, where this stays and is its own master.
 static inline void store_begin_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
@@ -83,9 +105,17 @@ static inline float *store_making(const Store *s, int storage, int64_t micro) {
     const int64_t place = storage ? 0 : micro % s->policy.relay->heads;
     return (float *)(void *)shelf_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
 }
+// What left from the place of a storage's gradient has left: of its own, or of those it shares a room with.
+static inline void store_await_place(Store *s, int storage) {
+    const Relay *r = s->policy.relay;
+    mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM));
+    for (int i = 1; r->guests && storage && i < s->model->storages; i++) {
+        if (r->parcel[i] == r->parcel[storage]) { mail_wait(s, store_mail(s, i, MAIL_GOING_SUM)); }
+    }
+}
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
-    if (!*begun) { mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM)); }
+    if (!*begun) { store_await_place(s, storage); }
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.relay->heads]); }
     *accumulate = *begun, *begun = true;
     return store_making(s, storage, micro);
@@ -99,6 +129,7 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int in_st
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
     *begun = false;
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
+    if (r->stays && !store_holds(s, storage)) { return; } // it goes to its owner as it is
     float *made = store_making(s, storage, micro), *sum = store_sum(s, storage, step);
     if (r->stays && in_step == 0) {
         ops_copy(s->stream, sum, made, (size_t)elements * sizeof(float));
@@ -110,11 +141,13 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int in_st
         ops_accumulate(s->stream, made, (const float *)(const void *)shelf_slice(before, storage), elements);
     }
 }
-// A part of a sum that is made here has come: the next one of its first rank's, or any of the owner's before its own.
-static inline void store_add_part(Store *s, int storage, int in_step) {
-    const bool owner = s->policy.relay->way[storage] == SUM_OWNER;
+// A part of a sum that is made here has come: the next one of its first rank's, or any of the owner's before its own; or, of a sum that stays, any.
+static inline void store_add_part(Store *s, int storage, int in_step, int64_t step) {
+    const Relay *r = s->policy.relay;
+    const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
     const int64_t elements = gpt_storage_elements(s->model, storage);
-    float *sum = (float *)(void *)shelf_slice(owner ? &s->making : &s->grads, storage), *part = (float *)(void *)shelf_slice(&s->coming, storage);
+    float *sum = apart ? (float *)(void *)shelf_slice(&s->making, storage) : store_sum(s, storage, step);
+    float *part = (float *)(void *)shelf_slice(&s->coming, storage);
     mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
     if (in_step == 0) {
         ops_copy(s->stream, sum, part, (size_t)elements * sizeof(float));

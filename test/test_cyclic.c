@@ -385,13 +385,13 @@ static void check_valid(const CyclicPlan *plan, int units, int steps, int pause)
 // Rules, slacks, ways of sums, with and without updates that wait and steps that drain.
 static void test_all_are_valid(void **state) {
     (void)state;
-    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL};
+    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL, CYCLIC_ZERO};
     for (int N = 1; N <= MOST; N += N < 8 || getenv("TEST_ALL") ? 1 : 8) {
-        for (int kind = 0; kind < 3 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
-            const int rule = kind / 3 % 5, units = (int)max_i64(N, 3) + N % 3;
-            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 3], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
+        for (int kind = 0; kind < 4 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
+            const int rule = kind / 4 % 5, units = (int)max_i64(N, 3) + N % 3;
+            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 4], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
             const GptModel m = model_of(units);
-            plan.waits = rule == 1, plan.pauses = kind / 15, plan.recompute = N % 2;
+            plan.waits = rule == 1, plan.pauses = kind / 20, plan.recompute = N % 2;
             if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&m, N); }
             check_valid(&plan, units, plan.pauses ? 5 : 4, plan.pauses ? 1 + kind % 3 : 4);
             cyclic_free(&plan);
