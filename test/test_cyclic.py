@@ -48,7 +48,12 @@ def model(N, **changes):
     return dict(data(N, **changes), cyclic_mode="model")
 
 
-MODES = (single, data, model)
+def zero(N, **changes):
+    """A rank for each micro-batch, and for each stage's states."""
+    return dict(data(N, **changes), cyclic_mode="zero")
+
+
+MODES = (single, data, model, zero)
 
 
 class Check(test_train.TestCase):
@@ -85,9 +90,9 @@ class Equality(Check):
             some = cases[begin:begin + 64]
             jobs = self.trained([mode(N, **case) for N, case in some for mode in MODES])
             for i, (N, case) in enumerate(some):
-                for job, mode in zip(jobs[3 * i + 1:3 * i + 3], MODES[1:]):
+                for job, mode in zip(jobs[len(MODES) * i + 1:len(MODES) * (i + 1)], MODES[1:]):
                     with self.subTest(mode=mode.__name__, N=N, **case):
-                        self.assert_same(job, jobs[3 * i], (mode.__name__, N, case))
+                        self.assert_same(job, jobs[len(MODES) * i], (mode.__name__, N, case))
 
 
     def test_one_stage_is_plain(self):
