@@ -4,9 +4,9 @@
     python3 test/test_cyclic.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
-    Equality    one rank that runs all micro-batches, a rank for each, and a rank for each stage, are one computation: losses, norms and weights, bit by bit, whatever
-                the rule, the clipping, the batch, the precision; N = 1, and rules that cannot differ, equal plain training
-    Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; activations are those of N (N + 1) / 2 of N^2 stages
+    Equality    one rank that runs all micro-batches, a rank for each (with all states, or with a stage's), and a rank for each stage, are one computation: losses,
+                norms, weights and texts, bit by bit, whatever the rule, the clipping, the batch, the precision; N = 1, and rules that cannot differ, equal plain training
+    Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; of mode zero to less than 3 (N - 1), and states to a stage's; activations are those of N (N + 1) / 2 of N^2 stages
     Resume      bit-equal to the uninterrupted run, in either mode, and after a graceful stop; a plain run goes on with a cyclic one's
                 checkpoint, and the other way round; validation on the way changes nothing
     Refusals    what does not fit ends with exit 2 and one message
@@ -16,6 +16,7 @@ Every run is checked for memory and traffic as predicted (test_train.Job). The m
 """
 import os
 import random
+import re
 import shutil
 import signal
 import tempfile
@@ -111,6 +112,16 @@ class Equality(Check):
         self.assert_close(jobs[0].losses(), plain.losses(), SAME)
         self.assertTrue(get(jobs[0].export) == get(plain.export))
 
+    def test_texts(self):
+        """Samples of text, of parameters that are here and of those that come."""
+        rule, N = random.Random(SEED).choice(RULES), random.Random(SEED).randrange(2, 5)
+        jobs = self.trained([mode(N, **rule, sample_every=3, sample_tokens=12, temperature=1) for mode in MODES])
+        texts = [re.findall(r"(?s)--- sample at step \d+ ---\n.*?\n---\n", job.out) for job in jobs]
+        self.assertEqual([len(text) for text in texts], [2] * len(MODES))
+        self.assertEqual([text for text in texts if text != texts[0]], [], (rule, N))
+        for job in jobs[1:]:
+            self.assert_same(job, jobs[0], (rule, N))
+
     def test_rules_differ(self):
         """And with a step they do, from the second step on at the latest; so does a slack. One that is as large as N is v1."""
         v1, v2, slack, all_ = (job.steps() for job in self.trained([single(3, **rule) for rule in (V1_FREE, V2, V2_SLACK, dict(V2, cyclic_slack=3))]))
@@ -128,10 +139,10 @@ PARAMETERS = sum(map(elements, range(UNITS + 1)))
 
 
 class Numbers(Check):
-    def sent(self, N, word, **case):
+    def sent(self, word, **case):
         """Bytes that each rank sends in a step, by the schedule."""
         sent = []
-        for line in train(**data(N, **case), show_schedule=1).out.splitlines():
+        for line in train(**case, show_schedule=1).out.splitlines():
             words = line.split()
             if words[:1] == ["rank"] and words[-1] == "actions":
                 sent.append(0)
@@ -145,11 +156,32 @@ class Numbers(Check):
         """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and a tally of each."""
         for N, word, case in sample([(2, 4, V1), (2, 2, V2), (3, 4, V2), (3, 2, V1), (4, 4, V2_SLACK), (4, 2, V2)], 3):
             precision = dict(dtype="bf16") if word == 2 else {}
-            sent = self.sent(N, word, **case, **precision)
+            sent = self.sent(word, **data(N, **case, **precision))
             self.assertEqual(sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * TALLY, (N, case))
             measured = train(**data(N, **case, **precision)).end()["traffic"]["measured"]
             self.assertEqual(measured["total"]["intra"], sent[0], (N, case))
             self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
+
+    def test_zero(self):
+        """Parameters travel once for each use of a stage, which in the last one are one, and wte to the head, too; the embedding's backward pass reads none.
+        What a rank keeps is a stage's: rank 0 the last one's, of v2 in one version."""
+        cases = [(N, word, rule) for N in (2, 3, 4) for word in (4, 2) for rule in RULES]
+        for N, word, rule in sample(cases, 4):
+            case = zero(N, **rule, **(dict(dtype="bf16") if word == 2 else {}))
+            last = range(UNITS + 1 - UNITS // N, UNITS + 1)  # storages: blocks are storages 2 .. UNITS - 1
+            once = [1, UNITS, *last]
+            travels = sum(elements(s) * (1 if s in once else 2) for s in range(UNITS + 1))
+            tallies = N + (N - 2 if rule is V1 else 0)
+            sent = self.sent(word, **case)
+            self.assertEqual(sum(sent), (N - 1) * (travels * word + PARAMETERS * 4) + tallies * TALLY, case)
+            end = train(**case).end()
+            self.assertEqual(end["traffic"]["measured"]["intra"]["send"], sent[0], case)
+            own = sum(map(elements, last))
+            fresh = "v2" in rule.values() and not rule.get("cyclic_slack")
+            memory = end["memory"]["measured"]
+            self.assertEqual(memory["parameters"], own * word * (1 if fresh else 2), case)
+            self.assertEqual(memory["gradients"], own * 4 * (2 if rule is V1 else 1), case)
+            self.assertEqual(memory["optimizer"], own * (8 + 4 * (word == 2)), case)
 
     def test_activations(self):
         """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each."""
@@ -199,12 +231,15 @@ class Resume(Check):
             whole = self.legs([single(3, **rule)] * 3)
             self.assertTrue(self.legs([single(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
             self.assertTrue(self.legs([model(3, **rule), single(3, **rule), data(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([single(2, **rule), single(3, **rule), single(1, **rule)]) == self.legs([data(2, **rule), data(3, **rule), data(1, **rule)]), rule)
+            self.assertTrue(self.legs([zero(3, **rule), data(3, **rule), zero(3, **rule)]) == whole, rule)
+            cut = self.legs([single(2, **rule), single(3, **rule), single(1, **rule)])
+            for mode in (data, zero):
+                self.assertTrue(self.legs([mode(2, **rule), mode(3, **rule), mode(1, **rule)]) == cut, (mode, rule))
 
     def test_with_plain_runs(self):
         """One stage of v2 is plain training: so plain runs take its place, before and after. A plain run has no version before its newest: both are it."""
         plain, one = dict(RUN, micro_batch=6, ranks=1, grad_clip=0), single(1, **V2)
-        for mode in (single, data):
+        for mode in (single, data, zero):
             rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
             for legs in ((0, 3, 0), (3, 0, 3)):
                 found, expected = ([other if leg == 0 else mode(leg, **rule) for leg in legs] for other in (plain, one))
