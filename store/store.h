@@ -108,7 +108,7 @@ typedef struct {
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
-typedef enum { MAIL_COMING, MAIL_GOING = 2, MAIL_COMING_SUM = 4, MAIL_GOING_SUM, MAIL_KINDS } MailKind; // parameters: of each place, or room
+typedef enum { MAIL_COMING, MAIL_GOING = GUEST_ROOMS, MAIL_COMING_SUM = MAIL_GOING + 2, MAIL_GOING_SUM, MAIL_KINDS } MailKind; // parameters: of each place, or room
 enum { MAIL_USES = 4 }; // messages to each rank at most, of a version: of the first one, for two uses in each of two steps
 
 // Where a version of the parameters of a storage lies. Without a relay there is one.
