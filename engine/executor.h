@@ -394,12 +394,13 @@ typedef struct {
     const Slot *slot;
     const Back *back;
     const Clip *clip;
+    float *weights; // of clipped samples
 } Work;
 
 static inline const BlockActs *work_acts(const Work *w) { return &w->slot->blocks[w->unit - 1]; }
 static inline Clip work_clip(const Work *w) {
     Clip c = *w->clip;
-    c.weights = w->slot->weights;
+    c.weights = w->weights;
     return c;
 }
 static inline const BlockGradients *work_gradients(const Work *w) { return &w->back->work[w->unit - 1]; }
@@ -409,14 +410,29 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     memset(&w, 0, sizeof w);
     w.unit = unit, w.rows = rows, w.T = T, w.N = rows * T, w.elements = w.N * e->model->config.channels;
     w.slot = executor_slot(e, unit, micro), w.back = executor_back(e, micro), w.clip = &e->clip[executor_clip_place(e, micro)];
+    w.weights = executor_slot(e, e->shape.first, micro)->weights;
     if (unit > 0) { w.x = executor_boundary(e, unit, micro), w.dx = executor_gradient(e, unit, micro); }
     if (unit < head) { w.y = executor_boundary(e, unit + 1, micro), w.dy = executor_gradient(e, unit + 1, micro); }
     return w;
 }
 
+// Steps that overlap may have samples of different number (private ones): then what a piece, and a rank, has of them is known here.
+static inline bool executor_overlaps(const Executor *e, const Pass *pass) { return e->step_micros && pass->training; }
+static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
+    Action of = *a;
+    if (executor_overlaps(e, pass) && a->micro >= 0) { of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, a->micro, &of.first_row); }
+    return of;
+}
+static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap
+    const Pieces *p = &e->store->policy.relay->pieces, whole = {p->micros, 1, p->in_turns};
+    *first = 0;
+    return p->in_turns ? piece_rows(&whole, pass->samples, e->comm->rank, first) : pass->samples;
+}
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
-    return (pass->host_row + row - e->first_row) * pass->data->options.T;
+    int64_t first = e->first_row;
+    if (executor_overlaps(e, pass)) { executor_own_rows(e, pass, &first); }
+    return (pass->host_row + row - first) * pass->data->options.T;
 }
 static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }
 static inline bool executor_gives_losses(const Executor *e, const Action *a, const Pass *pass) {
@@ -427,7 +443,7 @@ static inline bool executor_gives_losses(const Executor *e, const Action *a, con
 static inline void executor_take_losses(const Executor *e, const Schedule *schedule, const Pass *pass) {
     int64_t T = pass->data->options.T;
     for (int i = 0; i < schedule->count; i++) {
-        const Action *a = &schedule->actions[i];
+        const Action of = executor_action(e, &schedule->actions[i], pass), *a = &of;
         for (int64_t r = 0; executor_gives_losses(e, a, pass) && r < executor_rows(a, pass); r++) {
             const float *losses = e->host_losses + executor_host_place(e, a->first_row + r, pass);
             double sum = 0;
@@ -637,7 +653,8 @@ static inline float *executor_room(Executor *e, const Action *a, int storage, bo
     if (e->store->policy.relay) { return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate); }
     return store_gradient(e->store, storage, accumulate);
 }
-static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
+static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
+    const Action of = executor_action(e, action, pass), *a = &of;
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
@@ -686,9 +703,10 @@ static inline int64_t executor_message_bytes(const ExecutorShape *shape, const G
     const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS; // else gradients
     return gpt_storage_elements(m, a->storage) * (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
-// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
+// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. turns: other programs like the
+// first let it talk to all ranks of the stages beside its own. The caller frees peers.
 static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
-                                           const Program *b) {
+                                           const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
     const int64_t word = max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
     const size_t row_bytes = (size_t)(shape->T * m->config.channels * word);
@@ -702,7 +720,8 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     for (int s = 0; s < placement->stages; s++) {
         const bool next = s == mine - 1 || s == mine + 1, norms = crosses && s != mine && (s == 0 || mine == 0);
         if (next && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
-        for (int i = 0; crosses && (next || norms) && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; } // as samples fall
+        const bool all = (crosses && (next || norms)) || (turns && next); // as samples, or micro-batches, fall
+        for (int i = 0; all && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; }
     }
     if (crosses) { traffic.bytes = row_bytes * (size_t)shape->rows; }
     for (int p = 0; p < 2; p++) {
@@ -810,7 +829,8 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
-        if (a->kind == ACT_FORWARD) { e->first_rows[a->micro] = a->first_row; }
+        const bool relayed = e->store->policy.relay && action_of_rows(a->kind); // a rank may receive what it computes in the next window
+        if (a->kind == ACT_FORWARD || relayed) { e->first_rows[a->micro] = a->first_row; }
     }
 }
 // All that was sent has left.
@@ -825,6 +845,7 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
     double norm = e->norm, most = e->whole_clip;
     if (!e->store->policy.relay->waits) {
         ExactSum squares;
+        if (e->store->noise.on) { store_add_noise(e->store, storage, step); }
         memset(&squares, 0, sizeof squares);
         store_measure(e->store, storage, storage + 1, step, &squares);
         norm = sqrt(exact_value(squares)), most = e->storage_clip, exact_join(&e->squares, &squares);
@@ -840,13 +861,15 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
 static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
-    for (int i = 0; i < schedule->count; i++) { // a rank's samples follow each other
-        const Action *of = &schedule->actions[i];
-        for (int64_t r = 0; executor_gives_losses(e, of, pass) && r < executor_rows(of, pass); r++) {
-            e->telling.loss += pass->sample_losses[of->first_row + r];
-        }
+    int64_t first, rows = executor_own_rows(e, pass, &first);
+    for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) { // of private samples each one's mean counts
+        const int64_t targets = pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
+        e->telling.loss += pass->sample_losses[r] / (double)targets;
     }
-    if (e->store->policy.relay->waits) { store_measure(e->store, 0, e->model->storages, step, &e->squares); }
+    if (e->store->policy.relay->waits) {
+        store_add_all_noise(e->store, step);
+        store_measure(e->store, 0, e->model->storages, step, &e->squares);
+    }
     exact_join(&e->telling.squares, &e->squares), e->telling.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
 }
@@ -881,9 +904,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         executor_begin(e, a, (*at)++, step);
         switch (a->kind) {
         case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + a->version, a->near); break;
-        case ACT_ACQUIRE:
-            e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of));
-            break;
+        case ACT_ACQUIRE: e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of)); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE:
             if (relay) {
@@ -930,22 +951,19 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
-// Where steps overlap: what is done of a step before its window, if the step before has drained; and, where this one drains (last_step), what of it
-// comes later. pass: of the step before, of this one, of the next.
+// Where steps overlap: what is done of a step before its window, if the step before has drained (first_step); and, where this one drains (last_step), what
+// of it comes in a later one's. pass: of the step before, of this one, of the next; schedule: of the step before, of the later one.
+enum { DRAINS = 3 }; // windows
 static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
     int at = 0;
     const int64_t last = e->last_step;
-    if (e->first_step != step) { return; }
     e->last_step = step;
     executor_run(e, schedule, &at, pass, NULL, step - 1, NULL);
     e->last_step = last;
 }
-static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
-    if (e->last_step > step) { return; }
-    for (int64_t later = step + 1; later < step + 4; later++) {
-        int at = 0;
-        executor_run(e, schedule, &at, pass, NULL, later, NULL);
-    }
+static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step, int64_t later) {
+    int at = 0;
+    executor_run(e, schedule, &at, pass, NULL, later, NULL);
     e->first_step = step + 1;
 }
 // Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an

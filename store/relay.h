@@ -4,7 +4,7 @@
 // Versions   count steps. A rank keeps one or two of a storage, version v in place v modulo their number. A place is written again when all messages
 //            that use it are complete (Mail).
 // Sums       ((g_1 + g_2) + g_3) + ... of a step's micro-batches, always in this order: every execution gives the same bits. A gradient is made in a
-//            place of its own, and the sum of those before it is added.
+//            place of its own, and the sum of those before it is added. Of pieces each is made whole, and added to those of its micro-batch before it.
 // Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
 #ifndef RELAY_H
 #define RELAY_H
@@ -77,6 +77,7 @@ static inline void store_begin_version(Store *s, int storage, int64_t version) {
 static inline void store_skip_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_begin_version(s, storage, version);
+    s->noised[storage] = false;
     if (before == store_newest(s, storage) || s->dtype == DTYPE_FP32) { return; }
     ops_copy(s->stream, store_newest(s, storage), before, (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
@@ -98,12 +99,19 @@ static inline void store_hand_out(Store *s) {
     }
 }
 
-// Where a micro-batch's contributions to a gradient go; micro counts through the steps. *accumulate: as in store_gradient.
+// Where a piece's contributions to a gradient go; its number counts through the steps. *accumulate: as in store_gradient.
 static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.relay->heads]; }
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
-    if (!s->policy.relay->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
-    const int64_t place = storage ? 0 : micro % s->policy.relay->heads;
+    const Relay *r = s->policy.relay;
+    if (!r->stays) { return (float *)(void *)shelf_slice(r->pieces.pieces > 1 ? &s->piling : &s->grads, storage); }
+    const int64_t place = storage ? 0 : micro % r->heads;
     return (float *)(void *)shelf_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
+}
+// Where a micro-batch's is, when it is whole, or of pieces, so far.
+static inline float *store_whole(const Store *s, int storage, int64_t micro) {
+    const Relay *r = s->policy.relay;
+    if (!r->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
+    return r->pieces.pieces > 1 ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
 }
 // What left from the place of a storage's gradient has left: of its own, or of those it shares a room with.
 static inline void store_await_place(Store *s, int storage) {
@@ -120,40 +128,53 @@ static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bo
     *accumulate = *begun, *begun = true;
     return store_making(s, storage, micro);
 }
-// A micro-batch's gradient is whole: to it comes the sum of those before it in the step, where it is made here. micro: in all, in_step: of the step.
-static inline void store_add_sum(Store *s, int storage, int64_t micro, int in_step, int64_t step) {
+// A gradient joins those before it, or is the first.
+static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient, bool first) {
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    if (first) {
+        ops_copy(s->stream, sum, gradient, (size_t)elements * sizeof(float));
+    } else {
+        ops_accumulate(s->stream, sum, gradient, elements);
+    }
+}
+// A piece's gradient is whole, and with the last one its micro-batch's: to this comes the sum of those before it in the step, where it is made here.
+// micro: number of the piece, in all; piece: in the step.
+static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
     const Relay *r = s->policy.relay;
     const int64_t elements = gpt_storage_elements(s->model, storage);
+    const int in_step = piece_micro(&r->pieces, piece);
     const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
     bool accumulate, *begun = store_begun(s, storage, micro);
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
     *begun = false;
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
+    float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
+    if (made != piled) { store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0); }
+    if (!piece_is_last(&r->pieces, piece)) { return; }
     if (r->stays && !store_holds(s, storage)) { return; } // it goes to its owner as it is
-    float *made = store_making(s, storage, micro), *sum = store_sum(s, storage, step);
-    if (r->stays && in_step == 0) {
-        ops_copy(s->stream, sum, made, (size_t)elements * sizeof(float));
-    } else if (r->stays) {
-        ops_accumulate(s->stream, sum, made, elements);
-    } else if (way == SUM_CHAIN ? in_step > 0 : in_step == r->micros - 1) {
+    if (r->stays) {
+        store_join_gradients(s, storage, store_sum(s, storage, step), made, in_step == 0);
+    } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
         if (way != SUM_OWNER) { mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM)); }
         const Shelf *before = way == SUM_OWNER ? &s->making : &s->coming;
         ops_accumulate(s->stream, made, (const float *)(const void *)shelf_slice(before, storage), elements);
     }
 }
-// A part of a sum that is made here has come: the next one of its first rank's, or any of the owner's before its own; or, of a sum that stays, any.
-static inline void store_add_part(Store *s, int storage, int in_step, int64_t step) {
+// A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of the owner's before its own; or, where sums stay, another
+// rank's piece.
+static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
     const Relay *r = s->policy.relay;
     const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
-    const int64_t elements = gpt_storage_elements(s->model, storage);
-    float *sum = apart ? (float *)(void *)shelf_slice(&s->making, storage) : store_sum(s, storage, step);
     float *part = (float *)(void *)shelf_slice(&s->coming, storage);
     mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
-    if (in_step == 0) {
-        ops_copy(s->stream, sum, part, (size_t)elements * sizeof(float));
-    } else {
-        ops_accumulate(s->stream, sum, part, elements);
+    if (r->stays && r->pieces.pieces > 1) {
+        float *whole = store_whole(s, storage, 0);
+        store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
+        if (!piece_is_last(&r->pieces, piece)) { return; }
+        part = whole;
     }
+    float *sum = apart ? (float *)(void *)shelf_slice(&s->making, storage) : store_sum(s, storage, step);
+    store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
 }
 // The head's part of a micro-batch's gradient of wte goes to whoever has the embedding, which adds its own.
 static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer, int64_t step) {
@@ -163,6 +184,7 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     comm_label(s->comm, "gradient", storage, step);
     if (!send) {
         assert(!storage && !*begun);
+        mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM));
         s->head_coming[micro % s->policy.relay->heads] = comm_receive(s->comm, peer, made, bytes), *begun = true;
         return;
     }
@@ -173,7 +195,7 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
     Mail *mail = store_mail(s, storage, send ? MAIL_GOING_SUM : MAIL_COMING_SUM);
     comm_label(s->comm, "gradient", storage, step);
-    mail_post(s, mail, send, peer, send ? (void *)store_making(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
+    mail_post(s, mail, send, peer, send ? (void *)store_whole(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
               (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
 }
 

@@ -3,7 +3,7 @@
 //
 // Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state: params working parameters (with --dtype fp32
 //            they are their own masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay, making
-//            gradients of micro-batches, coming sums from other ranks.
+//            gradients of micro-batches, coming sums from other ranks, piling, where a micro-batch is computed in pieces: relay.h.
 #ifndef STORE_H
 #define STORE_H
 
@@ -78,7 +78,8 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf making, coming; // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf making, coming;  // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;          // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
     int64_t room_elements; // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
@@ -108,7 +109,13 @@ typedef struct {
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
-typedef enum { MAIL_COMING, MAIL_GOING = GUEST_ROOMS, MAIL_COMING_SUM = MAIL_GOING + 2, MAIL_GOING_SUM, MAIL_KINDS } MailKind; // parameters: of each place, or room
+typedef enum {
+    MAIL_COMING,
+    MAIL_GOING = GUEST_ROOMS,
+    MAIL_COMING_SUM = MAIL_GOING + 2,
+    MAIL_GOING_SUM,
+    MAIL_KINDS
+} MailKind;             // parameters: of each place, or room
 enum { MAIL_USES = 4 }; // messages to each rank at most, of a version: of the first one, for two uses in each of two steps
 
 // Where a version of the parameters of a storage lies. Without a relay there is one.
@@ -264,8 +271,10 @@ static inline void store_plan_relay(Store *s) {
         copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
     }
     s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
-    for (int i = 0; i < m->storages; i++) { copies[i] = !r->stays && r->adds[i]; }
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
     s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->pieces.pieces > 1 && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
+    s->piling = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), !r->stays);
     free(copies), free(room);
 }
 
@@ -303,8 +312,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->codes.held + s->codes.rooms + s->errors.held +
-                              PARCELS * s->parcel_bytes + s->unpacked_bytes;
+    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
+                              s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
 // One more group of collectives; equal lists of ranks share what the transport keeps for them.
@@ -359,6 +368,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
     if (!s->policy.relay) { return; }
     shelf_allocate(&s->making, MEMORY_BUFFERS, "gradients"), shelf_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
+    shelf_allocate(&s->piling, MEMORY_BUFFERS, "gradients of pieces");
     s->version = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->head_begun = (bool *)checked_calloc((size_t)s->policy.relay->heads, 1, "store");
     s->head_coming = (Ticket *)checked_calloc((size_t)s->policy.relay->heads, sizeof(Ticket), "store");
     s->mail = (Mail *)checked_calloc(n * MAIL_KINDS, sizeof(Mail), "store");
@@ -366,8 +376,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 }
 
 static inline void store_free(Store *s) {
-    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors, &s->making, &s->coming};
-    for (int i = 0; i < 10; i++) { shelf_free(shelves[i]); }
+    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors, &s->making, &s->coming, &s->piling};
+    for (int i = 0; i < 11; i++) { shelf_free(shelves[i]); }
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
     for (int i = 0; i < s->batch_count; i++) {
