@@ -303,19 +303,19 @@ class Lost(Check):
     KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "SEND_SUM", "RECV_SUM", "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_TALLY", "RECV_TALLY", "TALLY", "REDUCE", "UPDATE")
 
     def test_in_each_action(self):
-        """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had been. Only the last rank updates, and receives sums of all before."""
+        """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had been. In mode data only the last rank updates, and receives sums of all before."""
         def lose(case):
-            how, kind, rank, rule = case
-            rank = 2 if kind == "UPDATE" else rank
-            rank = 1 if kind in ("SEND_SUM", "RECV_SUM") or (kind == "RECV_PARAMETERS" and rank == 2) else rank
-            rank = 2 if kind == "SEND_PARAMETERS" else rank
-            fault = Faulty(how, rank, kind, **self.changes(rule))
+            how, kind, rank, rule, mode = case
+            if mode is data:
+                rank = self.who(kind, rank)
+            fault = Faulty(how, rank, kind, **self.changes(rule, mode))
             job = fault.ends()
             if how == "kill":
                 self.assertNotEqual(job.code, EXIT_DONE, (case, job.err))
             else:
                 self.assertEqual(job.code, EXIT_PEER, (case, job.err))
-        at_once(lose, sample([(how, kind, rank, rule) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)], 4))
+        at_once(lose, sample([(how, kind, rank, rule) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)
+                              for mode in (data, zero)], 4))
 
     def test_in_a_triangle(self):
         """The same of two stages on three ranks; 1 adds up and updates what 0 and 1 make."""
@@ -329,9 +329,16 @@ class Lost(Check):
         at_once(lose, sample([(how, kind) for how in ("kill", "stop") for kind in kinds], 3))
 
     @staticmethod
-    def changes(rule):
+    def who(kind, rank):
+        """A rank of mode data that does so."""
+        if kind in ("SEND_SUM", "RECV_SUM") or (kind == "RECV_PARAMETERS" and rank == 2):
+            return 1
+        return 2 if kind in ("UPDATE", "SEND_PARAMETERS") else rank
+
+    @staticmethod
+    def changes(rule, mode=data):
         left_out = ("ranks", "steps", "shuffle")
-        return {name: value for name, value in data(3, **rule).items() if name not in left_out}
+        return {name: value for name, value in mode(3, **rule).items() if name not in left_out}
 
     def test_not_finite(self):
         """Steps that lead nowhere: no rank waits for ever, and the run ends as any other."""
