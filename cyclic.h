@@ -23,6 +23,9 @@
 //            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles. Or, with N (N + 1) / 2 ranks, stage j has N - j of them
 //                    that take turns: each holds the activations of one micro-batch, always. One of them, the stage's owner, adds up what the
 //                    others send, updates, and sends each the new version before its first use. Who runs what then depends on the step
+//            zero    as data, but a stage's states have one owner, rank N - 1 - j, which is the first to use what it updates. Parameters go from it
+//                    to who uses the stage next, a slot before, gradients to it, as they are; it adds them. So each rank sends a stage's parameters and
+//                    a stage's gradient at most in a slot, and gets as much
 //            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
 //                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them
 #ifndef CYCLIC_H
@@ -52,8 +55,9 @@ typedef struct {
 // The rule and the slots
 
 static inline bool cyclic_fresh(const CyclicPlan *p, int micro, int stage) { return p->rule == CYCLIC_V2 && micro + stage + 1 >= p->N + p->slack; }
+static inline bool cyclic_by_micro(const CyclicPlan *p) { return p->mode == CYCLIC_DATA || p->mode == CYCLIC_ZERO; } // a rank for each micro-batch
 static inline Pieces cyclic_pieces(const CyclicPlan *p) {
-    const Pieces pieces = {p->N, p->pieces, p->mode == CYCLIC_DATA};
+    const Pieces pieces = {p->N, p->pieces, cyclic_by_micro(p)};
     return pieces;
 }
 static inline int cyclic_micro(const CyclicPlan *p, int piece) {
@@ -74,10 +78,15 @@ static inline int cyclic_forward_slot(const CyclicPlan *p, int step, int piece, 
 static inline int cyclic_backward_slot(const CyclicPlan *p, int step, int piece, int stage) {
     return cyclic_period(p) * step + 2 * piece + 2 * p->N - 1 - stage;
 }
+// Of mode zero: does a gradient that goes to the owner have a slot to travel, also the last one?
+static inline bool cyclic_adds_later(const CyclicPlan *p, int stage) {
+    return p->mode == CYCLIC_ZERO && !p->waits && (p->rule == CYCLIC_V1 || p->slack) && stage > 0;
+}
 // The slot in which a stage's gradient is complete, and the one after which its new version is there.
 static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) { return cyclic_backward_slot(p, 0, cyclic_last_piece(p, p->N - 1), stage); }
 static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
-    return p->waits ? cyclic_complete_slot(p, 0) + (p->mode == CYCLIC_MODEL ? stage : 0) : cyclic_complete_slot(p, stage);
+    const bool told_later = p->mode == CYCLIC_MODEL || p->mode == CYCLIC_ZERO;
+    return p->waits ? cyclic_complete_slot(p, 0) + (told_later ? stage : 0) : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
 }
 // The slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
 static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
@@ -111,7 +120,9 @@ static inline int cyclic_rank(const CyclicPlan *p, int64_t piece, int stage) {
     return p->mode == CYCLIC_SINGLE ? 0 : cyclic_micro(p, cyclic_turn(piece, cyclic_step_pieces(p)));
 }
 static inline bool cyclic_computes(const CyclicPlan *p, int rank, int stage) { return p->mode != CYCLIC_MODEL || cyclic_stage_of_rank(p, rank) == stage; }
-static inline int cyclic_owner(const CyclicPlan *p, int stage) { return cyclic_rank(p, cyclic_step_pieces(p) - 1, stage); }
+static inline int cyclic_owner(const CyclicPlan *p, int stage) {
+    return p->mode == CYCLIC_ZERO ? p->N - 1 - stage : cyclic_rank(p, cyclic_step_pieces(p) - 1, stage);
+}
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) { return placement_stage_of_unit(&p->cut, unit); }
 // The stage whose versions a storage has: of the first unit that uses it.
 static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
@@ -139,7 +150,8 @@ static inline void cyclic_free(CyclicPlan *p) {
 static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int64_t piece, int stage) {
     const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
     const bool last = cyclic_turn(piece + 1, cyclic_step_pieces(p)) == 0;
-    const int owner = cyclic_owner(p, stage), to = last || way == SUM_OWNER ? owner : way == SUM_FIRST ? 0 : cyclic_rank(p, piece + 1, stage);
+    const int owner = cyclic_owner(p, stage);
+    const int to = p->mode == CYCLIC_ZERO || last || way == SUM_OWNER ? owner : way == SUM_FIRST ? 0 : cyclic_rank(p, piece + 1, stage);
     return to == cyclic_rank(p, piece, stage) ? -1 : to;
 }
 // Takes storages, the longest first, while they bring an N-th of all nearer.
@@ -172,11 +184,13 @@ static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The way of new parameters
 
-// A stage's version goes from one rank to another at the end of a slot, which counts from the step that made it.
+// A stage's version goes from one rank to another at the end of a slot, which counts from the step that made it (version 1); or, of mode zero, from the
+// one that uses it (then version 0 or -1).
 typedef struct {
     int stage, from, to, slot;
     bool head;         // wte alone, which the head reads
     int phase, phases; // of what is made by steps whose number is `phase` modulo `phases`
+    int version, use;  // use: of mode zero, which one of the step; else -1
 } HandBack;
 typedef struct {
     int count;
@@ -187,7 +201,8 @@ static inline bool hand_back_of(const HandBack *h, int64_t step) { return cyclic
 static inline int hand_back_compare(const void *a, const void *b) {
     const HandBack *x = (const HandBack *)a, *y = (const HandBack *)b;
     if (x->slot != y->slot) { return x->slot - y->slot; }
-    return x->stage != y->stage ? y->stage - x->stage : x->to - y->to;
+    if (x->stage != y->stage) { return y->stage - x->stage; }
+    return x->to != y->to ? x->to - y->to : x->head - y->head;
 }
 // Who sends what, before it is put in order. A message is of stage k / N, to rank k % N; there is none to the owner.
 typedef struct {
@@ -225,6 +240,23 @@ static inline bool routing_relieve(Routing *r) {
     free(queue);
     return end >= 0;
 }
+// Of mode zero: the uses of a step, in a rank's order: each stage forward, then, but for the last, backward.
+static inline int cyclic_use(const CyclicPlan *p, int stage, bool backward) { return backward ? 2 * p->N - 2 - stage : stage; }
+static inline bool cyclic_use_is_backward(const CyclicPlan *p, int use) { return use >= p->N; }
+// A message for each of them, so early that it has a slot to travel, to a room that is free by then, and to the head one more.
+static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
+    const int N = p->N;
+    for (int k = 0; k < N * 2 * N; k++) {
+        const int to = k / (2 * N), use = k % (2 * N);
+        const bool head = use == 2 * N - 1, backward = !head && cyclic_use_is_backward(p, use); // after all others the head's
+        const int at = head ? N - 1 : backward ? 2 * N - 2 - use : use, stage = head ? 0 : at;
+        const int version = -!cyclic_fresh(p, to, stage), there = cyclic_update_slot(p, stage) + 2 * N * (version - 1);
+        const int slot = (backward ? cyclic_backward_slot(p, 0, to, at) : cyclic_forward_slot(p, 0, to, at)) - GUEST_ROOMS;
+        const HandBack message = {stage, cyclic_owner(p, stage), to, (int)max_i64(max_i64(slot, there), -2), head, 0, 1, version, head ? N - 1 : use};
+        if (message.from != to && (!head || N > 1)) { h->message[h->count++] = message; }
+    }
+    qsort(h->message, (size_t)h->count, sizeof(HandBack), hand_back_compare);
+}
 // Where a stage's ranks take turns: the slot in which one of them first uses the version that a step makes; and the owner's messages to the others.
 static inline int cyclic_first_turn(const CyclicPlan *p, int64_t step, int rank, int stage) {
     int first = INT_MAX;
@@ -241,7 +273,7 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
         for (int k = 0; k < width * phases; k++) {
             const int to = first + k % width, phase = k / width;
             const int slot = (int)max_i64(cyclic_update_slot(p, stage), cyclic_first_turn(p, phase, to, stage) - 3);
-            const HandBack message = {stage, owner, to, slot, false, phase, phases};
+            const HandBack message = {stage, owner, to, slot, false, phase, phases, 1, -1};
             if (to != owner) { h->message[h->count++] = message; }
         }
     }
@@ -250,12 +282,13 @@ static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
 // message where there are so many. What is last to use all stages (of v1: rank N - 2) has nothing to send on: the others send a stage more for it.
 static inline HandBacks cyclic_route(const CyclicPlan *p) {
     const int N = p->N, owner = cyclic_owner(p, 0);
-    const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 1); // a stage's phases are as many as its ranks, at most
+    const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 3); // a stage's phases are as many as its ranks, at most
     HandBacks h = {0, (HandBack *)checked_malloc(most * sizeof(HandBack), "routes")};
     if (p->mode == CYCLIC_MODEL && N > 1) {
-        const HandBack wte = {0, owner, p->ranks - 1, cyclic_update_slot(p, 0), true, 0, 1};
+        const HandBack wte = {0, owner, p->ranks - 1, cyclic_update_slot(p, 0), true, 0, 1, 1, -1};
         h.message[h.count++] = wte;
     }
+    if (p->mode == CYCLIC_ZERO) { cyclic_route_uses(p, &h); }
     if (cyclic_turns(p)) {
         cyclic_route_turns(p, &h);
         qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
@@ -270,7 +303,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     }
     while (routing_relieve(&r)) {}
     for (int k = 0; k < N * N; k++) {
-        const HandBack message = {k / N, r.from[k], k % N, r.slot[k], false, 0, 1};
+        const HandBack message = {k / N, r.from[k], k % N, r.slot[k], false, 0, 1, 1, -1};
         if (k % N != owner) { h.message[h.count++] = message; }
     }
     qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
@@ -282,6 +315,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
 static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int rank, int stage, bool head) {
     const int at = head ? p->N - 1 : stage, phases = cyclic_phases(p, at); // where it is used
     int places = 0;
+    if (p->mode == CYCLIC_ZERO) { return rank == cyclic_owner(p, stage) ? 1 + !cyclic_fresh(p, 0, stage) : 0; } // others have rooms
     for (int phase = 0; phase < phases; phase++) {
         int comes = cyclic_update_slot(p, stage);
         for (int k = 0; k < h->count; k++) {
@@ -302,7 +336,7 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
     return places;
 }
 // Pieces whose activations a rank holds in a stage at once; whose gradient of wte it has begun, from the head's part to the embedding's.
-static inline int cyclic_live(const CyclicPlan *p, int stage) { return p->mode == CYCLIC_DATA ? 1 : (p->N - stage) / cyclic_width(p, stage); }
+static inline int cyclic_live(const CyclicPlan *p, int stage) { return cyclic_by_micro(p) ? 1 : (p->N - stage) / cyclic_width(p, stage); }
 static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) { return cyclic_live(p, 0) > 1 && rank == 0 ? (p->N - 1) / 2 + 1 : 1; }
 // Do sums stay on a rank from one micro-batch to the next?
 static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
@@ -331,13 +365,16 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.pieces = (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p.N), micro)), SCHEDULE_MAX);
     p.recompute = o->recompute == RECOMPUTE_BLOCK, p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
     p.pauses = o->val_every || o->sample_every || *o->out;
-    if (p.mode == CYCLIC_ZERO) { die(EXIT_INPUT, "choose single, data or model", "--cyclic-mode zero is not there yet"); }
     if (p.mode == CYCLIC_SINGLE && ranks > 1) {
         die(EXIT_INPUT, "start one rank, or choose --cyclic-mode data", "--cyclic-mode single runs on one rank, not on %d", ranks);
     }
-    if (p.mode == CYCLIC_DATA && p.N != ranks) {
-        die(EXIT_INPUT, "start as many ranks as stages, or leave --cyclic-stages out",
-            "--cyclic-mode data has a rank for each micro-batch: %d stages, %d ranks", p.N, ranks);
+    if (cyclic_by_micro(&p) && p.N != ranks) {
+        die(EXIT_INPUT, "start as many ranks as stages, or leave --cyclic-stages out", "--cyclic-mode %s has a rank for each micro-batch: %d stages, %d ranks",
+            p.mode == CYCLIC_ZERO ? "zero" : "data", p.N, ranks);
+    }
+    if (p.mode == CYCLIC_ZERO && p.pieces > 1) {
+        die(EXIT_INPUT, "give a larger --micro-batch, or --cyclic-mode data",
+            "--cyclic-mode zero adds no pieces up: a rank's %" PRId64 " samples are more than --micro-batch %" PRId64, ceil_div(samples, p.N), micro);
     }
     if (p.mode == CYCLIC_MODEL && p.N != ranks && (int64_t)p.N * (p.N + 1) / 2 != ranks) {
         die(EXIT_INPUT, "start N ranks, or N (N + 1) / 2, with --cyclic-stages N",
@@ -365,16 +402,21 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = cyclic_stays(p, rank), r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
     r.heads = cyclic_wte_gradients(p, rank), r.parcels = 2, r.way = p->way, r.pieces = cyclic_pieces(p);
+    r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
+    r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
     if (cyclic_turns(p) && !r.stays) { r.pieces.micros *= p->pieces, r.pieces.pieces = 1; } // it sends each
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
             const bool head = u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int stage = head ? 0 : cyclic_stage_of_unit(p, u), i = used[k];
-            for (int q = 0; q < p->ranks; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
-            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
+            if (r.guests && u && !i) { continue; } // the first stage's alone
+            r.stage[i] = stage;
+            for (int q = 0; q < p->ranks && !r.guests; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
             r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
-            r.adds[i] = r.taken[i][rank], r.comes[i] = r.stays ? cyclic_width(p, stage) > 1 && r.owner[i] == rank : r.adds[i] && !cyclic_turns(p);
+            r.adds[i] = r.guests || r.taken[i][rank];
+            r.comes[i] = r.stays ? (r.guests || cyclic_width(p, stage) > 1) && r.owner[i] == rank : r.adds[i] && !cyclic_turns(p);
         }
     }
     free(h.message);
@@ -382,7 +424,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
 }
 static inline void relay_free(Relay *r, int storages) {
     for (int i = 0; i < storages; i++) { free(r->taken[i]); }
-    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->comes), free(r->parcel);
+    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->comes), free(r->parcel), free(r->stage);
 }
 // Of mode model: each stage on its ranks (passes that do not train divide their samples), and what a rank has places for besides the activations.
 static inline Placement cyclic_placement(const CyclicPlan *p) {
@@ -440,6 +482,7 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
         const int storage = map->of_unit[use->unit][k], stage = cyclic_stage_of_storage(b->plan, map, storage);
         Action a = cyclic_action(kind, -1, storage, -1, (int)use->step);
         a.version = use->step - !cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), stage);
+        a.use = cyclic_use(b->plan, cyclic_stage_of_unit(b->plan, use->unit), use->kind != ACT_FORWARD);
         schedule_add(list, a);
     }
 }
@@ -483,7 +526,7 @@ static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int st
     }
 }
 // Sums, and parts of them, go on when the slot is over. A part that joins a sum which is made elsewhere than by the next
-// micro-batch's rank is added a slot later; the last one at once, since the update follows.
+// micro-batch's rank is added a slot later; the last one at once, since the update follows, but where mode zero leaves it a slot.
 static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int stage, bool later) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
@@ -498,24 +541,31 @@ static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int s
             if (to < 0 || map->made[u][k] != MADE_BY_WEIGHT_PART) { continue; }
             const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, piece, step);
             if (!later) { cyclic_message(b, sum, from, to); }
-            if (later == !last && way != SUM_CHAIN) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, piece, step)); }
-            if (!later && last && !p->waits) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
+            const bool adds = p->mode == CYCLIC_ZERO ? later : later == !last;
+            if (adds && (way != SUM_CHAIN || p->mode == CYCLIC_ZERO)) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, piece, step)); }
+            if (adds && last && !p->waits) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
             if (later && way == SUM_FIRST && micro == p->N - 2) { cyclic_message(b, sum, to, p->N - 1); }
         }
     }
 }
-// Parameters that leave at the end of this slot, of this step and of those before.
-static inline void cyclic_hand_back(CyclicBuilder *b, int slot) {
+static inline bool cyclic_is_of_unit(const UnitMap *map, int storage, int unit) {
+    return map->of_unit[unit][0] == storage || (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
+}
+// Parameters that leave at the end of this slot, of this step and of those before. made: in this slot, as far as mode zero goes.
+static inline void cyclic_hand_back(CyclicBuilder *b, int slot, bool made) {
     const UnitMap *map = &b->program->map;
     const int period = cyclic_period(b->plan);
     for (int k = 0; k < b->routes.count; k++) {
         const HandBack *h = &b->routes.message[k];
+        const bool now = h->use < 0 || h->slot == cyclic_update_slot(b->plan, h->stage) + period * (h->version - 1);
         const int behind = (h->slot - slot) / period; // steps
-        if (h->slot < slot || (h->slot - slot) % period || !hand_back_of(h, b->step - behind)) { continue; }
+        if ((h->use < 0 && h->slot < slot) || now != made || (h->slot - slot) % period || !hand_back_of(h, b->step - behind)) { continue; }
         for (int storage = 0; storage < map->storages; storage++) {
             if (cyclic_stage_of_storage(b->plan, map, storage) != h->stage || (h->head && storage)) { continue; }
+            const bool read = h->use < 0 || !cyclic_use_is_backward(b->plan, h->use) || !cyclic_is_of_unit(map, storage, 0);
+            if (!read) { continue; } // the embedding has no input gradient
             Action a = cyclic_action(ACT_SEND_PARAMETERS, -1, storage, -1, -behind);
-            a.version = a.step + 1;
+            a.version = a.step + h->version, a.use = h->use;
             cyclic_message(b, a, h->from, h->to);
         }
     }
@@ -540,7 +590,9 @@ static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step)
     schedule_add(cyclic_list(b, rank), tally);
     for (int storage = 0; b->plan->waits && storage < b->program->map.storages; storage++) {
         const int stage = cyclic_stage_of_storage(b->plan, &b->program->map, storage);
-        const bool mine = cyclic_owner(b->plan, stage) == rank, knows = b->plan->mode != CYCLIC_MODEL ? !whole : whole || rank == 0;
+        const int knower = b->plan->mode == CYCLIC_ZERO ? b->plan->N - 1 : 0; // of those to whom the norm comes back, who has it first
+        const bool back = b->plan->mode == CYCLIC_MODEL || b->plan->mode == CYCLIC_ZERO;
+        const bool mine = cyclic_owner(b->plan, stage) == rank, knows = back ? whole || rank == knower : !whole;
         if (mine && knows) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
@@ -549,13 +601,13 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
     const int N = p->N, end = cyclic_complete_slot(p, 0);
     const Action message = cyclic_action(ACT_SEND_TALLY, -1, -1, -1, 0);
     const int stages = p->mode == CYCLIC_MODEL ? N : 1;
-    for (int j = 0; j < stages && p->mode != CYCLIC_DATA; j++) {
+    for (int j = 0; j < stages && !cyclic_by_micro(p); j++) {
         for (int r = cyclic_first_rank(p, j) + cyclic_width(p, j) - 1; r >= cyclic_first_rank(p, j) && slot == end - j; r--) {
             cyclic_tell(b, r, false, 0);
             if (r) { cyclic_message(b, message, r, r - 1); }
         }
     }
-    for (int j = 0; j < stages && p->mode != CYCLIC_DATA; j++) { // back, in this step's window and in the next
+    for (int j = 0; j < stages && !cyclic_by_micro(p); j++) { // back, in this step's window and in the next
         const int behind = slot == end + j ? 0 : slot + cyclic_period(p) == end + j ? -1 : -2;
         for (int r = cyclic_first_rank(p, j); r < cyclic_first_rank(p, j) + cyclic_width(p, j) && behind > -2; r++) {
             Action down = message;
@@ -564,12 +616,35 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
             if (r + 1 < p->ranks) { cyclic_message(b, down, r, r + 1); }
         }
     }
-    if (p->mode != CYCLIC_DATA) { return; }
+    if (!cyclic_by_micro(p)) { return; }
     for (int r = 0; r < N; r++) {
-        if (cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0) != slot) { continue; }
+        const int tells = p->mode == CYCLIC_DATA ? cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0)
+                                                 : cyclic_complete_slot(p, N - 1 - r) + cyclic_adds_later(p, N - 1 - r);
+        if (tells != slot) { continue; }
         cyclic_tell(b, r, false, 0);
         if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
         if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
+    }
+    for (int r = N - 1; p->mode == CYCLIC_ZERO && p->waits && r > 0; r--) { // the norm, to the owners between, in this window and in the next
+        const int behind = slot - (end + N - 1 - r);
+        Action down = message;
+        down.step = behind ? -1 : 0, down.version = 1;
+        if (behind && behind != -2 * N) { continue; }
+        if (r < N - 1) { cyclic_tell(b, r, true, (int)down.step); }
+        if (r > 1) { cyclic_message(b, down, r, r - 1); }
+    }
+}
+// Of mode zero: gradients and parameters leave before anybody waits for what came, and adds it.
+static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
+    const CyclicPlan *p = b->plan;
+    const int N = p->N;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int k = 0; k < 2 * N * N; k++) {
+            const int step = k / (N * N), micro = k / N % N, stage = k % N, behind = slot - cyclic_backward_slot(p, step, micro, stage);
+            const bool later = micro < N - 1 || cyclic_adds_later(p, stage);
+            if (pass ? behind == later : behind == 0) { cyclic_pass_sums(b, step, micro, stage, pass); }
+        }
+        if (!pass) { cyclic_hand_back(b, slot, false); }
     }
 }
 // A slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
@@ -583,17 +658,18 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot) {
             if (!backward && cyclic_forward_slot(b->plan, step, piece, stage) == slot) { cyclic_forward(b, step, piece, stage); }
         }
     }
+    if (b->plan->mode == CYCLIC_ZERO) { cyclic_go_to_owners(b, slot); }
     for (int k = first; k < end; k++) {
         const int step = k / N / all, piece = k / N % all, stage = k % N;
         const int behind = slot - cyclic_backward_slot(b->plan, step, piece, stage);
-        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, piece, stage, behind == 1); }
+        if (b->plan->mode != CYCLIC_ZERO && (behind == 0 || behind == 1)) { cyclic_pass_sums(b, step, piece, stage, behind == 1); }
         for (int backward = 1; backward >= 0; backward--) {
             const int at = backward ? cyclic_backward_slot(b->plan, step, piece, stage) : cyclic_forward_slot(b->plan, step, piece, stage);
             if (at == slot) { cyclic_cross(b, backward, step, piece, stage); }
         }
     }
     cyclic_tally(b, slot); // before parameters leave that wait for it
-    cyclic_hand_back(b, slot);
+    cyclic_hand_back(b, slot, true);
 }
 
 // The window of a step, of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.

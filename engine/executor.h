@@ -803,6 +803,30 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
     signal_text_add(t, ", step "), signal_text_add_int(t, e->step + 1);
 }
 
+// Which room has parameters that came for a use: in a pass that does not train, their own.
+static inline int executor_room_of(const Executor *e, const Action *a, const Pass *pass, int64_t of) {
+    const Relay *relay = e->store->policy.relay;
+    return !relay || !relay->guests ? 0 : pass->training ? relay_room(relay, a->use, of) : e->map->param_room[a->storage];
+}
+static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int room) {
+    return store_is_guest(e->store, storage) ? store_acquire_guest(e->store, storage, room) : store_acquire(e->store, storage, version);
+}
+static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool near) {
+    if (e->store->policy.relay) {
+        store_hand_round(e->store, storage, e->map->param_room[storage], e->step);
+    } else {
+        store_prefetch(e->store, storage, version, near, e->step);
+    }
+}
+static inline void run_parameters(Executor *e, const Action *a, const Pass *pass, int64_t of) {
+    const bool send = action_sends(a->kind);
+    const int64_t version = max_i64(0, e->version + a->version);
+    if (e->store->policy.relay->guests) {
+        store_pass_guest(e->store, send, a->storage, version, executor_room_of(e, a, pass, of), a->peer, of);
+    } else {
+        store_pass_parameters(e->store, send, a->storage, version, a->peer, of);
+    }
+}
 // Which rows this rank computes.
 static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
@@ -852,15 +876,15 @@ static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *
     exact_join(&e->telling.squares, &e->squares), e->telling.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
 }
-// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank decides when to stop: after the step that follows the
-// one in which it has heard of it, since others may have begun that.
+// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank decides when to stop: after the step
+// that follows the one in which it has heard of it, or a later one, since others may have begun that.
 static inline void run_tally(Executor *e, const Action *a, const Schedule *schedule, const Pass *pass, int64_t step) {
     const bool first = e->comm->rank == 0;
     comm_wait_message(e->comm, e->telling_ticket), comm_wait_message(e->comm, e->told_ticket);
     e->telling = e->told;
     memset(&e->told, 0, sizeof e->told);
     if (a->version == 0) { tally_add(e, schedule, pass, step); }
-    if (first && e->telling.stop) { e->stop_after = min_i64(e->stop_after, step + 1); }
+    if (first && e->telling.stop) { e->stop_after = min_i64(e->stop_after, step + e->store->policy.relay->notice); }
     if (first) { e->telling.last = e->stop_after; }
     if (e->telling.last) { e->stop_after = e->telling.last, e->last_step = min_i64(e->last_step, e->stop_after); }
     e->norm = sqrt(exact_value(e->telling.squares));
@@ -882,8 +906,8 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         }
         executor_begin(e, a, (*at)++, step);
         switch (a->kind) {
-        case ACT_PREFETCH: store_prefetch(e->store, a->storage, e->version + a->version, a->near, step); break;
-        case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, max_i64(0, e->version + a->version)); break;
+        case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + a->version, a->near); break;
+        case ACT_ACQUIRE: e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of)); break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE:
             if (relay) {
@@ -909,10 +933,13 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_SEND_SUM:
         case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, of); break;
         case ACT_SEND_PARAMETERS:
-        case ACT_RECV_PARAMETERS: store_pass_parameters(e->store, action_sends(a->kind), a->storage, e->version + a->version, a->peer, of); break;
+        case ACT_RECV_PARAMETERS: run_parameters(e, a, pass, of); break;
         case ACT_SEND_PART:
         case ACT_RECV_PART: store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer, of); break;
-        case ACT_SEND_TALLY: e->telling_ticket = comm_post_on_host(e->comm, true, a->peer, &e->telling, sizeof e->telling); break;
+        case ACT_SEND_TALLY:
+            comm_wait_message(e->comm, e->telling_ticket);
+            e->telling_ticket = comm_post_on_host(e->comm, true, a->peer, &e->telling, sizeof e->telling);
+            break;
         case ACT_RECV_TALLY: e->told_ticket = comm_post_on_host(e->comm, false, a->peer, &e->told, sizeof e->told); break;
         default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
         }
@@ -1013,8 +1040,8 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
             int64_t version = store_now(e->store, storages[i]);
-            if (store_gathers_for_use(e->store, storages[i])) { store_prefetch(e->store, storages[i], version, true, e->step); }
-            w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
+            if (store_gathers_for_use(e->store, storages[i])) { executor_prefetch(e, storages[i], version, true); }
+            w.states.params[gpt_storage_class(m, storages[i])] = executor_acquire(e, storages[i], version, e->map->param_room[storages[i]]);
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {

@@ -4,6 +4,8 @@
 //
 // Versions   a use acquires a version that is here, one of the newest `places`; forward and backward of a unit use the same; nobody writes into the place of
 //            one that is acquired; each comes once, in order, from a rank that has it; at the end all ranks that take a storage have the last one.
+// Guests     parameters that come for a use (mode zero) come once, of the version that the rule says, into a room of which nothing is acquired, and are
+//            acquired from it in their use alone.
 // Sums       a piece's gradient is made in a place that is free, and added to those of exactly the pieces before it of its micro-batch; this one's, when it
 //            is whole, to the sum of exactly those before it; a sum is sent once, by who has it,
 //            to a place that is free; an update has the sum of all of its step, and follows what it waits for.
@@ -37,6 +39,9 @@ typedef struct {
     int64_t *places;              // [units] of activations
     bool *cut;                    // [units] executor.h: its gradient has a place of its own
     int64_t *newest, *held;       // [rank][storage] version; -1: none is acquired
+    int64_t *guest;               // [rank][room][storage] version that came into it; -1: none
+    int64_t *tenant;              // [rank][room] the use whose parameters are in it, through the steps; -1: none yet
+    int *lodges;                  // [rank][storage] in which room it is acquired
     Made *made, *coming, *summed; // [rank][place] in the making; [rank][storage] that came; [rank][storage][2] sums that stay, or are made of parts
     int makings;                  // places of a rank's made
     int64_t *used;                // [rank][unit][micro][2] versions of its forward
@@ -53,12 +58,13 @@ static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(
 static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); } // of last pieces
 static inline int proof_end_of_step(const Proof *p, int step) { return (step + 1) * pieces_of_step(&p->pieces) - 1; }
 static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
+static inline bool proof_guest(const Proof *p, int rank, int storage) { return p->relay[rank].guests && p->relay[rank].owner[storage] != rank; }
 // Where a piece's gradient of a storage is made: where sums stay, or there are several of a micro-batch, blocks share one place, and wte has several. Where
-// a micro-batch's is.
+// a micro-batch's is. Of gradients that go to their owners each has its own, in a room.
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const Relay *r = &p->relay[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
-    const int place = !r->stays && r->pieces.pieces == 1 ? storage : storage ? class_place : micro % heads;
+    const int place = r->guests || (!r->stays && r->pieces.pieces == 1) ? storage : storage ? class_place : micro % heads;
     return &p->made[rank * p->makings + place];
 }
 static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro) {
@@ -93,10 +99,33 @@ static inline bool proof_has(const Proof *p, int rank, int storage, int64_t vers
     const int64_t newest = p->newest[proof_at(p, rank, storage)];
     return version >= 0 && version <= newest && version > newest - p->relay[rank].places[storage];
 }
+// Rooms of parameters that come for a use: which one has this use's, and what of it.
+static inline int64_t proof_use(const Proof *p, int rank, const Action *a) { return a->step * p->relay[rank].uses + a->use; }
+static inline int proof_room(const Proof *p, int rank, const Action *a) { return rank * GUEST_ROOMS + relay_room(&p->relay[rank], a->use, a->step); }
+static inline int64_t *proof_came(const Proof *p, int room, int storage) { return &p->guest[(int64_t)room * p->v.program->map.storages + storage]; }
+static inline void prove_guest(Proof *p, int rank, const Action *a) {
+    const int room = proof_room(p, rank, a);
+    const int64_t use = proof_use(p, rank, a);
+    for (int s = 0; s < p->v.program->map.storages; s++) {
+        const int at = proof_at(p, rank, s);
+        if (proof_guest(p, rank, s) && p->held[at] >= 0 && p->lodges[at] == room) { validator_fail(&p->v, rank, a, "storage %d in its room is in use", s); }
+        if (p->tenant[room] != use) { *proof_came(p, room, s) = -1; }
+    }
+    if (p->tenant[room] > use) { validator_fail(&p->v, rank, a, "its room has the parameters of a later use"); }
+    if (*proof_came(p, room, a->storage) >= 0) { validator_fail(&p->v, rank, a, "has come already"); }
+    p->tenant[room] = use, *proof_came(p, room, a->storage) = a->version;
+}
+static inline bool proof_lodges(const Proof *p, int rank, const Action *a) {
+    const int room = proof_room(p, rank, a);
+    return p->tenant[room] == proof_use(p, rank, a) && *proof_came(p, room, a->storage) == a->version;
+}
 static inline void prove_acquire(Proof *p, int rank, const Action *a) {
     const int at = proof_at(p, rank, a->storage);
+    const bool guest = proof_guest(p, rank, a->storage);
     if (p->held[at] >= 0) { validator_fail(&p->v, rank, a, "is acquired already"); }
-    if (!proof_has(p, rank, a->storage, a->version)) {
+    if (guest && !proof_lodges(p, rank, a)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its room", a->version); }
+    if (guest) { p->lodges[at] = proof_room(p, rank, a); }
+    if (!guest && !proof_has(p, rank, a->storage, a->version)) {
         validator_fail(&p->v, rank, a, "version %" PRId64 " is not here: the newest is %" PRId64, a->version, p->newest[at]);
     }
     p->held[at] = a->version, p->v.acquired[at] = 1;
@@ -108,11 +137,24 @@ static inline void prove_release(Proof *p, int rank, const Action *a) {
 }
 static inline void prove_parameters(Proof *p, int rank, const Action *a, bool sends) {
     if (sends && !proof_has(p, rank, a->storage, a->version)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not here to be sent", a->version); }
-    if (!sends) { prove_open(p, rank, a, a->version); }
+    if (!sends && p->relay[rank].guests) {
+        prove_guest(p, rank, a);
+    } else if (!sends) {
+        prove_open(p, rank, a, a->version);
+    }
+}
+// Gradients on their way to owners: stages share rooms.
+static inline void prove_making_room(Proof *p, int rank, const Action *a, int storage) {
+    const Relay *r = &p->relay[rank];
+    for (int s = 1; s < p->v.program->map.storages; s++) {
+        const bool other = r->stage[s] != r->stage[storage] && r->parcel[s] == r->parcel[storage];
+        if (other && p->made[rank * p->makings + s].micro >= 0) { validator_fail(&p->v, rank, a, "its room holds the gradient of storage %d", s); }
+    }
 }
 
 static inline void prove_contribution(Proof *p, int rank, const Action *a, int storage) {
     Made *m = proof_made(p, rank, storage, a->micro);
+    if (p->relay[rank].guests && storage) { prove_making_room(p, rank, a, storage); }
     const bool mine = m->micro == a->micro && m->storage == storage && !m->whole;
     if (m->micro >= 0 && !mine) {
         validator_fail(&p->v, rank, a, "the place of storage %d's gradient holds storage %d's of micro-batch %d", storage, m->storage, m->micro);
@@ -144,7 +186,7 @@ static inline void prove_reduce(Proof *p, int rank, const Action *a) {
     const Relay *r = &p->relay[rank];
     const int in = proof_in_step(p, a->micro), step = proof_step(p, a->micro);
     Made *m = prove_piece(p, rank, a), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
-    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
+    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) || proof_guest(p, rank, a->storage)) { return; } // or it goes to its owner as it is
     if (r->stays) {
         if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) {
             validator_fail(&p->v, rank, a, "the sum is not of those before it");
@@ -161,7 +203,7 @@ static inline void prove_reduce(Proof *p, int rank, const Action *a) {
 // A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and with the last one this the sum.
 static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
-    const bool owner = proof_way(p, a->storage) == SUM_OWNER, piles = p->relay[rank].stays && p->pieces.pieces > 1;
+    const bool owner = p->relay[rank].guests || proof_way(p, a->storage) == SUM_OWNER, piles = p->relay[rank].stays && p->pieces.pieces > 1;
     Made *coming = &p->coming[proof_at(p, rank, a->storage)], *whole = proof_whole(p, rank, a->storage, a->micro);
     Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : whole;
     if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }
@@ -177,7 +219,7 @@ static inline void prove_sum(Proof *p, int rank, const Action *a, bool sends) {
     if (sends) {
         const Relay *r = &p->relay[rank];
         const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && (m->last < p->plan->N - 1 || r->owner[a->storage] != rank);
-        if (!good || r->stays) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
+        if (!good || (r->stays && !r->guests)) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
         p->sent = *m, made_free(m);
         return;
     }
@@ -335,6 +377,11 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     p->newest = (int64_t *)checked_calloc(2 * at, sizeof(int64_t), "proof"), p->held = p->newest + at;
     p->used = (int64_t *)checked_calloc(2 * ranks * units * (size_t)program->micro_batches, sizeof(int64_t), "proof");
     p->gradient = (int64_t *)checked_calloc(2 * ranks * units, sizeof(int64_t), "proof");
+    const size_t rooms = ranks * GUEST_ROOMS;
+    p->guest = (int64_t *)checked_malloc(rooms * storages * sizeof(int64_t), "proof");
+    p->tenant = (int64_t *)checked_malloc(rooms * sizeof(int64_t), "proof"), p->lodges = (int *)checked_calloc(at, sizeof(int), "proof");
+    for (size_t i = 0; i < rooms * storages; i++) { p->guest[i] = -1; }
+    for (size_t i = 0; i < rooms; i++) { p->tenant[i] = -1; }
     p->told = (Told *)checked_calloc(2 * ranks, sizeof(Told), "proof"), p->telling = p->told + ranks;
     for (size_t i = 0; i < made + 3 * at; i++) { p->made[i].micro = -1; }
     for (size_t i = 0; i < at; i++) { p->held[i] = -1; }
@@ -349,6 +396,7 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
 static inline void proof_stop(Proof *p) {
     for (int r = 0; r < p->v.program->ranks; r++) { relay_free(&p->relay[r], p->model->storages); }
     free(p->relay), free(p->places), free(p->cut), free(p->made), free(p->newest), free(p->used), free(p->gradient), free(p->told);
+    free(p->guest), free(p->tenant), free(p->lodges);
     validator_stop(&p->v);
 }
 

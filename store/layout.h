@@ -18,7 +18,8 @@
 
 enum {
     NORM_CHUNK = 256,
-    ROOMS = 2, // that blocks share: one is in use while the other's block travels
+    ROOMS = 2,       // that blocks share: one is in use while the other's block travels
+    GUEST_ROOMS = 2, // of a relay whose parameters come for each use: the same of stages
 };
 
 // How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., comes to be at the last micro-batch's rank, which owns it: each rank adds its own and
@@ -60,7 +61,13 @@ typedef struct {
     Pieces pieces;         // of a step
     int parcels;           // rooms for sums that come: those of a storage come into room ...
     unsigned char *parcel; // ... [storages]
+    bool guests;           // only owners keep parameters: others get those of a stage for each use, and its gradients go to the owner as they are
+    int stages, uses;      // then: of a step, for which parameters come
+    int *stage;            // [storages] whose they are; wte is the first's, and used by the last one as well
+    int notice;            // steps that begin between the one that asks to stop and the last one, at most
 } Relay;
+// Which of the rooms has the parameters of a use, which count through the steps.
+static inline int relay_room(const Relay *r, int use, int64_t step) { return (int)((step * r->uses + use) % GUEST_ROOMS); }
 
 // What --zero and its companions ask for.
 typedef struct {
@@ -177,7 +184,7 @@ static inline void holders_free(Holders *h) {
 static inline int holders_of(const Holders *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
 
 // Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no gradients to divide.
-static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->stage >= 3 && !h->tied[storage]; }
+static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->relay ? z->relay->guests : z->stage >= 3 && !h->tied[storage]; }
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) {
     return z->stage >= 2 && !h->tied[storage] && holders_of(h, storage) > 1;
 }
@@ -196,6 +203,7 @@ static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, const H
     return zero_reduces_often(z, h, storage) ? shelf_room(m, h, storage, z->accumulates) : -1;
 }
 static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
+    if (z->relay && z->relay->guests) { return storage == m->storages - 1 ? 1 : storage % 2; } // the two of a unit lie in both
     return zero_gathers(z, h, storage) ? shelf_room(m, h, storage, zero_param_apart(z)) : -1;
 }
 
@@ -402,6 +410,22 @@ static inline Shelf shelf_plan_shared(const GptModel *m, const int *copies, cons
     }
     shelf.held = 0, shelf.rooms = at;
     return shelf;
+}
+// Rooms of a relay's stages, behind what the shelf holds: a stage's storages lie one after another, where they are here, and stages overlap. wte has the
+// same place in the first and in the last one. Returns the elements of a room, which are those of the longest.
+static inline int64_t shelf_add_stages(Shelf *shelf, const GptModel *m, const Relay *r, const bool *here, int rooms, size_t size) {
+    int64_t most = 0;
+    for (int stage = 0; stage < r->stages; stage++) {
+        int64_t at = 0;
+        for (int i = 0; i < m->storages; i++) {
+            if (!here[i] || (r->stage[i] != stage && (i || stage != r->stages - 1))) { continue; }
+            shelf->slice[i] = shelf->whole[i] = (int64_t)(shelf->held + shelf->rooms) + at * (int64_t)size;
+            at += gpt_storage_elements(m, i);
+        }
+        most = max_i64(most, at);
+    }
+    shelf->rooms += (size_t)(rooms * most) * size;
+    return most;
 }
 static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
     if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }

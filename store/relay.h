@@ -43,6 +43,28 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
     mail_post(s, store_version_mail(s, storage, version, send ? MAIL_GOING : MAIL_COMING), send, peer, store_parameters(s, storage, version),
               (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
+// The parameters of a version, from their owner to who uses them next: into a room, whose last use has ended.
+static inline void store_pass_guest(Store *s, bool send, int storage, int64_t version, int room, int peer, int64_t step) {
+    Mail *mail = send ? store_version_mail(s, storage, version, MAIL_GOING) : store_mail(s, storage, (MailKind)(MAIL_COMING + room));
+    assert(send == store_holds(s, storage));
+    if (!send) { mail_wait(s, mail); }
+    comm_label(s->comm, "parameters", storage, step);
+    mail_post(s, mail, send, peer, send ? store_parameters(s, storage, version) : store_guest(s, storage, room),
+              (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+}
+// The newest one, to all, for a pass that does not train. All ranks call it, in one order.
+static inline void store_hand_round(Store *s, int storage, int room, int64_t step) {
+    const int owner = s->policy.relay->owner[storage];
+    const int64_t version = s->version[storage];
+    if (owner != s->comm->rank) {
+        store_pass_guest(s, false, storage, version, room, owner, step);
+        return;
+    }
+    mail_wait(s, store_version_mail(s, storage, version, MAIL_GOING));
+    for (int to = 0; to < s->comm->ranks; to++) {
+        if (to != owner) { store_pass_guest(s, true, storage, version, room, to, step); }
+    }
+}
 // The owner is about to make a version. It begins as a copy of the one before, where this stays and is its own master.
 static inline void store_begin_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
@@ -91,9 +113,17 @@ static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     if (!r->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
     return r->pieces.pieces > 1 ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
 }
+// What left from the place of a storage's gradient has left: of its own, or of those it shares a room with.
+static inline void store_await_place(Store *s, int storage) {
+    const Relay *r = s->policy.relay;
+    mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM));
+    for (int i = 1; r->guests && storage && i < s->model->storages; i++) {
+        if (r->parcel[i] == r->parcel[storage]) { mail_wait(s, store_mail(s, i, MAIL_GOING_SUM)); }
+    }
+}
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
-    if (!*begun) { mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM)); }
+    if (!*begun) { store_await_place(s, storage); }
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.relay->heads]); }
     *accumulate = *begun, *begun = true;
     return store_making(s, storage, micro);
@@ -121,6 +151,7 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
     float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
     if (made != piled) { store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0); }
     if (!piece_is_last(&r->pieces, piece)) { return; }
+    if (r->stays && !store_holds(s, storage)) { return; } // it goes to its owner as it is
     if (r->stays) {
         store_join_gradients(s, storage, store_sum(s, storage, step), made, in_step == 0);
     } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
@@ -129,11 +160,11 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
         ops_accumulate(s->stream, made, (const float *)(const void *)shelf_slice(before, storage), elements);
     }
 }
-// A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of the owner's before its own; or, where sums stay, a piece of
-// another rank's.
+// A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of the owner's before its own; or, where sums stay, another
+// rank's piece.
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
     const Relay *r = s->policy.relay;
-    const bool apart = r->way[storage] == SUM_OWNER && !r->stays;
+    const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
     float *part = (float *)(void *)shelf_slice(&s->coming, storage);
     mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
     if (r->stays && r->pieces.pieces > 1) {

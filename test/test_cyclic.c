@@ -1,5 +1,6 @@
 // test_cyclic.c: proves cyclic.h. That its windows, one after another, are the paper's time tables, keep its invariants and use the versions of its rule;
-// that new parameters are there in time and nobody sends more than others; that every one of these programs is valid, and damaged ones are refused
+// that new parameters are there in time and nobody sends more than others; that owners' states travel as often as ZeRO-3's at most, one message at a
+// time, and take the room that they should; that every one of these programs is valid, and damaged ones are refused
 // for the right reason; and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of all parameters.
 #include "ops_cpu.h"
 #include "checkpoint.h"
@@ -143,8 +144,8 @@ static const char *const rows_of_four[] = {
     "F3.2 F1.2 B2.1 B4.1 4=2",
 };
 static void check_rows(int N, const char *const *rows, int count) {
-    for (CyclicRule rule = CYCLIC_V1; rule <= CYCLIC_V2; rule = (CyclicRule)(rule + 1)) {
-        CyclicPlan plan = plan_of_units(rule, CYCLIC_DATA, N, 0);
+    for (int kind = 0; kind < 3; kind++) { // whoever updates, it is in the same slot; of v1 an owner may wait
+        CyclicPlan plan = plan_of_units(kind ? CYCLIC_V2 : CYCLIC_V1, kind < 2 ? CYCLIC_DATA : CYCLIC_ZERO, N, 0);
         Table *t = table_of(&plan, STEPS);
         for (int slot = 0; slot < count; slot++) {
             char row[200];
@@ -496,6 +497,96 @@ static void test_received(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Parameters that come for each use
+
+static int stage_of_storage(const CyclicPlan *plan, const UnitMap *map, int storage) { return cyclic_stage_of_storage(plan, map, storage); }
+// How often parameters of a storage travel in a step, to one rank that does not own them: to each forward and backward pass, which in the last stage
+// follow each other; the embedding's backward pass needs none, and wte is wanted by the head, too.
+static int guest_uses(const CyclicPlan *plan, const UnitMap *map, int storage) {
+    const int stage = stage_of_storage(plan, map, storage);
+    return storage == 0 ? 2 : storage == 1 || stage == plan->N - 1 ? 1 : 2;
+}
+// Between two slots of computing a rank sends the parameters of one stage at most (and wte to the head), and the gradient of one, and receives as much.
+typedef struct {
+    int use[2], peer[2], owner; // of parameters that go, that come, or -1; whose stage's gradient goes
+} Gap;
+static void check_gap(Gap *gap, const Action *a, const CyclicPlan *plan, const UnitMap *map) {
+    const bool send = action_sends(a->kind), head = a->kind <= ACT_RECV_PARAMETERS && a->kind >= ACT_SEND_PARAMETERS && !a->storage && a->use == plan->N - 1;
+    int *use = &gap->use[send], *peer = &gap->peer[send];
+    if (a->kind == ACT_SEND_SUM) {
+        const int stage = stage_of_storage(plan, map, a->storage);
+        assert_true(gap->owner < 0 || gap->owner == stage);
+        gap->owner = stage;
+    }
+    if ((a->kind != ACT_SEND_PARAMETERS && a->kind != ACT_RECV_PARAMETERS) || head) { return; }
+    assert_true(*use < 0 || (*use == a->use && (*peer == a->peer || !send)));
+    *use = a->use, *peer = a->peer;
+}
+static void check_volume(const CyclicPlan *plan, const GptModel *m) {
+    Program p = window_of(plan, plan->N);
+    int64_t parameters = 0, gradients = 0, expected = 0, zero3 = 0;
+    for (int r = 0; r < p.ranks; r++) {
+        Gap gap = {{-1, -1}, {-1, -1}, -1};
+        for (int i = 0; i < p.rank[r].count; i++) {
+            const Action *a = &p.rank[r].actions[i];
+            if (action_computes(a->kind)) { gap = (Gap){{-1, -1}, {-1, -1}, -1}; }
+            check_gap(&gap, a, plan, &p.map);
+            parameters += a->kind == ACT_SEND_PARAMETERS ? gpt_storage_elements(m, a->storage) : 0;
+            gradients += a->kind == ACT_SEND_SUM ? gpt_storage_elements(m, a->storage) : 0;
+        }
+    }
+    for (int s = 0; s < m->storages; s++) {
+        const int64_t each = (plan->N - 1) * gpt_storage_elements(m, s);
+        expected += guest_uses(plan, &p.map, s) * each, zero3 += 2 * each;
+    }
+    assert_int_equal(parameters, expected), assert_int_equal(gradients, (plan->N - 1) * m->parameters);
+    assert_true(parameters <= zero3); // which gathers everything twice
+    program_free(&p);
+}
+// A rank's bytes: its stage, in as many versions as are in use; two rooms of the longest stage that others own, and what its gradients take on their way.
+static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
+    const Group ranks = group_cluster(1, plan->N), seen = group_seen_from(&ranks, rank);
+    Placement placement = pipeline_placement("1", m->units, plan->N);
+    Relay relay = cyclic_relay(plan, m, rank);
+    ZeroPolicy policy = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, &relay};
+    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, true);
+    Program window = window_of(plan, plan->N);
+    int64_t own = 0, guest = 0, making = 0;
+    bool old = false;
+    for (int stage = 0; stage < plan->N; stage++) {
+        int64_t comes = 0, made = 0;
+        for (int s = 0; s < m->storages; s++) {
+            const int of = stage_of_storage(plan, &window.map, s);
+            const bool mine = of == plan->N - 1 - rank, here = of == stage || (s == 0 && stage == plan->N - 1);
+            comes += here && !mine ? gpt_storage_elements(m, s) : 0, made += here && s ? gpt_storage_elements(m, s) : 0;
+            own += mine && of == stage ? gpt_storage_elements(m, s) : 0;
+        }
+        guest = max_i64(guest, comes), making = max_i64(making, made);
+        for (int i = 0; i < plan->N; i++) { old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage); }
+    }
+    assert_int_equal(store.params.held, own * 2 * (1 + old)), assert_int_equal(store.params.rooms, 2 * guest * 2);
+    assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1)), assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
+    assert_int_equal(store.making.rooms, 4 * (gpt_storage_elements(m, 0) + 2 * making)), assert_int_equal(store.coming.rooms, own * 4);
+    store_free(&store), program_free(&window), relay_free(&relay, m->storages), placement_free(&placement);
+    Group all[] = {ranks, seen};
+    group_free(&all[0]), group_free(&all[1]);
+}
+static void test_owners(void **state) {
+    (void)state;
+    for (int N = 1; N <= 9; N++) {
+        for (int kind = 0; kind < 4; kind++) { // v1, v1 that waits, v2, with slack
+            const int units = 3 * N - kind % 2;
+            CyclicPlan plan = plan_of(kind < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_ZERO, N, kind == 3, units);
+            const GptModel m = model_of(units);
+            plan.waits = kind == 1;
+            check_volume(&plan, &m);
+            for (int r = 0; r < N; r++) { check_memory(&plan, &m, r); }
+            cyclic_free(&plan);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Proof
 
 static void check_valid(const CyclicPlan *plan, int units, int steps, int pause) {
@@ -511,13 +602,13 @@ static void check_valid(const CyclicPlan *plan, int units, int steps, int pause)
 // Rules, slacks, ways of sums, with and without updates that wait and steps that drain.
 static void test_all_are_valid(void **state) {
     (void)state;
-    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL};
+    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL, CYCLIC_ZERO};
     for (int N = 1; N <= MOST; N += N < 8 || getenv("TEST_ALL") ? 1 : 8) {
-        for (int kind = 0; kind < 3 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
-            const int rule = kind / 3 % 5, units = (int)max_i64(N, 3) + N % 3;
-            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 3], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
+        for (int kind = 0; kind < 4 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
+            const int rule = kind / 4 % 5, units = (int)max_i64(N, 3) + N % 3;
+            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 4], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
             const GptModel m = model_of(units);
-            plan.waits = rule == 1, plan.pauses = kind / 15, plan.recompute = N % 2, plan.pieces = N < 8 ? 1 + kind % 4 : 1;
+            plan.waits = rule == 1, plan.pauses = kind / 20, plan.recompute = N % 2, plan.pieces = N < 8 && plan.mode != CYCLIC_ZERO ? 1 + kind / 4 % 4 : 1;
             if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&m, N); }
             check_valid(&plan, units, plan.pauses ? 5 : 4, plan.pauses ? 1 + kind % 3 : 4);
             cyclic_free(&plan);
@@ -547,6 +638,7 @@ typedef enum {
     SINGLE,
     DATA,
     MODEL,
+    ZERO,
     TRIANGLE,
     WAITS,
     RECOMPUTES,
@@ -568,7 +660,9 @@ typedef enum {
     STORAGE,
     MICRO,
     PEER,
-    KIND, // = value
+    USE,         // = value
+    MESSAGE_USE, // = value, at both ends
+    KIND,        // = value
     ROWS,
     PAUSE // nothing; but steps drain
 } Change;
@@ -605,6 +699,17 @@ static const Damage damages[] = {
     {"one end of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, VERSION, 0, "deadlock"},
     {"parameters to nobody", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, PEER, 3, "deadlock"},
     {"one end missing", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP, 0, "deadlock"},
+    // parameters that come for each use: of three ranks rank 0 owns storages 5 and 6, rank 1 storages 3 and 4
+    {"a use without parameters", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, DROP_MESSAGE, 0, "is not in its room"},
+    {"parameters for one use twice", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, REPEAT_MESSAGE, 0, "has come already"},
+    {"parameters of the other version", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_VERSION, -1, "is not in its room|is not here to be sent"},
+    {"parameters for another use", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_USE, 2, "is not in its room|is in use|of a later use|has come already"},
+    {"parameters in the room of another use", ZERO, 0, ACT_ACQUIRE, 3, ANY, 0, USE, 2, "is not in its room"},
+    {"a room that is still used", ZERO, 0, ACT_RELEASE, 3, ANY, 0, DROP, 0, "in its room is in use|is acquired already"},
+    {"parameters sent by another", ZERO, 2, ACT_SEND_PARAMETERS, 2, ANY, 0, STORAGE, 3, "is not here to be sent|deadlock"},
+    {"an owner that does not add", ZERO, 1, ACT_ADD, ANY, 0, 0, DROP, 0, "is not of those before it|has not been added"},
+    {"an owner that updates before the last gradient", ZERO, 1, ACT_UPDATE, 3, ANY, 0, UP, 1, "has not the sum of all"},
+    {"a gradient that is not sent", ZERO, 0, ACT_SEND_SUM, 3, ANY, 0, DROP_MESSAGE, 0, "is not here|its room holds"},
     // sums
     {"not reduced", SINGLE, 0, ACT_REDUCE, 2, 1, 0, DROP, 0, "gradient holds storage 2's"},
     {"reduced twice", SINGLE, 0, ACT_REDUCE, 2, 1, 0, REPEAT, 0, "runs twice"},
@@ -656,7 +761,10 @@ static const Damage damages[] = {
 };
 static CyclicPlan base_plan(Base base) {
     const int N = base == DATA || base == PIECES_DATA ? 4 : 3;
-    const CyclicMode mode = base == DATA || base == WAITS || base == PIECES_DATA ? CYCLIC_DATA : base == MODEL ? CYCLIC_MODEL : CYCLIC_SINGLE;
+    const CyclicMode mode = base == DATA || base == WAITS || base == PIECES_DATA ? CYCLIC_DATA
+                            : base == MODEL                                      ? CYCLIC_MODEL
+                            : base == ZERO                                       ? CYCLIC_ZERO
+                                                                                 : CYCLIC_SINGLE;
     if (base == TRIANGLE || base == PIECES_TRIANGLE) { return triangle_of(CYCLIC_V2, 3, 0, 6, base == TRIANGLE ? 1 : 2); }
     CyclicPlan p = plan_of(base == WAITS ? CYCLIC_V1 : CYCLIC_V2, mode, N, 0, 6);
     const GptModel m = model_of(6);
@@ -701,6 +809,8 @@ static void damage(Program *p, const Damage *d) {
     case STORAGE: a->storage = d->value; break;
     case MICRO: a->micro = d->value; break;
     case PEER: a->peer = d->value; break;
+    case USE: a->use = d->value; break;
+    case MESSAGE_USE: a->use = t->actions[j].use = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
     case ROWS: a->rows = d->value; break;
     case PAUSE: break;
@@ -957,6 +1067,7 @@ int main(void) {
         cmocka_unit_test(test_slack),
         cmocka_unit_test(test_routes),
         cmocka_unit_test(test_received),
+        cmocka_unit_test(test_owners),
         cmocka_unit_test(test_all_are_valid),
         cmocka_unit_test(test_triangles_are_valid),
         cmocka_unit_test(test_damage_is_refused),
