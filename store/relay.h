@@ -81,7 +81,7 @@ static inline void store_hand_out(Store *s) {
 static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.relay->heads]; }
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
     const Relay *r = s->policy.relay;
-    if (!r->stays) { return (float *)(void *)shelf_slice(r->pieces.pieces > 1 ? &s->piling : &s->grads, storage); }
+    if (!r->stays) { return (float *)(void *)shelf_slice(r->piles ? &s->piling : &s->grads, storage); }
     const int64_t place = storage ? 0 : micro % r->heads;
     return (float *)(void *)shelf_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
 }
@@ -89,7 +89,7 @@ static inline float *store_making(const Store *s, int storage, int64_t micro) {
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     const Relay *r = s->policy.relay;
     if (!r->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
-    return r->pieces.pieces > 1 ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
+    return r->piles ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
 }
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
@@ -136,7 +136,7 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
     const bool apart = r->way[storage] == SUM_OWNER && !r->stays;
     float *part = (float *)(void *)shelf_slice(&s->coming, storage);
     mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
-    if (r->stays && r->pieces.pieces > 1) {
+    if (r->stays && r->piles) {
         float *whole = store_whole(s, storage, 0);
         store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
         if (!piece_is_last(&r->pieces, piece)) { return; }
