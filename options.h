@@ -102,7 +102,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(PICK, "cyclic", cyclic, "cyclic", "", "off", 0, 0, "off|v1|v2", "cyclic data parallelism: micro-batches are delayed against each other, by parameters one step old (v1) or where there are no newer ones yet (v2)") \
     X(PICK, "cyclic", cyclic_mode, "cyclic-mode", "", "auto", 0, 0, "auto|single|data|zero|model", "who runs a step's micro-batches: one rank, a rank each; auto: what fits the ranks") \
     X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "", "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; messages then have time") \
-    X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches") \
+    X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches; mode model also runs on N (N + 1) / 2 ranks") \
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
