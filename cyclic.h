@@ -404,7 +404,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.heads = cyclic_wte_gradients(p, rank), r.parcels = 2, r.way = p->way, r.pieces = cyclic_pieces(p);
     r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
     r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
-    if (cyclic_turns(p) && !r.stays) { r.pieces.micros *= p->pieces, r.pieces.pieces = 1; } // it sends each
+    r.piles = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {

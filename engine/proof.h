@@ -64,11 +64,11 @@ static inline bool proof_guest(const Proof *p, int rank, int storage) { return p
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const Relay *r = &p->relay[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
-    const int place = r->guests || (!r->stays && r->pieces.pieces == 1) ? storage : storage ? class_place : micro % heads;
+    const int place = r->guests || (!r->stays && !r->piles) ? storage : storage ? class_place : micro % heads;
     return &p->made[rank * p->makings + place];
 }
 static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro) {
-    if (p->relay[rank].pieces.pieces == 1) { return proof_made(p, rank, storage, micro); }
+    if (!p->relay[rank].piles) { return proof_made(p, rank, storage, micro); }
     return &p->made[rank * p->makings + p->relay[rank].heads + STORAGE_CLASSES + storage];
 }
 // The sum that stays on its owner; or, of parts that come to it, the one before its own.
@@ -203,7 +203,7 @@ static inline void prove_reduce(Proof *p, int rank, const Action *a) {
 // A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and with the last one this the sum.
 static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
-    const bool owner = p->relay[rank].guests || proof_way(p, a->storage) == SUM_OWNER, piles = p->relay[rank].stays && p->pieces.pieces > 1;
+    const bool owner = p->relay[rank].guests || proof_way(p, a->storage) == SUM_OWNER, piles = p->relay[rank].stays && p->relay[rank].piles;
     Made *coming = &p->coming[proof_at(p, rank, a->storage)], *whole = proof_whole(p, rank, a->storage, a->micro);
     Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : whole;
     if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }

@@ -59,6 +59,7 @@ typedef struct {
     int heads;             // pieces whose gradient of wte is in the making: from the head's part to the embedding's
     const SumWay *way;     // [storages] NULL: SUM_CHAIN
     Pieces pieces;         // of a step
+    bool piles;            // those of a micro-batch are added up here; else there is one, or each is sent
     int parcels;           // rooms for sums that come: those of a storage come into room ...
     unsigned char *parcel; // ... [storages]
     bool guests;           // only owners keep parameters: others get those of a stage for each use, and its gradients go to the owner as they are

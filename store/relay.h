@@ -103,7 +103,7 @@ static inline void store_hand_out(Store *s) {
 static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.relay->heads]; }
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
     const Relay *r = s->policy.relay;
-    if (!r->stays) { return (float *)(void *)shelf_slice(r->pieces.pieces > 1 ? &s->piling : &s->grads, storage); }
+    if (!r->stays) { return (float *)(void *)shelf_slice(r->piles ? &s->piling : &s->grads, storage); }
     const int64_t place = storage ? 0 : micro % r->heads;
     return (float *)(void *)shelf_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
 }
@@ -111,7 +111,7 @@ static inline float *store_making(const Store *s, int storage, int64_t micro) {
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
     const Relay *r = s->policy.relay;
     if (!r->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
-    return r->pieces.pieces > 1 ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
+    return r->piles ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
 }
 // What left from the place of a storage's gradient has left: of its own, or of those it shares a room with.
 static inline void store_await_place(Store *s, int storage) {
@@ -167,7 +167,7 @@ static inline void store_add_part(Store *s, int storage, int piece, int64_t step
     const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
     float *part = (float *)(void *)shelf_slice(&s->coming, storage);
     mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
-    if (r->stays && r->pieces.pieces > 1) {
+    if (r->stays && r->piles) {
         float *whole = store_whole(s, storage, 0);
         store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
         if (!piece_is_last(&r->pieces, piece)) { return; }

@@ -273,7 +273,7 @@ static inline void store_plan_relay(Store *s) {
     s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
     for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
     s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
-    for (int i = 0; i < m->storages; i++) { copies[i] = r->pieces.pieces > 1 && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->piles && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
     s->piling = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), !r->stays);
     free(copies), free(room);
 }

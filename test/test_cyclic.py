@@ -88,11 +88,12 @@ class Equality(Check):
 
     @staticmethod
     def runs(mode, i, case):
-        """Triangles have many ranks; of mode zero, which takes no pieces, every other."""
-        return (ALL or i % {triangle: 3, zero: 2}.get(mode, 1) == 0) and (mode is not zero or "micro_batch" not in case)
+        """Triangles have many ranks: every third, and pieces; of mode zero, which takes no pieces, every other."""
+        pieces = "micro_batch" in case
+        return (ALL or i % {triangle: 3, zero: 2}.get(mode, 1) == 0 or (mode is triangle and pieces)) and not (mode is zero and pieces)
 
     def test_single_is_data(self):
-        """Every rule x N x variant; a sample has each rule, each N and each variant, and each rule and N of triangles, which have many ranks."""
+        """Every rule x N x variant; a sample has each rule, each N and each variant, and of triangles, which have many ranks, each rule and N, and pieces."""
         cases = [(N, dict(rule, **variant)) for N in (1, 2, 3, 4) for rule in RULES for variant in self.VARIANTS]
         if not ALL:
             draw = random.Random(SEED)
