@@ -257,14 +257,14 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.places = (unsigned char *)checked_calloc(n, 1, "relay"), r.parcel = (unsigned char *)checked_calloc(n, 1, "relay");
     r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = p->mode != CYCLIC_DATA, r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
-    r.heads = cyclic_wte_gradients(p, rank), r.parcels = 2, r.way = p->way, r.micros = p->N;
+    r.heads = cyclic_wte_gradients(p, rank), r.parcels = r.stays ? 0 : p->N, r.way = p->way, r.micros = p->N;
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
             const bool head = u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int stage = head ? 0 : cyclic_stage_of_unit(p, u), i = used[k];
             for (int micro = 0; micro < p->N; micro++) { r.taken[i][cyclic_rank(p, micro, head ? p->N - 1 : stage)] = true; }
-            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(r.stays ? 0 : stage);
             r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
             r.adds[i] = r.taken[i][rank];
         }
