@@ -61,11 +61,14 @@ static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
 static inline int cyclic_rank(const CyclicPlan *p, int micro, int stage) { return p->mode == CYCLIC_SINGLE ? 0 : p->mode == CYCLIC_MODEL ? stage : micro; }
 static inline int cyclic_owner(const CyclicPlan *p, int stage) { return cyclic_rank(p, p->N - 1, stage); }
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) { return placement_stage_of_unit(&p->cut, unit); }
-// The stage whose versions a storage has: of the first unit that uses it.
-static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+// The first unit that uses a storage, whose stage's versions it has.
+static inline int cyclic_unit_of_storage(const UnitMap *map, int storage) {
     int unit = 0;
     while (map->of_unit[unit][0] != storage && !(map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage)) { unit++; }
-    return cyclic_stage_of_unit(p, unit);
+    return unit;
+}
+static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+    return cyclic_stage_of_unit(p, cyclic_unit_of_storage(map, storage));
 }
 // The cut: N stages, as even as possible by count of units, the first ones take the rest.
 static inline Placement cyclic_cut(int units, int N) {
@@ -335,10 +338,18 @@ static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int
     a.rows = part_begin(b->program->samples, b->plan->N, micro + 1) - a.first_row;
     return a;
 }
-static inline void cyclic_forward(CyclicBuilder *b, int step, int micro, int stage) {
-    const Stage *units = &b->plan->cut.stage[stage];
+// Mode data goes through a slot in parts, of a unit each, so that what a unit completes leaves at once. The units of a stage in a part:
+static inline int cyclic_parts(const CyclicPlan *p) { return p->mode == CYCLIC_DATA ? p->cut.stage[0].units : 1; } // the first stage is the longest
+static inline Stage cyclic_part(const CyclicPlan *p, int stage, int part, bool backward) {
+    Stage units = p->cut.stage[stage];
+    if (p->mode != CYCLIC_DATA) { return units; }
+    units.first_unit += backward ? units.units - 1 - part : part, units.units = part < units.units;
+    return units;
+}
+static inline void cyclic_forward(CyclicBuilder *b, int step, int micro, int stage, int part) {
+    const Stage units = cyclic_part(b->plan, stage, part, false);
     Schedule *list = cyclic_list(b, cyclic_rank(b->plan, micro, stage));
-    for (int u = units->first_unit; u < units->first_unit + units->units; u++) {
+    for (int u = units.first_unit; u < units.first_unit + units.units; u++) {
         const Action a = cyclic_compute(b, ACT_FORWARD, u, micro, step);
         cyclic_hold(b, list, &a, ACT_ACQUIRE), schedule_add(list, a), cyclic_hold(b, list, &a, ACT_RELEASE);
     }
@@ -355,10 +366,10 @@ static inline void cyclic_sums(CyclicBuilder *b, int step, int micro, int unit) 
         if (last && !b->plan->waits) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
-static inline void cyclic_backward(CyclicBuilder *b, int step, int micro, int stage) {
-    const Stage *units = &b->plan->cut.stage[stage];
+static inline void cyclic_backward(CyclicBuilder *b, int step, int micro, int stage, int part) {
+    const Stage units = cyclic_part(b->plan, stage, part, true);
     Schedule *list = cyclic_list(b, cyclic_rank(b->plan, micro, stage));
-    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+    for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         const bool block = u > 0 && u < b->program->map.units - 1;
         const Action input = cyclic_compute(b, ACT_BACKWARD_INPUT, u, micro, step);
         if (u) { cyclic_hold(b, list, &input, ACT_ACQUIRE); } // the embedding has no input gradient
@@ -368,14 +379,14 @@ static inline void cyclic_backward(CyclicBuilder *b, int step, int micro, int st
         cyclic_sums(b, step, micro, u);
     }
 }
-// Sums, and parts of them, go on when the slot is over. A part that joins a sum which is made elsewhere than by the next
+// Sums, and parts of them, go on when that part of the slot is over. A part of a sum which is made elsewhere than by the next
 // micro-batch's rank is added a slot later.
-static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int micro, int stage, bool add) {
+static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int micro, int stage, int part, bool add) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
-    const Stage *units = &p->cut.stage[stage];
+    const Stage units = cyclic_part(p, stage, part, true);
     const int from = cyclic_rank(p, micro, stage);
-    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+    for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         for (int k = map->of_unit_count[u] - 1; k >= 0; k--) {
             const int storage = map->of_unit[u][k], to = cyclic_sum_to(p, storage, micro, stage);
             const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
@@ -387,8 +398,14 @@ static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int micro, int s
         }
     }
 }
-// Parameters that leave at the end of this slot, of this step and of those before.
-static inline void cyclic_hand_back(CyclicBuilder *b, int slot) {
+// In which part of a slot the parameters of a storage leave: that of its unit's backward pass, or all in the last one after updates that waited.
+static inline int cyclic_part_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+    const Stage *units = &p->cut.stage[cyclic_stage_of_storage(p, map, storage)];
+    if (p->mode != CYCLIC_DATA || p->waits) { return cyclic_parts(p) - 1; }
+    return units->first_unit + units->units - 1 - cyclic_unit_of_storage(map, storage);
+}
+// Parameters that leave at the end of this part of a slot, of this step and of those before.
+static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part) {
     const UnitMap *map = &b->program->map;
     const int period = 2 * b->plan->N;
     for (int k = 0; k < b->routes.count; k++) {
@@ -396,6 +413,7 @@ static inline void cyclic_hand_back(CyclicBuilder *b, int slot) {
         if (h->slot < slot || (h->slot - slot) % period) { continue; }
         for (int storage = 0; storage < map->storages; storage++) {
             if (cyclic_stage_of_storage(b->plan, map, storage) != h->stage || (h->head && storage)) { continue; }
+            if (cyclic_part_of_storage(b->plan, map, storage) != part) { continue; }
             Action a = cyclic_action(ACT_SEND_PARAMETERS, -1, storage, -1, -(h->slot - slot) / period);
             a.version = a.step + 1;
             cyclic_message(b, a, h->from, h->to);
@@ -451,34 +469,37 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
         if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
     }
 }
-// A slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
-static inline void cyclic_slot(CyclicBuilder *b, int slot) {
+// A part of a slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
+static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     const int N = b->plan->N;
+    const bool last = part == cyclic_parts(b->plan) - 1;
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = 0; k < 2 * N * N; k++) {
             const int step = k / (N * N), micro = k / N % N, stage = k % N;
-            if (backward && cyclic_backward_slot(b->plan, step, micro, stage) == slot) { cyclic_backward(b, step, micro, stage); }
-            if (!backward && cyclic_forward_slot(b->plan, step, micro, stage) == slot) { cyclic_forward(b, step, micro, stage); }
+            if (backward && cyclic_backward_slot(b->plan, step, micro, stage) == slot) { cyclic_backward(b, step, micro, stage, part); }
+            if (!backward && cyclic_forward_slot(b->plan, step, micro, stage) == slot) { cyclic_forward(b, step, micro, stage, part); }
         }
     }
     for (int k = 0; k < 2 * N * N; k++) {
         const int step = k / (N * N), micro = k / N % N, stage = k % N;
         const int behind = slot - cyclic_backward_slot(b->plan, step, micro, stage);
-        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, micro, stage, behind == 1); }
+        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, micro, stage, part, behind == 1); }
         for (int backward = 1; backward >= 0; backward--) {
             const int at = backward ? cyclic_backward_slot(b->plan, step, micro, stage) : cyclic_forward_slot(b->plan, step, micro, stage);
-            if (at == slot) { cyclic_cross(b, backward, step, micro, stage); }
+            if (last && at == slot) { cyclic_cross(b, backward, step, micro, stage); }
         }
     }
-    cyclic_tally(b, slot); // before parameters leave that wait for it
-    cyclic_hand_back(b, slot);
+    if (last) { cyclic_tally(b, slot); } // before parameters leave that wait for it
+    cyclic_hand_back(b, slot, part);
 }
 
 // The window of a step of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.
 static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t samples) {
     CyclicBuilder b = {p, plan, cyclic_route(plan)};
     p->samples = samples, p->micro_batches = plan->N, p->recompute = plan->recompute;
-    for (int slot = 2 * plan->N - 2; slot <= 4 * plan->N - 3; slot++) { cyclic_slot(&b, slot); }
+    for (int slot = 2 * plan->N - 2; slot <= 4 * plan->N - 3; slot++) {
+        for (int part = 0; part < cyclic_parts(plan); part++) { cyclic_slot(&b, slot, part); }
+    }
     program_limit(p, limits_of_one());
     free(b.routes.message);
 }
