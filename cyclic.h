@@ -10,8 +10,12 @@
 //                F_j of (t, i) is in slot 2 N t + 2 i + j          B_j of (t, i) in slot 2 N t + 2 i + 2 N - 1 - j
 //            So in each slot every stage is used by one micro-batch at most, stage j holds the activations of N - j of them, N (N + 1) / 2 in all, and
 //            the gradient of a stage is complete, one after another from the last to the first, with B_j of micro-batch N - 1.
-// Window     The list of actions for step t has the slots in which its updates are made, 2 N - 2 .. 4 N - 3 after 2 N t: the rest of step t, and what
-//            is already done of step t + 1 (Action.step = 1). New parameters travel when they are needed, which may be later (Action.step < 0).
+// Pieces     A micro-batch of more than --micro-batch samples is computed in A pieces (layout.h: Pieces), each a pass of its own with the versions of its
+//            micro-batch. Piece k of the N A of a step takes the place of micro-batch k above, and A N that of N in a step's length: 2 N A slots.
+//            Its own gradient is made whole, and added to those of its micro-batch's pieces before it: g_i = (g_i1 + g_i2) + ...
+//            Action.micro counts pieces.
+// Window     The list of actions for step t ends with the slot of its last update: its 2 N A slots, from 2 N - 2 after its begin, have the rest of step t,
+//            and what is already done of step t + 1 (Action.step = 1). New parameters travel when they are needed, which may be later (Action.step < 0).
 //            Who runs only what belongs to step t, and no more, has drained: all of theta_(t+1) is there, and nothing is in flight.
 // Sums       A micro-batch makes its own gradient of a storage, whole, and adds the sum of those before it: ((g_1 + g_2) + g_3) + ... The order is
 //            part of the definition, so all executions give the same bits.
@@ -32,6 +36,7 @@ typedef struct {
     CyclicRule rule;
     CyclicMode mode; // not AUTO
     int N, slack;    // stages, and micro-batches of a step; K
+    int pieces;      // of a micro-batch
     int ranks;
     Placement cut;        // [N] the stages' units
     const double *weight; // [N] bytes of a stage's parameters, for cyclic_route
@@ -45,16 +50,35 @@ typedef struct {
 // The rule and the slots
 
 static inline bool cyclic_fresh(const CyclicPlan *p, int micro, int stage) { return p->rule == CYCLIC_V2 && micro + stage + 1 >= p->N + p->slack; }
-static inline int cyclic_forward_slot(const CyclicPlan *p, int step, int micro, int stage) { return 2 * p->N * step + 2 * micro + stage; }
-static inline int cyclic_backward_slot(const CyclicPlan *p, int step, int micro, int stage) { return 2 * p->N * step + 2 * micro + 2 * p->N - 1 - stage; }
+static inline Pieces cyclic_pieces(const CyclicPlan *p) {
+    const Pieces pieces = {p->N, p->pieces, p->mode == CYCLIC_DATA};
+    return pieces;
+}
+static inline int cyclic_micro(const CyclicPlan *p, int piece) {
+    const Pieces pieces = cyclic_pieces(p);
+    return piece_micro(&pieces, piece);
+}
+static inline int cyclic_first_piece(const CyclicPlan *p, int micro) {
+    const Pieces pieces = cyclic_pieces(p);
+    return piece_number(&pieces, micro, 0);
+}
+static inline int cyclic_last_piece(const CyclicPlan *p, int micro) {
+    const Pieces pieces = cyclic_pieces(p);
+    return piece_number(&pieces, micro, p->pieces - 1);
+}
+static inline int cyclic_period(const CyclicPlan *p) { return 2 * p->N * p->pieces; } // slots of a step
+static inline int cyclic_forward_slot(const CyclicPlan *p, int step, int piece, int stage) { return cyclic_period(p) * step + 2 * piece + stage; }
+static inline int cyclic_backward_slot(const CyclicPlan *p, int step, int piece, int stage) {
+    return cyclic_period(p) * step + 2 * piece + 2 * p->N - 1 - stage;
+}
 // The slot in which a stage's gradient is complete, and the one after which its new version is there.
-static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) { return cyclic_backward_slot(p, 0, p->N - 1, stage); }
+static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) { return cyclic_backward_slot(p, 0, cyclic_last_piece(p, p->N - 1), stage); }
 static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
     return p->waits ? cyclic_complete_slot(p, 0) + (p->mode == CYCLIC_MODEL ? stage : 0) : cyclic_complete_slot(p, stage);
 }
 // The slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
 static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
-    return cyclic_forward_slot(p, cyclic_fresh(p, micro, stage) ? 1 : 2, micro, stage);
+    return cyclic_forward_slot(p, cyclic_fresh(p, micro, stage) ? 1 : 2, cyclic_first_piece(p, micro), stage);
 }
 
 // Who computes, and who updates.
@@ -207,16 +231,16 @@ static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int ran
         const int at = head ? p->N - 1 : stage; // where it is used
         const bool delayed = !cyclic_fresh(p, micro, stage);
         if (cyclic_rank(p, micro, at) != rank) { continue; }
-        const bool two = (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, micro, at);
+        const bool two = (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, cyclic_last_piece(p, micro), at);
         places = (int)max_i64(places, 1 + two);
     }
     for (int k = 0; k < h->count; k++) { // it is sent on when the next one has come
         const HandBack *m = &h->message[k];
-        if (m->stage == stage && m->from == rank && m->head == head && m->slot >= comes + 2 * p->N) { places = 2; }
+        if (m->stage == stage && m->from == rank && m->head == head && m->slot >= comes + cyclic_period(p)) { places = 2; }
     }
     return places;
 }
-// Micro-batches whose activations a rank holds in a stage at once; whose gradient of wte it has begun, from the head's part to the embedding's.
+// Pieces whose activations a rank holds in a stage at once; whose gradient of wte it has begun, from the head's part to the embedding's.
 static inline int cyclic_live(const CyclicPlan *p, int stage) { return p->mode == CYCLIC_DATA ? 1 : p->N - stage; }
 static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) { return p->mode != CYCLIC_DATA && rank == 0 ? (p->N - 1) / 2 + 1 : 1; }
 
@@ -230,6 +254,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.rule = (CyclicRule)o->cyclic, p.mode = o->cyclic_mode ? (CyclicMode)o->cyclic_mode : ranks == 1 ? CYCLIC_SINGLE : CYCLIC_DATA, p.ranks = ranks;
     const int64_t natural = p.mode == CYCLIC_SINGLE ? max_i64(1, min_i64(ceil_div(samples, micro), m->units)) : ranks;
     p.N = (int)(o->cyclic_stages ? o->cyclic_stages : natural), p.slack = (int)o->cyclic_slack;
+    p.pieces = (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p.N), micro)), SCHEDULE_MAX);
     p.recompute = o->recompute == RECOMPUTE_BLOCK, p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
     p.pauses = o->val_every || o->sample_every || *o->out;
     if (p.mode == CYCLIC_ZERO) { die(EXIT_INPUT, "choose single, data or model", "--cyclic-mode zero is not there yet"); }
@@ -260,7 +285,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.places = (unsigned char *)checked_calloc(n, 1, "relay"), r.parcel = (unsigned char *)checked_calloc(n, 1, "relay");
     r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = p->mode != CYCLIC_DATA, r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
-    r.heads = cyclic_wte_gradients(p, rank), r.parcels = r.stays ? 0 : p->N, r.way = p->way, r.micros = p->N;
+    r.heads = cyclic_wte_gradients(p, rank), r.parcels = r.stays ? 0 : p->N, r.way = p->way, r.pieces = cyclic_pieces(p);
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
@@ -328,14 +353,14 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
     for (int k = 0; k < map->of_unit_count[use->unit]; k++) {
         const int storage = map->of_unit[use->unit][k], stage = cyclic_stage_of_storage(b->plan, map, storage);
         Action a = cyclic_action(kind, -1, storage, -1, (int)use->step);
-        a.version = use->step - !cyclic_fresh(b->plan, use->micro, stage);
+        a.version = use->step - !cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), stage);
         schedule_add(list, a);
     }
 }
-static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int unit, int micro, int step) {
-    Action a = cyclic_action(kind, unit, -1, micro, step);
-    a.first_row = part_begin(b->program->samples, b->plan->N, micro);
-    a.rows = part_begin(b->program->samples, b->plan->N, micro + 1) - a.first_row;
+static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int unit, int piece, int step) {
+    const Pieces pieces = cyclic_pieces(b->plan);
+    Action a = cyclic_action(kind, unit, -1, piece, step);
+    a.rows = piece_rows(&pieces, b->program->samples, piece, &a.first_row);
     return a;
 }
 // Mode data goes through a slot in parts, of a unit each, so that what a unit completes leaves at once. The units of a stage in a part:
@@ -346,54 +371,55 @@ static inline Stage cyclic_part(const CyclicPlan *p, int stage, int part, bool b
     units.first_unit += backward ? units.units - 1 - part : part, units.units = part < units.units;
     return units;
 }
-static inline void cyclic_forward(CyclicBuilder *b, int step, int micro, int stage, int part) {
+static inline void cyclic_forward(CyclicBuilder *b, int step, int piece, int stage, int part) {
     const Stage units = cyclic_part(b->plan, stage, part, false);
-    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, micro, stage));
+    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, cyclic_micro(b->plan, piece), stage));
     for (int u = units.first_unit; u < units.first_unit + units.units; u++) {
-        const Action a = cyclic_compute(b, ACT_FORWARD, u, micro, step);
+        const Action a = cyclic_compute(b, ACT_FORWARD, u, piece, step);
         cyclic_hold(b, list, &a, ACT_ACQUIRE), schedule_add(list, a), cyclic_hold(b, list, &a, ACT_RELEASE);
     }
 }
-// The gradients that a unit completes: each is added to the sum, which goes on, or, with the last micro-batch, becomes an update.
-static inline void cyclic_sums(CyclicBuilder *b, int step, int micro, int unit) {
+// The gradients that a unit completes: each is added to the sum, which goes on, or, with the last piece of all, becomes an update.
+static inline void cyclic_sums(CyclicBuilder *b, int step, int piece, int unit) {
     const UnitMap *map = &b->program->map;
-    const int stage = cyclic_stage_of_unit(b->plan, unit), rank = cyclic_rank(b->plan, micro, stage);
-    const bool last = micro == b->plan->N - 1;
+    const int stage = cyclic_stage_of_unit(b->plan, unit), rank = cyclic_rank(b->plan, cyclic_micro(b->plan, piece), stage);
+    const bool last = piece == b->program->micro_batches - 1;
     for (int k = map->of_unit_count[unit] - 1; k >= 0; k--) {
         const int storage = map->of_unit[unit][k];
-        if (unit && map->made[unit][k] == MADE_BY_INPUT_PART) { continue; } // the head's part: the embedding's completes it
-        schedule_add(cyclic_list(b, rank), cyclic_action(ACT_REDUCE, -1, storage, micro, step));
+        if (map->made[unit][k] != MADE_BY_WEIGHT_PART) { continue; } // the head's part: the embedding's completes it
+        schedule_add(cyclic_list(b, rank), cyclic_action(ACT_REDUCE, -1, storage, piece, step));
         if (last && !b->plan->waits) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
-static inline void cyclic_backward(CyclicBuilder *b, int step, int micro, int stage, int part) {
+static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int stage, int part) {
     const Stage units = cyclic_part(b->plan, stage, part, true);
-    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, micro, stage));
+    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, cyclic_micro(b->plan, piece), stage));
     for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         const bool block = u > 0 && u < b->program->map.units - 1;
-        const Action input = cyclic_compute(b, ACT_BACKWARD_INPUT, u, micro, step);
+        const Action input = cyclic_compute(b, ACT_BACKWARD_INPUT, u, piece, step);
         if (u) { cyclic_hold(b, list, &input, ACT_ACQUIRE); } // the embedding has no input gradient
-        if (block && b->plan->recompute) { schedule_add(list, cyclic_compute(b, ACT_RECOMPUTE, u, micro, step)); }
+        if (block && b->plan->recompute) { schedule_add(list, cyclic_compute(b, ACT_RECOMPUTE, u, piece, step)); }
         if (u) { schedule_add(list, input), cyclic_hold(b, list, &input, ACT_RELEASE); }
-        schedule_add(list, cyclic_compute(b, ACT_BACKWARD_WEIGHT, u, micro, step));
-        cyclic_sums(b, step, micro, u);
+        schedule_add(list, cyclic_compute(b, ACT_BACKWARD_WEIGHT, u, piece, step));
+        cyclic_sums(b, step, piece, u);
     }
 }
 // Sums, and parts of them, go on when that part of the slot is over. A part of a sum which is made elsewhere than by the next
 // micro-batch's rank is added a slot later.
-static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int micro, int stage, int part, bool add) {
+static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int stage, int part, bool add) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
     const Stage units = cyclic_part(p, stage, part, true);
-    const int from = cyclic_rank(p, micro, stage);
+    const int micro = cyclic_micro(p, piece), from = cyclic_rank(p, micro, stage);
+    if (piece != cyclic_last_piece(p, micro)) { return; }
     for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         for (int k = map->of_unit_count[u] - 1; k >= 0; k--) {
             const int storage = map->of_unit[u][k], to = cyclic_sum_to(p, storage, micro, stage);
             const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
-            if (to < 0 || (u && map->made[u][k] == MADE_BY_INPUT_PART)) { continue; }
-            const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, micro, step);
+            if (to < 0 || map->made[u][k] != MADE_BY_WEIGHT_PART) { continue; }
+            const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, piece, step);
             if (!add) { cyclic_message(b, sum, from, to); }
-            if (add && way != SUM_CHAIN) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, micro, step)); }
+            if (add && way != SUM_CHAIN) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, piece, step)); }
             if (add && way == SUM_FIRST && micro == p->N - 2) { cyclic_message(b, sum, to, p->N - 1); }
         }
     }
@@ -407,7 +433,7 @@ static inline int cyclic_part_of_storage(const CyclicPlan *p, const UnitMap *map
 // Parameters that leave at the end of this part of a slot, of this step and of those before.
 static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part) {
     const UnitMap *map = &b->program->map;
-    const int period = 2 * b->plan->N;
+    const int period = cyclic_period(b->plan);
     for (int k = 0; k < b->routes.count; k++) {
         const HandBack *h = &b->routes.message[k];
         if (h->slot < slot || (h->slot - slot) % period) { continue; }
@@ -420,17 +446,18 @@ static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part) {
         }
     }
 }
-// Micro-batches that go on to another rank at the end of a slot: activations, their gradients, and the head's part of the gradient of wte.
-static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int micro, int stage) {
+// Pieces that go on to another rank at the end of a slot: activations, their gradients, and the head's part of the gradient of wte.
+static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int piece, int stage) {
     const CyclicPlan *p = b->plan;
     const Stage *units = &p->cut.stage[stage];
+    const int micro = cyclic_micro(p, piece);
     const int to = backward ? stage - 1 : stage + 1, from = cyclic_rank(p, micro, stage), first = cyclic_rank(p, micro, 0);
     if (to >= 0 && to < p->N && cyclic_rank(p, micro, to) != from) {
         const int unit = backward ? units->first_unit : units->first_unit + units->units - 1;
-        const Action rows = cyclic_compute(b, backward ? ACT_SEND_BACKWARD : ACT_SEND_FORWARD, unit, micro, step);
+        const Action rows = cyclic_compute(b, backward ? ACT_SEND_BACKWARD : ACT_SEND_FORWARD, unit, piece, step);
         if (rows.rows) { cyclic_message(b, rows, from, cyclic_rank(p, micro, to)); }
     }
-    if (backward && stage == p->N - 1 && from != first) { cyclic_message(b, cyclic_action(ACT_SEND_PART, -1, 0, micro, step), from, first); }
+    if (backward && stage == p->N - 1 && from != first) { cyclic_message(b, cyclic_action(ACT_SEND_PART, -1, 0, piece, step), from, first); }
 }
 // What a step has to tell. data: from rank to rank as they end it, and from the last to the first, which hears the whole. model: as they end it, that is
 // to the first, and back, a slot for each, so that all hear the norm.
@@ -453,7 +480,7 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
         if (p->mode == CYCLIC_SINGLE ? slot == end : rank >= 0 && rank < N) { cyclic_tell(b, rank, false, 0); }
         if (p->mode == CYCLIC_MODEL && rank > 0 && rank < N) { cyclic_message(b, message, rank, rank - 1); }
         for (int r = 0; p->mode == CYCLIC_MODEL && r < N; r++) { // back, in this step's window and in the next
-            const int behind = slot - (end + r) == 0 ? 0 : slot + 2 * N - (end + r) == 0 ? -1 : -2;
+            const int behind = slot - (end + r) == 0 ? 0 : slot + cyclic_period(p) - (end + r) == 0 ? -1 : -2;
             if (behind < -1) { continue; }
             Action down = message;
             down.step = behind;
@@ -463,7 +490,7 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
         return;
     }
     for (int r = 0; r < N; r++) {
-        if (cyclic_backward_slot(p, 0, r, 0) != slot) { continue; }
+        if (cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0) != slot) { continue; }
         cyclic_tell(b, r, false, 0);
         if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
         if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
@@ -471,22 +498,23 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
 }
 // A part of a slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
 static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
-    const int N = b->plan->N;
     const bool last = part == cyclic_parts(b->plan) - 1;
+    const int N = b->plan->N, all = b->program->micro_batches; // pieces of a step
+    const int first = (int)max_i64(0, slot / 2 - N) * N, end = (slot / 2 + 1) * N; // of the pieces that are at work, or have just been, each stage
     for (int backward = 1; backward >= 0; backward--) {
-        for (int k = 0; k < 2 * N * N; k++) {
-            const int step = k / (N * N), micro = k / N % N, stage = k % N;
-            if (backward && cyclic_backward_slot(b->plan, step, micro, stage) == slot) { cyclic_backward(b, step, micro, stage, part); }
-            if (!backward && cyclic_forward_slot(b->plan, step, micro, stage) == slot) { cyclic_forward(b, step, micro, stage, part); }
+        for (int k = first; k < end; k++) {
+            const int step = k / N / all, piece = k / N % all, stage = k % N;
+            if (backward && cyclic_backward_slot(b->plan, step, piece, stage) == slot) { cyclic_backward(b, step, piece, stage, part); }
+            if (!backward && cyclic_forward_slot(b->plan, step, piece, stage) == slot) { cyclic_forward(b, step, piece, stage, part); }
         }
     }
-    for (int k = 0; k < 2 * N * N; k++) {
-        const int step = k / (N * N), micro = k / N % N, stage = k % N;
-        const int behind = slot - cyclic_backward_slot(b->plan, step, micro, stage);
-        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, micro, stage, part, behind == 1); }
+    for (int k = first; k < end; k++) {
+        const int step = k / N / all, piece = k / N % all, stage = k % N;
+        const int behind = slot - cyclic_backward_slot(b->plan, step, piece, stage);
+        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, piece, stage, part, behind == 1); }
         for (int backward = 1; backward >= 0; backward--) {
-            const int at = backward ? cyclic_backward_slot(b->plan, step, micro, stage) : cyclic_forward_slot(b->plan, step, micro, stage);
-            if (last && at == slot) { cyclic_cross(b, backward, step, micro, stage); }
+            const int at = backward ? cyclic_backward_slot(b->plan, step, piece, stage) : cyclic_forward_slot(b->plan, step, piece, stage);
+            if (last && at == slot) { cyclic_cross(b, backward, step, piece, stage); }
         }
     }
     if (last) { cyclic_tally(b, slot); } // before parameters leave that wait for it
@@ -496,8 +524,9 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
 // The window of a step of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.
 static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t samples) {
     CyclicBuilder b = {p, plan, cyclic_route(plan)};
-    p->samples = samples, p->micro_batches = plan->N, p->recompute = plan->recompute;
-    for (int slot = 2 * plan->N - 2; slot <= 4 * plan->N - 3; slot++) {
+    const int begin = 2 * plan->N - 2;
+    p->samples = samples, p->micro_batches = plan->N * plan->pieces, p->recompute = plan->recompute;
+    for (int slot = begin; slot < begin + cyclic_period(plan); slot++) {
         for (int part = 0; part < cyclic_parts(plan); part++) { cyclic_slot(&b, slot, part); }
     }
     program_limit(p, limits_of_one());

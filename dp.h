@@ -35,13 +35,14 @@ typedef struct {
     int stages;      // of the pipeline; of several the group with wte crosses them
     bool again;      // logits are made again for the gradient of wte
     bool fresh;      // a micro-step's gradients are not added to those of another
+    bool overlaps;   // the head works on other samples before the embedding has these
     float threshold; // of a group's norm
     ClipFunction function;
 } ClipPolicy;
 
 static inline ClipPolicy clip_policy(const GptModel *m, double R, Clips clips, int stages, ClipFunction function) {
     const double groups = clips == CLIPS_UNITS ? m->units : clips == CLIPS_STAGES ? stages : 1;
-    ClipPolicy p = {true, clips != CLIPS_UNITS, clips, stages, false, false, (float)(R / sqrt(groups)), function};
+    ClipPolicy p = {true, clips != CLIPS_UNITS, clips, stages, false, false, false, (float)(R / sqrt(groups)), function};
     return p;
 }
 static inline bool clip_crosses(const ClipPolicy *p) { return p->on && p->stages > 1; }
@@ -108,7 +109,7 @@ typedef struct {
     float *lnfw, *lnfb;       // (rows, C) [the same]
     Real *dlogits;            // (rows * T, Vp), or NULL [it]
     float *head;              // (rows, Vp, C): H_i, then E_i + H_i, or NULL [it]
-    Real *lnf;                // (rows * T, C) what belongs to dlogits that are kept after their micro-batch's activations, or NULL [it]
+    Real *lnf;                // (rows * T, C) what belongs to dlogits that are kept after the head's activations, or NULL [it]
     int64_t head_samples;     // of these: rows, or fewer where they are made again
     float *sample;            // one sample's gradient of a block, or of wpe
     Crossing crossing;
@@ -127,7 +128,7 @@ static inline void clip_carve_activations(Clip *c, Arena *a, const GptModel *m, 
     c->head_samples = clip_head_samples(&c->policy, m, rows, T);
     c->head = whole ? arena_floats(a, c->head_samples * Vp * m->config.channels) : NULL;
     c->dlogits = whole ? NULL : arena_reals(a, c->head_samples * T * Vp);
-    c->lnf = whole || !clip_crosses(&c->policy) ? NULL : arena_reals(a, rows * T * m->config.channels);
+    c->lnf = whole || !(clip_crosses(&c->policy) || c->policy.overlaps) ? NULL : arena_reals(a, rows * T * m->config.channels);
 }
 static inline BlockSums clip_carve_sums(Arena *a, int64_t n) { // n = rows * C
     BlockSums s;
@@ -265,6 +266,7 @@ static inline void clip_head_backward_input(Stream *s, const GptModel *m, const 
     const bool again = c->policy.again;
     clip_classifier(s, m, u, h, h->dlnf, again ? NULL : c->head, again ? NULL : c->dlogits, targets, rows, T);
     gpt_head_backward_lnf(s, m, u, dx, x, h, rows * T);
+    if (c->lnf) { ops_copy(s, c->lnf, h->lnf, (size_t)(rows * T * m->config.channels) * ops_real_bytes()); }
 }
 static inline void clip_head_norms(Stream *s, const GptModel *m, const Clip *c, const Real *x, const HeadActs *h, int64_t rows, int64_t T) {
     ops_layernorm_samples(s, c->lnfw, c->lnfb, c->norms, h->dlnf, x, h->mean, h->rstd, rows, T, m->config.channels);
@@ -285,7 +287,6 @@ static inline void clip_head_tell(Stream *s, const GptModel *m, const Clip *c, c
     }
     ops_matmul_sample_norms(s, x->others, c->dlogits, h->lnf, rows, T, C, Vp);
     ops_tied_rows(s, x->tied, tokens, c->dlogits, h->lnf, rows, T, C, Vp);
-    ops_copy(s, c->lnf, h->lnf, (size_t)(rows * T * C) * ops_real_bytes());
 }
 // H of all samples, times their factors. lnf: what dlogits belong to. Spoils both.
 static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip *c, const UnitStates *u, const float *factors, Real *lnf, int64_t rows,
@@ -301,13 +302,14 @@ static inline void clip_classifier_sum(Stream *s, const GptModel *m, const Clip 
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding: wte with both its uses, and wpe
 
+static inline Real *clip_lnf(const Clip *c, const HeadActs *h) { return c->lnf ? c->lnf : h->lnf; }
 static inline void clip_embedding_norms(Stream *s, const GptModel *m, const Clip *c, const Real *dout, const int32_t *tokens, const HeadActs *h, int64_t rows,
                                         int64_t T) {
     const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
     if (!c->head) {
-        ops_matmul_sample_norms(s, c->norms, c->dlogits, h->lnf, rows, T, C, Vp);
+        ops_matmul_sample_norms(s, c->norms, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);
         ops_embedding_sample_norms(s, c->norms, dout, tokens, rows, T, C);
-        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, h->lnf, rows, T, C, Vp);
+        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);
         return;
     }
     for (int64_t b = 0; b < rows; b++) {
@@ -334,7 +336,7 @@ static inline void clip_embedding_sum(Stream *s, const GptModel *m, const Clip *
                                       const HeadActs *h, int64_t rows, int64_t T) {
     const int64_t C = m->config.channels, Vp = m->config.padded_vocab, positions = m->config.max_seq_len;
     float *wte = unit_grad(m, u, WTE), *wpe = unit_grad(m, u, WPE);
-    clip_classifier_sum(s, m, c, u, c->factors, h->lnf, rows, T);
+    clip_classifier_sum(s, m, c, u, c->factors, clip_lnf(c, h), rows, T);
     ops_embedding_backward(s, c->head ? NULL : wte, wpe, dout, tokens, c->factors, rows, T, C, Vp, positions, true, u->accumulate[STORAGE_WPE]);
 }
 // The same of a group of its own, where logits are made again: a few samples after another. u has the parameters, too.

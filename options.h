@@ -492,7 +492,10 @@ static inline bool clash_cyclic_pipeline(const Options *o, const OptionsGiven *g
 static inline bool clash_cyclic_zero(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero; }
 static inline bool clash_cyclic_quantized(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero_quantized_gradients; }
 static inline bool clash_cyclic_reduce(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->reduce_dtype == DTYPE_BF16; }
-static inline bool clash_cyclic_private(const Options *o, const OptionsGiven *g) { return options_cyclic(o) && options_private(o, g); }
+static inline bool clash_cyclic_private(const Options *o, const OptionsGiven *g) { return o->cyclic_mode > 2 && options_private(o, g); } // zero, model
+static inline bool clash_style_cyclic(const Options *o, const OptionsGiven *g) {
+    return options_cyclic(o) && options_private(o, g) && o->dp_clip_style != DP_UNIT;
+}
 static inline bool clash_cyclic_clip(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_grad_clip] && o->cyclic == 2 && o->grad_clip > 0 && !o->cyclic_clip;
 }
@@ -570,7 +573,10 @@ static const OptionPair option_pairs[] = {
     {"cyclic", "zero", "states travel from rank to rank, not by collectives: leave --zero out", clash_cyclic_zero},
     {"cyclic", "zero-quantized-gradients", "sums go on from rank to rank: each would be quantized again", clash_cyclic_quantized},
     {"cyclic", "reduce-dtype", "sums go on from rank to rank: each would be rounded again; they travel in fp32", clash_cyclic_reduce},
-    {"cyclic", "dp-noise", "(or --dp-epsilon) private training is not there yet", clash_cyclic_private},
+    {"cyclic-mode", "dp-noise", "(or --dp-epsilon) a sample's gradient of the table of tokens has two parts, which zero and model have apart: choose single or data",
+     clash_cyclic_private},
+    {"dp-clip-style", "cyclic", "flat and stage know a sample's factor when its backward pass ends, and sums of the last stage do not wait for that: choose unit",
+     clash_style_cyclic},
     {"cyclic", "grad-clip",
      "v2 updates the last stage before the first one has a gradient, so there is no norm of all: give --cyclic-clip storage, or leave it out",
      clash_cyclic_clip},

@@ -283,7 +283,8 @@ static inline void privacy_keep_key(const Privacy *p, const Options *o) {
 // the checksum of what they hold, dataset_checksum(), is.
 static inline uint64_t privacy_path(const Options *o, uint64_t data) {
     static const char *const alike[] = {"train",        "val",  "tokenizer",     "micro-batch",       "recompute",
-                                        "reduce-dtype", "zero", "micro-batches", "pipeline-schedule", "pipeline-warmup"};
+                                        "reduce-dtype", "zero", "micro-batches", "pipeline-schedule", "pipeline-warmup",
+                                        "cyclic-mode"};
     bool steps_matter = o->lr_schedule != LR_CONSTANT && o->final_lr_fraction != 1; // the rate then depends on the last step's number
     Checksum sum = checksum_begin();
     checksum_add(&sum, &data, sizeof data);

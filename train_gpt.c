@@ -83,6 +83,7 @@ static void setup_cyclic(Trainer *t) {
     bool *cut = (bool *)checked_calloc(units, sizeof(bool), "cyclic stages");
     cyclic_activations(&t->cyclic, t->model.units, places, cut);
     t->shape.places = places, t->shape.cut = t->cyclic.mode == CYCLIC_SINGLE ? cut : NULL, t->shape.limits.slots = cyclic_live(&t->cyclic, 0);
+    t->options.cyclic_stages = t->cyclic.N; // a private run goes on with the same
     if (t->cyclic.mode != CYCLIC_MODEL) { return; }
     t->plan.placement = cyclic_placement(&t->cyclic);
     take_stage(t);
@@ -105,7 +106,7 @@ static void setup_batch(Trainer *t) {
     t->samples = t->most_samples = tokens / o->seq_len;
     if (o->cyclic) {
         setup_cyclic(t);
-        micro = max_i64(1, ceil_div(t->samples, t->cyclic.N));
+        micro = max_i64(1, ceil_div(ceil_div(t->samples, t->cyclic.N), t->cyclic.pieces));
     }
     t->plan.micro_rows = min_i64(micro, t->samples), t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
     t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->cyclic.rule ? 1 : t->stage->replicas), t->shape.T = o->seq_len,
@@ -113,6 +114,13 @@ static void setup_batch(Trainer *t) {
     gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
 
+// Steps that overlap have rooms for the most that one may draw. Each piece's gradients are made whole.
+static void setup_cyclic_privacy(Trainer *t) {
+    t->shape.rows = ceil_div(ceil_div(t->most_samples, t->cyclic.N), t->cyclic.pieces);
+    t->shape.clip.fresh = true, t->shape.clip.overlaps = t->cyclic.mode == CYCLIC_SINGLE;
+    t->shape.limits.clips = cyclic_wte_gradients(&t->cyclic, t->ranks->me);
+    gpt_work_check(&t->model.config, t->shape.rows, t->options.seq_len);
+}
 // A private run draws each step's samples: then there may be more of them than a step expects. The data are not there for --dry-run.
 static void setup_privacy(Trainer *t) {
     const Options *o = &t->options;
@@ -123,6 +131,10 @@ static void setup_privacy(Trainer *t) {
     const int stages = t->plan.placement.stages;
     t->plan.clips = o->dp_clip_style == DP_UNIT ? CLIPS_UNITS : o->dp_clip_style == DP_STAGE && stages > 1 ? CLIPS_STAGES : CLIPS_ALL;
     t->shape.clip = clip_policy(&t->model, o->dp_clip, t->plan.clips, stages, (ClipFunction)o->dp_clip_function);
+    if (t->cyclic.rule) {
+        setup_cyclic_privacy(t);
+        return;
+    }
     const bool often = o->zero > 1 && t->stage->replicas > 1;
     t->shape.clip.fresh = often || t->most_samples <= (stages > 1 ? t->plan.micro_rows : t->ranks->n);
     const double whole[4] = {16, 8, 4, 0}; // bytes of a parameter's states that ZeRO leaves on every rank
@@ -148,7 +160,7 @@ static void setup_schedule(Trainer *t) {
         schedule_check(&t->program);
     }
     const int64_t extremes[] = {0, t->most_samples}; // what a private step may draw
-    for (int i = 0; t->privacy.on && i < 2; i++) {
+    for (int i = 0; t->privacy.on && !t->cyclic.rule && i < 2; i++) {
         Program p = make_program(t, extremes[i], true);
         t->shape.limits = limits_of_both(t->shape.limits, p.limits[t->ranks->me % p.ranks]);
         schedule_check(&p), program_free(&p);
@@ -215,7 +227,7 @@ static void setup_states(Trainer *t) {
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
     t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
     program_free(&longest);
-    t->windows = (int64_t *)checked_calloc((size_t)t->most_samples + 1, sizeof(int64_t), "samples");
+    t->windows = (int64_t *)checked_calloc(2 * ((size_t)t->most_samples + 1), sizeof(int64_t), "samples");
 }
 
 // Weights: from a checkpoint, a model file, or the seed.

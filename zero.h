@@ -288,8 +288,13 @@ static inline void store_add_noise(Store *s, int storage, int64_t step) {
     assert(!s->noised[storage]);
     s->noised[storage] = true;
     n = max_i64(0, min_i64(n, real - begin));
-    ops_add_noise(s->stream, (float *)(void *)shelf_slice(&s->grads, storage), begin, n, noise, s->noise.deviation, s->noise.scale);
+    ops_add_noise(s->stream, store_sum(s, storage, step), begin, n, noise, s->noise.deviation, s->noise.scale);
     noise_wipe(&noise, sizeof noise);
+}
+static inline void store_add_all_noise(Store *s, int64_t step) {
+    for (int i = 0; s->noise.on && i < s->model->storages; i++) {
+        if (store_holds(s, i)) { store_add_noise(s, i, step); }
+    }
 }
 // After the norm: this step makes no update.
 static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised); }
@@ -313,9 +318,7 @@ static inline double store_norm(Store *s, int64_t step) {
     memset(&sum, 0, sizeof sum);
     parcel_send_on(s, newest), parcel_finish(s, older), parcel_finish(s, newest);
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i), s->summed[i] = false; }
-    for (int i = 0; s->noise.on && i < s->model->storages; i++) {
-        if (store_holds(s, i)) { store_add_noise(s, i, step); }
-    }
+    store_add_all_noise(s, step);
     store_measure(s, 0, s->model->storages, step, &sum);
     comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
     for (int r = 0; r < s->comm->ranks; r++) {

@@ -407,12 +407,13 @@ typedef struct {
     const Slot *slot;
     const Back *back;
     const Clip *clip;
+    float *weights; // of clipped samples
 } Work;
 
 static inline const BlockActs *work_acts(const Work *w) { return &w->slot->blocks[w->unit - 1]; }
 static inline Clip work_clip(const Work *w) {
     Clip c = *w->clip;
-    c.weights = w->slot->weights;
+    c.weights = w->weights;
     return c;
 }
 static inline const BlockGradients *work_gradients(const Work *w) { return &w->back->work[w->unit - 1]; }
@@ -422,14 +423,29 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     memset(&w, 0, sizeof w);
     w.unit = unit, w.rows = rows, w.T = T, w.N = rows * T, w.elements = w.N * e->model->config.channels;
     w.slot = executor_slot(e, unit, micro), w.back = executor_back(e, micro), w.clip = &e->clip[executor_clip_place(e, micro)];
+    w.weights = executor_slot(e, e->shape.first, micro)->weights;
     if (unit > 0) { w.x = executor_boundary(e, unit, micro), w.dx = executor_gradient(e, unit, micro); }
     if (unit < head) { w.y = executor_boundary(e, unit + 1, micro), w.dy = executor_gradient(e, unit + 1, micro); }
     return w;
 }
 
+// Steps that overlap may have samples of different number (private ones): then what a piece, and a rank, has of them is known here.
+static inline bool executor_overlaps(const Executor *e, const Pass *pass) { return e->step_micros && pass->training; }
+static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
+    Action of = *a;
+    if (executor_overlaps(e, pass) && a->micro >= 0) { of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, a->micro, &of.first_row); }
+    return of;
+}
+static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap
+    const Pieces *p = &e->store->policy.relay->pieces, whole = {p->micros, 1, p->in_turns};
+    *first = 0;
+    return p->in_turns ? piece_rows(&whole, pass->samples, e->comm->rank, first) : pass->samples;
+}
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
-    return (pass->host_row + row - e->first_row) * pass->data->options.T;
+    int64_t first = e->first_row;
+    if (executor_overlaps(e, pass)) { executor_own_rows(e, pass, &first); }
+    return (pass->host_row + row - first) * pass->data->options.T;
 }
 static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }
 static inline bool executor_gives_losses(const Executor *e, const Action *a, const Pass *pass) {
@@ -440,7 +456,7 @@ static inline bool executor_gives_losses(const Executor *e, const Action *a, con
 static inline void executor_take_losses(const Executor *e, const Schedule *schedule, const Pass *pass) {
     int64_t T = pass->data->options.T;
     for (int i = 0; i < schedule->count; i++) {
-        const Action *a = &schedule->actions[i];
+        const Action of = executor_action(e, &schedule->actions[i], pass), *a = &of;
         for (int64_t r = 0; executor_gives_losses(e, a, pass) && r < executor_rows(a, pass); r++) {
             const float *losses = e->host_losses + executor_host_place(e, a->first_row + r, pass);
             double sum = 0;
@@ -654,7 +670,8 @@ static inline float *executor_room(Executor *e, const Action *a, int storage, bo
     }
     return store_gradient(e->store, storage, accumulate);
 }
-static inline void run_compute(Executor *e, const Action *a, const Pass *pass) {
+static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
+    const Action of = executor_action(e, action, pass), *a = &of;
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
@@ -821,6 +838,7 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
     double norm = e->norm, most = e->whole_clip;
     if (!e->store->policy.relay->waits) {
         ExactSum squares;
+        if (e->store->noise.on) { store_add_noise(e->store, storage, step); }
         memset(&squares, 0, sizeof squares);
         store_measure(e->store, storage, storage + 1, step, &squares);
         norm = sqrt(exact_value(squares)), most = e->storage_clip, exact_join(&e->squares, &squares);
@@ -837,7 +855,7 @@ static inline void run_errand(Executor *e, const Errand *errand) {
     const Action *a = &errand->action;
     switch (a->kind) {
     case ACT_REDUCE: store_add_sum(e->store, a->storage, errand->micro, a->micro, a->step); break;
-    case ACT_ADD: store_add_part(e->store, a->storage, a->micro); break;
+    case ACT_ADD: store_add_part(e->store, a->storage, piece_micro(&e->store->policy.relay->pieces, a->micro)); break;
     case ACT_UPDATE: executor_update(e, a->storage, a->step); break;
     case ACT_SEND_SUM:
     case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, a->step); break;
@@ -906,13 +924,15 @@ static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *
     executor_finish_errands(e, errand_bit(e->store->policy.relay->waits ? ACT_REDUCE : ACT_UPDATE), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
-    for (int i = 0; i < schedule->count; i++) { // a rank's samples follow each other
-        const Action *of = &schedule->actions[i];
-        for (int64_t r = 0; executor_gives_losses(e, of, pass) && r < executor_rows(of, pass); r++) {
-            e->telling.loss += pass->sample_losses[of->first_row + r];
-        }
+    int64_t first, rows = executor_own_rows(e, pass, &first);
+    for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) { // of private samples each one's mean counts
+        const int64_t targets = pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
+        e->telling.loss += pass->sample_losses[r] / (double)targets;
     }
-    if (e->store->policy.relay->waits) { store_measure(e->store, 0, e->model->storages, step, &e->squares); }
+    if (e->store->policy.relay->waits) {
+        store_add_all_noise(e->store, step);
+        store_measure(e->store, 0, e->model->storages, step, &e->squares);
+    }
     exact_join(&e->telling.squares, &e->squares), e->telling.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
 }

@@ -4,7 +4,8 @@
 //
 // Versions   a use acquires a version that is here, one of the newest `places`; forward and backward of a unit use the same; nobody writes into the place of
 //            one that is acquired; each comes once, in order, from a rank that has it; at the end all ranks that take a storage have the last one.
-// Sums       a micro-batch's gradient is made in a place that is free, and added to the sum of exactly those before it; a sum is sent once, by who has it,
+// Sums       a piece's gradient is made in a place that is free, and added to those of exactly the pieces before it of its micro-batch; this one's, when it
+//            is whole, to the sum of exactly those before it; a sum is sent once, by who has it,
 //            to a place that is free; an update has the sum of all of its step, and follows what it waits for.
 // Places     of activations: micro-batch m has place m modulo their number in each unit, the boundary before a unit from the forward that writes it on;
 //            gradients of boundaries are read before others are written there.
@@ -12,13 +13,14 @@
 #ifndef PROOF_H
 #define PROOF_H
 
-#include "cyclic.h" // schedules of windows
+#include "cyclic.h"           // schedules of windows
+#include "engine/validator.h" // what it rests on
 
 typedef struct {
-    int micro;       // whose gradient is in a place, through the steps; -1: it is free
+    int micro;       // whose gradient is in a place: the last piece, counted through the steps; -1: it is free
     int storage;     // of which storage
     int first, last; // of its step: the sum of these micro-batches, in order
-    bool whole;      // its micro-batch has all of it: REDUCE has run
+    bool whole;      // its piece has all of it, or its micro-batch: REDUCE has run
     bool part;       // the head's part of wte's has come
 } Made;
 typedef struct {
@@ -31,6 +33,7 @@ typedef struct {
     const CyclicPlan *plan;
     const GptModel *model;
     Relay *relay;                 // [ranks]
+    Pieces pieces;
     int64_t *places;              // [units] of activations
     bool *cut;                    // [units] executor.h: its gradient has a place of its own
     int64_t *newest, *held;       // [rank][storage] version; -1: none is acquired
@@ -44,15 +47,23 @@ typedef struct {
 } Proof;
 
 static inline int proof_at(const Proof *p, int rank, int storage) { return rank * p->v.program->map.storages + storage; }
-static inline int proof_step(const Proof *p, int micro) { return micro / p->plan->N; }
-static inline int proof_in_step(const Proof *p, int micro) { return micro % p->plan->N; }
+static inline int proof_step(const Proof *p, int piece) { return piece / pieces_of_step(&p->pieces); }
+static inline int proof_piece(const Proof *p, int piece) { return piece % pieces_of_step(&p->pieces); }                            // in its step
+static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(&p->pieces, proof_piece(p, piece)); }              // whose it is
+static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); }          // of last pieces
+static inline int proof_end_of_step(const Proof *p, int step) { return (step + 1) * pieces_of_step(&p->pieces) - 1; }
 static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
-// Where a micro-batch's gradient of a storage is made: where sums stay, blocks share one place, and wte has several.
+// Where a piece's gradient of a storage is made: where sums stay, or there are several of a micro-batch, blocks share one place, and wte has several. Where
+// a micro-batch's is.
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const Relay *r = &p->relay[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
-    const int place = !r->stays ? storage : storage ? class_place : micro % heads;
+    const int place = !r->stays && p->pieces.pieces == 1 ? storage : storage ? class_place : micro % heads;
     return &p->made[rank * p->makings + place];
+}
+static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro) {
+    if (p->pieces.pieces == 1) { return proof_made(p, rank, storage, micro); }
+    return &p->made[rank * p->makings + p->relay[rank].heads + STORAGE_CLASSES + storage];
 }
 // The sum that stays on its owner; or, of parts that come to it, the one before its own.
 static inline Made *proof_summed(const Proof *p, int rank, int storage, int64_t step) {
@@ -109,25 +120,36 @@ static inline void prove_contribution(Proof *p, int rank, const Action *a, int s
     const Made begun = {a->micro, storage, proof_in_step(p, a->micro), proof_in_step(p, a->micro), false, mine && m->part};
     *m = begun;
 }
-// The gradient is whole; to it comes the sum of those before it, where it is made here.
-static inline void prove_reduce(Proof *p, int rank, const Action *a) {
-    const Relay *r = &p->relay[rank];
-    const int in = proof_in_step(p, a->micro), last = p->plan->N - 1, head = p->v.program->map.units - 1, step = proof_step(p, a->micro);
-    Made *m = proof_made(p, rank, a->storage, a->micro), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
+// A piece's gradient is whole: it joins those of its micro-batch.
+static inline Made *prove_piece(Proof *p, int rank, const Action *a) {
+    const int in = proof_in_step(p, a->micro), within = piece_within(&p->pieces, proof_piece(p, a->micro)), head = p->v.program->map.units - 1;
+    Made *m = proof_made(p, rank, a->storage, a->micro), *whole = proof_whole(p, rank, a->storage, a->micro);
     const bool missing = a->storage == 0 && !m->part && !(*validator_done(&p->v, rank, head, a->micro) & DONE_INPUT);
     validate_reduce(&p->v, rank, a);
     if (!made_is(m, a->storage, a->micro, in, in) || m->whole) { validator_fail(&p->v, rank, a, "its gradient is not here"); }
     if (missing) { validator_fail(&p->v, rank, a, "the head's part is missing"); }
     m->whole = true;
+    if (whole == m) { return m; }
+    const int before = a->micro - (p->pieces.in_turns ? p->pieces.micros : 1);
+    if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) { validator_fail(&p->v, rank, a, "the pieces before it are not here"); }
+    *whole = *m, made_free(m);
+    return whole;
+}
+// With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it, where it is made here.
+static inline void prove_reduce(Proof *p, int rank, const Action *a) {
+    const Relay *r = &p->relay[rank];
+    const int in = proof_in_step(p, a->micro), last = p->plan->N - 1, step = proof_step(p, a->micro);
+    Made *m = prove_piece(p, rank, a), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
+    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
     if (r->stays) {
-        if (in ? !made_is(sum, a->storage, a->micro - 1, 0, in - 1) : sum->micro >= 0) { validator_fail(&p->v, rank, a, "the sum is not of those before it"); }
+        if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) { validator_fail(&p->v, rank, a, "the sum is not of those before it"); }
         *sum = made_sum(a->storage, a->micro, 0, in), made_free(m);
         return;
     }
     const SumWay way = proof_way(p, a->storage);
     if (way == SUM_CHAIN ? in == 0 : in < last) { return; }
     Made *before = way == SUM_OWNER ? sum : coming;
-    if (!made_is(before, a->storage, a->micro - 1, 0, in - 1)) { validator_fail(&p->v, rank, a, "the sum that came is not of those before it"); }
+    if (!made_is(before, a->storage, proof_before(p, a->micro), 0, in - 1)) { validator_fail(&p->v, rank, a, "the sum that came is not of those before it"); }
     m->first = 0, made_free(before);
 }
 // A part joins a sum that is made here.
@@ -135,15 +157,15 @@ static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
     const bool owner = proof_way(p, a->storage) == SUM_OWNER;
     Made *coming = &p->coming[proof_at(p, rank, a->storage)];
-    Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : proof_made(p, rank, a->storage, a->micro);
+    Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : proof_whole(p, rank, a->storage, a->micro);
     if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }
-    if (in ? !made_is(sum, a->storage, a->micro - 1, 0, in - 1) || !sum->whole : sum->micro >= 0) {
+    if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) || !sum->whole : sum->micro >= 0) {
         validator_fail(&p->v, rank, a, "the sum is not of those before it");
     }
     *sum = made_sum(a->storage, a->micro, 0, in), made_free(coming);
 }
 static inline void prove_sum(Proof *p, int rank, const Action *a, bool sends) {
-    Made *m = sends ? proof_made(p, rank, a->storage, a->micro) : &p->coming[proof_at(p, rank, a->storage)];
+    Made *m = sends ? proof_whole(p, rank, a->storage, a->micro) : &p->coming[proof_at(p, rank, a->storage)];
     if (sends) {
         const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && m->last < p->plan->N - 1;
         if (!good || p->relay[rank].stays) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
@@ -167,8 +189,8 @@ static inline void prove_part(Proof *p, int rank, const Action *a, bool sends) {
 }
 static inline void prove_update(Proof *p, int rank, const Action *a) {
     const Relay *r = &p->relay[rank];
-    const int last = p->plan->N - 1, micro = (int)a->step * p->plan->N + last;
-    Made *sum = r->stays ? proof_summed(p, rank, a->storage, a->step) : proof_made(p, rank, a->storage, micro);
+    const int last = p->plan->N - 1, micro = proof_end_of_step(p, (int)a->step);
+    Made *sum = r->stays ? proof_summed(p, rank, a->storage, a->step) : proof_whole(p, rank, a->storage, micro);
     if (r->owner[a->storage] != rank) { validator_fail(&p->v, rank, a, "is not the owner"); }
     if (!made_is(sum, a->storage, micro, 0, last) || !sum->whole) { validator_fail(&p->v, rank, a, "has not the sum of all"); }
     if (r->waits && (p->telling[rank].step != a->step || p->telling[rank].count != p->v.program->ranks)) {
@@ -185,14 +207,14 @@ static inline void prove_tally(Proof *p, int rank, const Action *a) {
     const bool whole = a->version != 0, came = told->step == a->step;
     if (whole && (!came || told->count != p->v.program->ranks)) { validator_fail(&p->v, rank, a, "has not heard of all ranks"); }
     if (!whole && telling->step >= a->step) { validator_fail(&p->v, rank, a, "has added already"); }
-    for (int i = 0; i < N && !whole; i++) {
-        const unsigned char done = *validator_done(&p->v, rank, head, (int)a->step * N + i);
-        if ((done & DONE_FORWARD) && !(done & DONE_INPUT)) { validator_fail(&p->v, rank, a, "a loss of micro-batch %d is not there", i); }
+    for (int i = 0; i < pieces_of_step(&p->pieces) && !whole; i++) {
+        const unsigned char done = *validator_done(&p->v, rank, head, (int)a->step * pieces_of_step(&p->pieces) + i);
+        if ((done & DONE_FORWARD) && !(done & DONE_INPUT)) { validator_fail(&p->v, rank, a, "a loss of piece %d is not there", i); }
     }
     for (int s = 0; s < p->v.program->map.storages && !whole; s++) {
         const Relay *r = &p->relay[rank];
-        const Made *sum = r->stays ? proof_summed(p, rank, s, a->step) : proof_made(p, rank, s, 0);
-        const bool there = r->waits ? made_is(sum, s, (int)a->step * N + N - 1, 0, N - 1) : p->newest[proof_at(p, rank, s)] > a->step;
+        const Made *sum = r->stays ? proof_summed(p, rank, s, a->step) : proof_whole(p, rank, s, 0);
+        const bool there = r->waits ? made_is(sum, s, proof_end_of_step(p, (int)a->step), 0, N - 1) : p->newest[proof_at(p, rank, s)] > a->step;
         if (r->owner[s] == rank && !there) { validator_fail(&p->v, rank, a, "the gradient of storage %d is not whole", s); }
     }
     telling->step = a->step, telling->count = (came ? told->count : 0) + !whole, told->step = -1;
@@ -206,8 +228,10 @@ static inline void prove_send_tally(Proof *p, int rank, const Action *a, bool se
 
 // Activations and gradients of boundaries: their places.
 static inline void prove_place(Proof *p, int rank, const Action *a, int unit) { // of the activations of a unit, that this action writes
-    for (int m = a->micro - (int)p->places[unit]; m >= 0; m -= (int)p->places[unit]) {
-        const bool began = *validator_done(&p->v, rank, a->unit, m) & DONE_FORWARD, ended = *validator_done(&p->v, rank, unit, m) & DONE_WEIGHT;
+    bool began = false;
+    for (int m = a->micro - (int)p->places[unit]; m >= 0 && !began; m -= (int)p->places[unit]) { // who was there last has proved it of those before
+        began = *validator_done(&p->v, rank, a->unit, m) & DONE_FORWARD;
+        const bool ended = *validator_done(&p->v, rank, unit, m) & DONE_WEIGHT;
         if (began && !ended) { validator_fail(&p->v, rank, a, "the place of unit %d's activations holds micro-batch %d", unit, m); }
     }
 }
@@ -291,7 +315,7 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     const size_t ranks = (size_t)program->ranks, storages = (size_t)m->storages, units = (size_t)m->units;
     memset(p, 0, sizeof *p);
     validator_start(&p->v, program);
-    p->plan = plan, p->model = m;
+    p->plan = plan, p->model = m, p->pieces = cyclic_pieces(plan);
     p->relay = (Relay *)checked_calloc(ranks, sizeof(Relay), "proof");
     p->places = (int64_t *)checked_calloc(units, sizeof(int64_t), "proof"), p->cut = (bool *)checked_calloc(units, sizeof(bool), "proof");
     cyclic_activations(plan, m->units, p->places, p->cut);

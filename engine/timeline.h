@@ -8,7 +8,7 @@
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
-#include "schedule.h" // actions and times
+#include "engine/simulator.h" // actions and times
 
 typedef struct {
     char letter;

@@ -42,7 +42,8 @@ typedef struct {
     // with what
     Store store;
     Executor executor;
-    int64_t *windows; // [most_samples + 1] of the training data that a private step takes; last, how many
+    int64_t *windows; // [2][most_samples + 1] of the training data that a private step takes; last, how many. Of even and odd steps
+    int64_t drawn[2]; // for how many steps, the last of which these are
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
@@ -145,19 +146,19 @@ static inline const char *reason_to_skip(Trainer *t, double loss, double norm) {
     return NULL;
 }
 
-// The samples that a private step draws, and its schedule. Rank 0 draws for all: logarithms may differ between machines.
-static inline void draw_samples(Trainer *t, Pass *pass) {
-    if (t->comm.rank == 0) {
-        NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)t->progress.step};
+// The samples that a private step draws. Rank 0 draws for all: logarithms may differ between machines.
+static inline void draw_samples(Trainer *t, int64_t step, Pass *pass) {
+    int64_t *windows = t->windows + (step & 1) * (t->most_samples + 1);
+    if (t->drawn[step & 1] != step + 1 && t->comm.rank == 0) {
+        NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)step};
         memcpy(stream.key, t->privacy.key, sizeof stream.key);
         const double rate = (double)t->samples / (double)t->train.windows;
-        t->windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, t->windows);
+        windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, windows);
         noise_wipe(&stream, sizeof stream);
     }
-    comm_broadcast(&t->comm, t->windows, (size_t)(t->most_samples + 1) * sizeof *t->windows, 0);
-    pass->windows = t->windows, pass->samples = t->windows[t->most_samples];
-    program_free(&t->program);
-    t->program = make_program(t, pass->samples, true);
+    if (t->drawn[step & 1] != step + 1) { comm_broadcast(&t->comm, windows, (size_t)(t->most_samples + 1) * sizeof *windows, 0); }
+    t->drawn[step & 1] = step + 1;
+    pass->windows = windows, pass->samples = windows[t->most_samples];
 }
 // The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
 static inline double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
@@ -189,9 +190,10 @@ static inline bool pauses_after(const Trainer *t, int64_t step) {
 }
 
 // A step of which the next one begins before it ends. The first rank gets its loss and norm.
-static inline void run_window(Trainer *t, double lr, double *loss, double *norm) {
+static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
     Executor *e = &t->executor;
-    const Pass passes[3] = {make_pass(t, -1), make_pass(t, 0), make_pass(t, 1)};
+    Pass passes[3] = {make_pass(t, -1), *pass, make_pass(t, 1)};
+    if (t->privacy.on) { draw_samples(t, t->progress.step + 1, &passes[2]); }
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     const int64_t step = t->progress.step;
     int at = 0;
@@ -200,7 +202,8 @@ static inline void run_window(Trainer *t, double lr, double *loss, double *norm)
     executor_lead(e, schedule, passes, step);
     executor_run(e, schedule, &at, passes + 1, NULL, step, NULL);
     executor_drain(e, schedule, passes + 1, step);
-    *loss = e->telling.loss / (double)max_i64(dataset_count_targets(&t->train, t->progress.position, t->samples), 1);
+    const int64_t counted = t->privacy.on ? pass->samples : dataset_count_targets(&t->train, t->progress.position, t->samples);
+    *loss = e->telling.loss / (double)max_i64(counted, 1);
     *norm = sqrt(exact_value(e->telling.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
     if (t->comm.rank == 0 && !isfinite(*norm)) {
         fprintf(stderr, "warning: step %" PRId64 ": gradients that are not finite made no update (loss %g, norm %g)\n", step + 1, *loss, *norm);
@@ -233,12 +236,16 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
 static inline void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, loss = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
     Pass pass = make_pass(t, 0);
-    if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, &pass); }
+    if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, t->progress.step, &pass); }
+    if (t->privacy.on && !t->cyclic.rule) {
+        program_free(&t->program);
+        t->program = make_program(t, pass.samples, true);
+    }
     const Schedule *schedule = &t->program.rank[t->comm.rank];
     ops_range_begin("step", "", -1);
     profile_begin(&t->profile, &t->executor, t->progress.step + 1);
     if (t->cyclic.rule) {
-        run_window(t, lr, &loss, &norm);
+        run_window(t, &pass, lr, &loss, &norm);
     } else {
         run_step(t, &pass, lr, &loss, &norm);
     }

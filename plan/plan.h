@@ -11,9 +11,10 @@
 #ifndef PLAN_H
 #define PLAN_H
 
-#include "support/json.h" // profiles
-#include "options.h"      // Cluster
-#include "pipeline.h"     // schedules, whose simulation decides
+#include "support/json.h"     // profiles
+#include "options.h"          // Cluster
+#include "pipeline.h"         // schedules, whose simulation decides
+#include "engine/simulator.h" // how long a plan's step takes
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Models

@@ -24,6 +24,24 @@ enum {
 // How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., comes to be at the last micro-batch's rank, which owns it: each rank adds its own and
 // sends the sum on; or all but the last send theirs to the first, which sends the sum to the last; or all send theirs to the last.
 typedef enum { SUM_CHAIN, SUM_FIRST, SUM_OWNER } SumWay;
+// The pieces that a step's micro-batches are computed in, one after another: each micro-batch's first piece, then the second of each, and so on, where a
+// rank has one of them (in_turns); else all pieces of a micro-batch, then the next one's. Numbers of pieces count in that order.
+typedef struct {
+    int micros, pieces; // of a step; of each of these
+    bool in_turns;
+} Pieces;
+static inline int pieces_of_step(const Pieces *p) { return p->micros * p->pieces; }
+static inline int piece_number(const Pieces *p, int micro, int within) { return p->in_turns ? within * p->micros + micro : micro * p->pieces + within; }
+static inline int piece_micro(const Pieces *p, int piece) { return p->in_turns ? piece % p->micros : piece / p->pieces; }
+static inline int piece_within(const Pieces *p, int piece) { return p->in_turns ? piece / p->micros : piece % p->pieces; }
+static inline bool piece_is_last(const Pieces *p, int piece) { return piece_within(p, piece) == p->pieces - 1; } // of its micro-batch
+// Its samples, of so many of the step.
+static inline int64_t piece_rows(const Pieces *p, int64_t samples, int piece, int64_t *first) {
+    const int micro = piece_micro(p, piece), within = piece_within(p, piece);
+    const int64_t begin = part_begin(samples, p->micros, micro), rows = part_begin(samples, p->micros, micro + 1) - begin;
+    *first = begin + part_begin(rows, p->pieces, within);
+    return begin + part_begin(rows, p->pieces, within + 1) - *first;
+}
 // States that go from rank to rank by messages, instead of collectives of all who hold them (cyclic.h). A storage has one owner, which updates it;
 // others compute with copies of its parameters, and pass its gradient's sum on.
 typedef struct {
@@ -35,9 +53,9 @@ typedef struct {
     bool stays;            // sums stay on the owner from one micro-batch to the next, whose gradients are made in rooms; else they come, and go on
     bool waits;            // updates wait for the norm of the whole gradient
     int sums;              // places of sums that stay: 2 where a step's is awaited while the next one's begins
-    int heads;             // micro-batches whose gradient of wte is in the making: from the head's part to the embedding's
+    int heads;             // pieces whose gradient of wte is in the making: from the head's part to the embedding's
     const SumWay *way;     // [storages] NULL: SUM_CHAIN
-    int micros;            // micro-batches of a step
+    Pieces pieces;         // of a step
     int parcels;           // rooms for sums that come: those of a storage come into room ...
     unsigned char *parcel; // ... [storages]
 } Relay;

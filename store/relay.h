@@ -4,7 +4,7 @@
 // Versions   count steps. A rank keeps one or two of a storage, version v in place v modulo their number. A place is written again when all messages
 //            that use it are complete (Mail).
 // Sums       ((g_1 + g_2) + g_3) + ... of a step's micro-batches, always in this order: every execution gives the same bits. A gradient is made in a
-//            place of its own, and the sum of those before it is added.
+//            place of its own, and the sum of those before it is added. Of pieces each is made whole, and added to those of its micro-batch before it.
 // Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
 // Errands    What would wait for a message waits apart instead (Errand), and the rank computes on. Errands of a storage's parameters are done in their
 //            order, and so are those of its sums; others do not wait for them. The executor does one when nothing that it waits for is open, and waits where
@@ -71,6 +71,7 @@ static inline void store_begin_version(Store *s, int storage, int64_t version) {
 static inline void store_skip_version(Store *s, int storage, int64_t version) {
     const char *before = store_newest(s, storage);
     store_begin_version(s, storage, version);
+    s->noised[storage] = false;
     if (before == store_newest(s, storage) || s->dtype == DTYPE_FP32) { return; }
     ops_copy(s->stream, store_newest(s, storage), before, (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
@@ -92,12 +93,19 @@ static inline void store_hand_out(Store *s) {
     }
 }
 
-// Where a micro-batch's contributions to a gradient go; micro counts through the steps. *accumulate: as in store_gradient.
+// Where a piece's contributions to a gradient go; its number counts through the steps. *accumulate: as in store_gradient.
 static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.relay->heads]; }
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
-    if (!s->policy.relay->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
-    const int64_t place = storage ? 0 : micro % s->policy.relay->heads;
+    const Relay *r = s->policy.relay;
+    if (!r->stays) { return (float *)(void *)shelf_slice(r->pieces.pieces > 1 ? &s->piling : &s->grads, storage); }
+    const int64_t place = storage ? 0 : micro % r->heads;
     return (float *)(void *)shelf_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
+}
+// Where a micro-batch's is, when it is whole, or of pieces, so far.
+static inline float *store_whole(const Store *s, int storage, int64_t micro) {
+    const Relay *r = s->policy.relay;
+    if (!r->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
+    return r->pieces.pieces > 1 ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
 }
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
@@ -106,21 +114,29 @@ static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bo
     *accumulate = *begun, *begun = true;
     return store_making(s, storage, micro);
 }
-// A micro-batch's gradient is whole: to it comes the sum of those before it in the step, where it is made here. micro: in all, in_step: of the step.
-static inline void store_add_sum(Store *s, int storage, int64_t micro, int in_step, int64_t step) {
+// A piece's gradient is whole, and with the last one its micro-batch's: to this comes the sum of those before it in the step, where it is made here.
+// micro: number of the piece, in all; piece: in the step.
+static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
     const Relay *r = s->policy.relay;
     const int64_t elements = gpt_storage_elements(s->model, storage);
+    const int in_step = piece_micro(&r->pieces, piece);
     const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
     bool accumulate, *begun = store_begun(s, storage, micro);
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
     *begun = false;
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
-    float *made = store_making(s, storage, micro), *sum = store_sum(s, storage, step);
+    float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro), *sum = store_sum(s, storage, step);
+    if (made != piled && piece_within(&r->pieces, piece) == 0) {
+        ops_copy(s->stream, made, piled, (size_t)elements * sizeof(float));
+    } else if (made != piled) {
+        ops_accumulate(s->stream, made, piled, elements);
+    }
+    if (!piece_is_last(&r->pieces, piece)) { return; }
     if (r->stays && in_step == 0) {
         ops_copy(s->stream, sum, made, (size_t)elements * sizeof(float));
     } else if (r->stays) {
         ops_accumulate(s->stream, sum, made, elements);
-    } else if (way == SUM_CHAIN ? in_step > 0 : in_step == r->micros - 1) {
+    } else if (way == SUM_CHAIN ? in_step > 0 : in_step == r->pieces.micros - 1) {
         if (way != SUM_OWNER) { mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM)); }
         const Shelf *before = way == SUM_OWNER ? &s->making : &s->coming;
         ops_accumulate(s->stream, made, (const float *)(const void *)shelf_slice(before, storage), elements);
@@ -156,7 +172,7 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
     Mail *mail = store_mail(s, storage, send ? MAIL_GOING_SUM : MAIL_COMING_SUM);
     comm_label(s->comm, "gradient", storage, step);
-    mail_post(s, mail, send, peer, sum_channel(storage), send ? (void *)store_making(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
+    mail_post(s, mail, send, peer, sum_channel(storage), send ? (void *)store_whole(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
               (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
 }
 
@@ -188,8 +204,10 @@ static inline bool errands_conflict(const Errand *a, const Errand *b) {
 // The first message that an errand would have to wait for now, all before it being done; 0: none.
 static inline Ticket errand_awaits(Store *s, const Errand *errand) {
     const Action *a = &errand->action;
+    const Pieces *pieces = &s->policy.relay->pieces;
     const SumWay way = s->policy.relay->way[a->storage];
-    const bool joins = way == SUM_CHAIN ? a->micro > 0 : way == SUM_FIRST && a->micro == s->policy.relay->micros - 1; // store_add_sum
+    const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
+    const bool joins = way == SUM_CHAIN ? micro > 0 : way == SUM_FIRST && micro == pieces->micros - 1; // store_add_sum
     Ticket t = 0;
     switch (a->kind) {
     case ACT_SEND_PARAMETERS: return mail_open(s, store_version_mail(s, a->storage, a->version, MAIL_COMING));
@@ -199,7 +217,7 @@ static inline Ticket errand_awaits(Store *s, const Errand *errand) {
     case ACT_ADD: return mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM));
     default: return 0;
     }
-    return t ? t : joins ? mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM)) : 0;
+    return t ? t : joins && piece_is_last(pieces, a->micro) ? mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM)) : 0;
 }
 
 #endif

@@ -3,7 +3,7 @@
 //
 // Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state: params working parameters (with --dtype fp32
 //            they are their own masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay, making
-//            gradients of micro-batches, coming sums from other ranks.
+//            gradients of micro-batches, coming sums from other ranks, piling, where a micro-batch is computed in pieces: relay.h.
 #ifndef STORE_H
 #define STORE_H
 
@@ -79,6 +79,7 @@ typedef struct {
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
     Shelf making, coming; // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;         // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
     double *partials;             // [my chunks] of the norm
@@ -236,6 +237,8 @@ static inline void store_plan_relay(Store *s) {
     s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
     for (int i = 0; i < m->storages; i++) { copies[i] = !r->stays && r->adds[i]; }
     s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->pieces.pieces > 1 && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
+    s->piling = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), !r->stays);
     free(copies), free(room);
 }
 
@@ -273,7 +276,7 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->codes.held + s->codes.rooms + s->errors.held +
+    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms + s->errors.held +
                               PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
@@ -329,6 +332,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
     if (!s->policy.relay) { return; }
     shelf_allocate(&s->making, MEMORY_BUFFERS, "gradients"), shelf_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
+    shelf_allocate(&s->piling, MEMORY_BUFFERS, "gradients of pieces");
     s->version = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->head_begun = (bool *)checked_calloc((size_t)s->policy.relay->heads, 1, "store");
     s->head_coming = (Ticket *)checked_calloc((size_t)s->policy.relay->heads, sizeof(Ticket), "store");
     s->mail = (Mail *)checked_calloc(n * MAIL_KINDS, sizeof(Mail), "store");
@@ -336,8 +340,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 }
 
 static inline void store_free(Store *s) {
-    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors, &s->making, &s->coming};
-    for (int i = 0; i < 10; i++) { shelf_free(shelves[i]); }
+    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors, &s->making, &s->coming, &s->piling};
+    for (int i = 0; i < 11; i++) { shelf_free(shelves[i]); }
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
     for (int i = 0; i < s->batch_count; i++) {

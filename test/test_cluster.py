@@ -214,6 +214,7 @@ class Endings(TestCase):
     SHAPE = ["2x2", "--rate", "200mbit", "--cpu", "25", "--memory", "200M"]
 
     def begin(self, status=0):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # of what runs in the background it is ignored, and that is inherited
         process = self.start(*self.SHAPE, ranks=4, status=status)
         self.assertEqual(bool(cgroups(self.name)), True, "the test looks in the wrong place")
         return process

@@ -13,6 +13,7 @@
 
 #include "checkpoint.h"
 #include "pipeline.h"
+#include "engine/validator.h"
 
 enum { MAX_RANKS = 4, STAGING = 1 << 18, STEPS = 2, SAMPLES = 7, MICRO = 2, STORAGES = 7, STAGES = 4 };
 static const GptConfig config = {4, 1, 16, 50, 128, 8};

@@ -26,7 +26,7 @@ static GptModel model_of(int units) {
 static CyclicPlan plan_of(CyclicRule rule, CyclicMode mode, int N, int slack, int units) {
     CyclicPlan p;
     memset(&p, 0, sizeof p);
-    p.rule = rule, p.mode = mode, p.N = N, p.slack = slack, p.ranks = mode == CYCLIC_SINGLE ? 1 : N, p.cut = cyclic_cut(units, N);
+    p.rule = rule, p.mode = mode, p.N = N, p.slack = slack, p.pieces = 1, p.ranks = mode == CYCLIC_SINGLE ? 1 : N, p.cut = cyclic_cut(units, N);
     double *weight = (double *)checked_malloc((size_t)N * sizeof(double), "weights");
     for (int j = 0; j < N; j++) { weight[j] = 1; }
     p.weight = weight;
@@ -375,10 +375,10 @@ static void test_received(void **state) {
 static void check_valid(const CyclicPlan *plan, int units, int steps, int pause) {
     const GptModel m = model_of(units);
     char error[400];
-    Program window = window_of(plan, plan->recompute ? 1 + plan->N / 2 : plan->N + 1); // some have no samples
+    Program window = window_of(plan, plan->recompute ? 1 + plan->N / 2 : plan->N * plan->pieces + 1); // some have no samples
     if (!cyclic_prove(&window, plan, &m, steps, pause, error, sizeof error)) {
-        fail_msg("rule %d mode %d N %d slack %d waits %d pauses %d (%d of %d) recompute %d: %s", plan->rule, plan->mode, plan->N, plan->slack, plan->waits,
-                 plan->pauses, pause, steps, plan->recompute, error);
+        fail_msg("rule %d mode %d N %d slack %d pieces %d waits %d pauses %d (%d of %d) recompute %d: %s", plan->rule, plan->mode, plan->N, plan->slack,
+                 plan->pieces, plan->waits, plan->pauses, pause, steps, plan->recompute, error);
     }
     program_free(&window);
 }
@@ -391,7 +391,7 @@ static void test_all_are_valid(void **state) {
             const int rule = kind / 3 % 5, units = (int)max_i64(N, 3) + N % 3;
             CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 3], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
             const GptModel m = model_of(units);
-            plan.waits = rule == 1, plan.pauses = kind / 15, plan.recompute = N % 2;
+            plan.waits = rule == 1, plan.pauses = kind / 15, plan.recompute = N % 2, plan.pieces = N < 8 ? 1 + kind % 4 : 1;
             if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&m, N); }
             check_valid(&plan, units, plan.pauses ? 5 : 4, plan.pauses ? 1 + kind % 3 : 4);
             cyclic_free(&plan);
@@ -402,7 +402,7 @@ static void test_all_are_valid(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Refused: one change each to the window, of the first action of this rank, kind, unit or storage, micro-batch, and step behind or ahead.
 
-typedef enum { SINGLE, DATA, MODEL, WAITS, RECOMPUTES, BASES } Base; // data: 4 ranks, sums by all ways; waits: v1 of 3 ranks
+typedef enum { SINGLE, DATA, MODEL, WAITS, RECOMPUTES, PIECES, PIECES_DATA, BASES } Base; // data: 4 ranks, sums by all ways; waits: v1 of 3 ranks; pieces: 2
 typedef enum {
     DROP,
     REPEAT,
@@ -464,6 +464,11 @@ static const Damage damages[] = {
     {"a part not added", DATA, 0, ACT_ADD, ANY, 1, 0, DROP, 0, "is not of those before it|has not been added|is not here"},
     {"a part added twice", DATA, 0, ACT_ADD, ANY, 1, 0, REPEAT, 0, "the part is not here"},
     {"a part added before its turn", DATA, 0, ACT_ADD, ANY, 1, 0, MICRO, 2, "the part is not here"},
+    {"a piece not added", PIECES, 0, ACT_REDUCE, 2, 0, 0, DROP, 0, "gradient holds storage 2's|gradient holds"},
+    {"a piece added twice", PIECES, 0, ACT_REDUCE, 2, 0, 0, REPEAT, 0, "runs twice"},
+    {"a piece added as another", PIECES_DATA, 1, ACT_REDUCE, 2, 1, 0, MICRO, 5, "contributions are still to come"},
+    {"a sum sent before its last piece", PIECES_DATA, 1, ACT_REDUCE, 2, 5, 0, DROP, 0, "has no such sum to send|gradient holds"},
+    {"updated before the last piece", PIECES, 0, ACT_UPDATE, 2, ANY, 0, UP, 1, "has not the sum of all"},
     {"a part not added by the owner", DATA, 3, ACT_ADD, ANY, 1, 0, DROP, 0, "is not of those before it|has not been added"},
     // compute and places
     {"a forward twice", SINGLE, 0, ACT_FORWARD, 2, ANY, 1, REPEAT, 0, "runs twice"},
@@ -486,11 +491,11 @@ static const Damage damages[] = {
     {"a collective", SINGLE, 0, ACT_REDUCE, 2, ANY, 0, KIND, ACT_PREFETCH, "is no part of these schedules"},
 };
 static CyclicPlan base_plan(Base base) {
-    const int N = base == DATA ? 4 : 3;
-    const CyclicMode mode = base == DATA || base == WAITS ? CYCLIC_DATA : base == MODEL ? CYCLIC_MODEL : CYCLIC_SINGLE;
+    const int N = base == DATA || base == PIECES_DATA ? 4 : 3;
+    const CyclicMode mode = base == DATA || base == WAITS || base == PIECES_DATA ? CYCLIC_DATA : base == MODEL ? CYCLIC_MODEL : CYCLIC_SINGLE;
     CyclicPlan p = plan_of(base == WAITS ? CYCLIC_V1 : CYCLIC_V2, mode, N, 0, 6);
     const GptModel m = model_of(6);
-    p.waits = base == WAITS, p.recompute = base == RECOMPUTES;
+    p.waits = base == WAITS, p.recompute = base == RECOMPUTES, p.pieces = base == PIECES || base == PIECES_DATA ? 2 : 1;
     if (mode == CYCLIC_DATA) { p.way = cyclic_ways(&m, N); }
     return p;
 }
@@ -551,7 +556,7 @@ static void test_damage_is_refused(void **state) {
         const Damage *d = &damages[i];
         CyclicPlan plan = base_plan(d->base);
         const GptModel m = model_of(6);
-        Program window = window_of(&plan, plan.N);
+        Program window = window_of(&plan, plan.N * plan.pieces);
         char error[400];
         assert_true(cyclic_prove(&window, &plan, &m, 4, 4, error, sizeof error));
         damage(&window, d);
@@ -572,16 +577,19 @@ typedef struct {
     CyclicRule rule;
     int N, slack, samples;
     bool clips, sgd;
+    int micro; // --micro-batch; 0: no pieces
 } Case;
 static const Case cases[] = {
-    {CYCLIC_V2, 1, 0, 3, false, false}, {CYCLIC_V1, 1, 0, 3, false, false}, {CYCLIC_V2, 2, 0, 4, false, false}, {CYCLIC_V1, 2, 0, 5, true, false},
-    {CYCLIC_V2, 3, 0, 7, false, false}, {CYCLIC_V1, 3, 0, 6, false, false}, {CYCLIC_V2, 3, 1, 2, false, true},  {CYCLIC_V2, 4, 0, 6, false, false},
-    {CYCLIC_V1, 4, 0, 3, true, true},   {CYCLIC_V2, 4, 1, 8, false, false},
+    {CYCLIC_V2, 1, 0, 3, false, false, 0}, {CYCLIC_V1, 1, 0, 3, false, false, 0}, {CYCLIC_V2, 2, 0, 4, false, false, 0}, {CYCLIC_V1, 2, 0, 5, true, false, 0},
+    {CYCLIC_V2, 3, 0, 7, false, false, 0}, {CYCLIC_V1, 3, 0, 6, false, false, 0}, {CYCLIC_V2, 3, 1, 2, false, true, 0},  {CYCLIC_V2, 4, 0, 6, false, false, 0},
+    {CYCLIC_V1, 4, 0, 3, true, true, 0},   {CYCLIC_V2, 4, 1, 8, false, false, 0}, {CYCLIC_V2, 1, 0, 5, false, false, 2}, {CYCLIC_V1, 2, 0, 7, true, false, 1},
+    {CYCLIC_V2, 3, 0, 8, false, false, 2}, {CYCLIC_V2, 2, 1, 8, false, true, 3},
 };
 typedef struct {
     GptModel m;
     Stream stream;
-    float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES], *own[REF_STORAGES], *sum[REF_STORAGES]; // moments, gradients
+    float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES]; // parameters, moments
+    float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES]; // gradients of a piece, of a micro-batch, of those so far
     BlockActs blocks[REF_LAYERS];
     BlockGradients work;
     HeadActs head;
@@ -595,9 +603,9 @@ static Reference *reference_make(void) {
     r->stream.threads = 1, r->stream.workspace_bytes = gpt_workspace_bytes(&r->m, REF_ROWS, REF_T, 1, LOGITS_PLENTY);
     r->stream.workspace = ops_alloc(r->stream.workspace_bytes);
     for (int s = 0; s < REF_STORAGES; s++) {
-        float **all[] = {&r->now[s], &r->before[s], &r->first[s], &r->second[s], &r->own[s], &r->sum[s]};
+        float **all[] = {&r->now[s], &r->before[s], &r->first[s], &r->second[s], &r->own[s], &r->whole[s], &r->sum[s]};
         const int64_t n = gpt_storage_elements(&r->m, s);
-        for (int k = 0; k < 6; k++) { *all[k] = (float *)ops_alloc((size_t)n * sizeof(float)); }
+        for (int k = 0; k < 7; k++) { *all[k] = (float *)ops_alloc((size_t)n * sizeof(float)); }
         gpt_initialise(&r->m, s, 3, 0, n, r->now[s]), memcpy(r->before[s], r->now[s], (size_t)n * sizeof(float));
     }
     Arena count = {NULL, 0};
@@ -629,7 +637,7 @@ static UnitStates reference_states(Reference *r, const Case *c, int i, int unit,
     }
     return states;
 }
-static void reference_micro_batch(Reference *r, const Case *c, int i, int64_t rows, float scale) {
+static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, float scale) {
     const int head = REF_UNITS - 1;
     UnitStates s = reference_states(r, c, i, 0, false);
     gpt_embedding_forward(&r->stream, &r->m, &s, r->x[1], r->tokens, rows, REF_T);
@@ -677,25 +685,38 @@ static void reference_update(Reference *r, const Case *c, int step, double norm)
         }
     }
 }
+static void reference_add(const Reference *r, float *const *sum, float *const *more, bool first) {
+    for (int s = 0; s < REF_STORAGES; s++) {
+        for (int64_t k = 0; k < gpt_storage_elements(&r->m, s); k++) { sum[s][k] = first ? more[s][k] : sum[s][k] + more[s][k]; }
+    }
+}
+// The gradient of samples that follow each other, in micro-batch i; their loss.
+static double reference_samples(Reference *r, const Case *c, const Dataset *data, int i, int64_t begin, int64_t rows) {
+    double loss = 0;
+    for (int s = 0; s < REF_STORAGES && !rows; s++) { memset(r->own[s], 0, (size_t)gpt_storage_elements(&r->m, s) * sizeof(float)); }
+    if (rows) {
+        dataset_fill(data, begin, rows, r->tokens, r->targets);
+        reference_piece(r, c, i, rows, (float)(1.0 / (double)(c->samples * REF_T)));
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        double sample = 0;
+        for (int64_t t = 0; t < REF_T; t++) { sample += (double)r->head.losses[row * REF_T + t]; }
+        loss += sample;
+    }
+    return loss;
+}
 // A step; its loss and norm.
 static void reference_step(Reference *r, const Case *c, const Dataset *data, int step, double found[2]) {
-    const float scale = (float)(1.0 / (double)(c->samples * REF_T));
+    const int64_t most = ceil_div(c->samples, c->N), pieces = c->micro ? ceil_div(most, c->micro) : 1;
     double loss = 0;
     for (int i = 1; i <= c->N; i++) {
-        const int64_t begin = part_begin(c->samples, c->N, i - 1), rows = part_begin(c->samples, c->N, i) - begin;
-        for (int s = 0; s < REF_STORAGES && !rows; s++) { memset(r->own[s], 0, (size_t)gpt_storage_elements(&r->m, s) * sizeof(float)); }
-        if (rows) {
-            dataset_fill(data, (int64_t)step * c->samples + begin, rows, r->tokens, r->targets);
-            reference_micro_batch(r, c, i, rows, scale);
+        const int64_t first = c->samples * (i - 1) / c->N, count = c->samples * i / c->N - first;
+        for (int64_t k = 0; k < pieces; k++) {
+            const int64_t begin = first + count * k / pieces, end = first + count * (k + 1) / pieces;
+            loss += reference_samples(r, c, data, i, (int64_t)step * c->samples + begin, end - begin);
+            reference_add(r, r->whole, r->own, k == 0);
         }
-        for (int64_t row = 0; row < rows; row++) {
-            double sample = 0;
-            for (int64_t t = 0; t < REF_T; t++) { sample += (double)r->head.losses[row * REF_T + t]; }
-            loss += sample;
-        }
-        for (int s = 0; s < REF_STORAGES; s++) {
-            for (int64_t k = 0; k < gpt_storage_elements(&r->m, s); k++) { r->sum[s][k] = i == 1 ? r->own[s][k] : r->sum[s][k] + r->own[s][k]; }
-        }
+        reference_add(r, r->sum, r->whole, i == 1);
     }
     found[0] = loss / (double)(c->samples * REF_T), found[1] = reference_norm(r);
     reference_update(r, c, step, found[1]);
@@ -725,10 +746,10 @@ static void check_case(const Case *c, const char *folder) {
              c->sgd ? "sgd --momentum 0.9" : "adamw --beta1 0.9 --beta2 0.95 --eps 1e-8");
     snprintf(command, sizeof command,
              "./train_gpt %s %s%d %s --model layers=4,heads=2,channels=16,vocab=101 --train test/golden/gpt_tiny_tokens.bin --shuffle 0 --seed 3 --seq-len %d "
-             "--micro-batch 1 --steps %d --lr 1e-3 --lr-schedule constant --weight-decay 0.1 --val-every 0 "
+             "--micro-batch %d --steps %d --lr 1e-3 --lr-schedule constant --weight-decay 0.1 --val-every 0 "
              "--threads 1 --log %s/log --export %s/export >%s/out",
              what, c->rule == CYCLIC_V2 ? "--cyclic-slack " : "--keep ", c->slack ? c->slack : c->rule == CYCLIC_V1,
-             c->clips ? "--grad-clip 0.5" : "--grad-clip 0", REF_T, REF_STEPS, folder, folder, folder);
+             c->clips ? "--grad-clip 0.5" : "--grad-clip 0", REF_T, c->micro ? c->micro : REF_ROWS, REF_STEPS, folder, folder, folder);
     assert_int_equal(system(command), 0);
     snprintf(line, sizeof line, "%s/log", folder);
     FILE *log = fopen(line, "r");

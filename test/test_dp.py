@@ -9,6 +9,7 @@
     Sampling      Poisson: independent coins; batches of any size, none too
     Trajectories  one computation at every stage, on any number of ranks, after a resume and in another layout
     Stages        the same across the stages of pipelines, of any plan
+    Cyclic        the same where micro-batches are delayed against each other, on one rank or a rank each
     Ledger        epsilon is the accountant's; the step that would exceed the target is not taken; the key stays secret
     Audit         what an attacker learns of canaries is below the claim
     Controls      programs with a fault (sigma halved, noise twice, cross term dropped) fail these tests
@@ -788,6 +789,57 @@ class Stages(PrivateCheck):
         self.assertEqual(len(train(**dict(run, resume=1, pipeline_schedule="gpipe", micro_batch=2)).steps()), 2)
 
 
+class Cyclic(PrivateCheck):
+    DATA, data, check = Clipping.DATA, Clipping.data, Clipping.check
+    RULES = [dict(cyclic="v1"), dict(cyclic="v2"), dict(cyclic="v2", cyclic_slack=1)]
+
+    @staticmethod
+    def modes(N, **case):
+        return dict(case, ranks=1, cyclic_stages=N), dict(case, ranks=N, cyclic_mode="data")
+
+    def test_each_way(self):
+        """The first step finds one version of all: the sum of clipped gradients, whatever the way to norms, in pieces or not."""
+        cases = [(index, dict(mode, dp_clip_style="unit", dp_clip_function=function, R=R, recompute=how, micro_batch=rows))
+                 for index, (shape, *_) in enumerate(self.DATA) for N in (2, 3, 4) if N <= shape.units for rule in self.RULES for mode in self.modes(N, **rule)
+                 for function in CLIP_FUNCTIONS for R in range(3) for how in ("none", "block") for rows in (1, 7)]
+        picked = cases if ALL else [random.Random(f"{SEED}{at}").choice([c for c in cases if c[0] == at and c[1]["ranks"] < 2 + at % 3]) for at in range(len(self.DATA))]
+        at_once(lambda case: self.check(self.data(case[0], 7), **case[1]), picked)
+
+    def test_noise(self):
+        """Once, to the sum of all: the numbers of a plain run, in each step."""
+        silent, lr = Silent(), 2.0**-100
+        cases = [dict(mode, lr=lr, steps=2, grad_clip=clip) for N in (2, 3) for rule in self.RULES for clip in (0, "1e30")[:1 + (rule["cyclic"] == "v1")] for mode in self.modes(N, **rule)]
+        cases = sample(cases, 4)
+        first, *others = silent.noise([dict(lr=lr, steps=2), *cases])
+        for noise, case in zip(others, cases):
+            self.assertTrue((noise == first).all(), case)
+
+    def test_one_result(self):
+        """Noise, batches of chance and of none, pieces: both modes bit by bit; one stage of v2 is plain training."""
+        run = dict(Trajectories.RUN, grad_clip=None)
+        cases = [(N, dict(run, **rule, **more)) for N in (2, 3, 4) for rule in self.RULES
+                 for more in (dict(micro_batch=1), dict(dtype="bf16", micro_batch=20), dict(recompute="block"), dict(batch_tokens=20), dict(optimizer="sgd", lr=0.05))]
+        for N, case in sample(cases, 4):
+            one, several = self.exported(self.modes(N, **case))
+            self.assertEqual(several.steps("samples"), one.steps("samples"))
+            self.assert_same(several, one, (N, case))
+        plain, one = self.exported([dict(run, grad_clip=0), dict(run, cyclic="v2", cyclic_stages=1)])
+        self.assertEqual(one.steps("samples"), plain.steps("samples"))
+        self.assert_near(one, plain, "one stage")
+
+    def test_resume(self):
+        """Bit by bit, in either mode; with other micro-batches the steps after the checkpoint would have other gradients, and the same noise."""
+        run = dict(Trajectories.RUN, steps=6, save_every=3, dp_key=None, grad_clip=None, out=os.path.join(scratch(), "out"), **random.Random(SEED).choice(self.RULES))
+        one, several = self.modes(2, **run)
+        whole = train(**several)
+        shutil.rmtree(test_train.checkpoint(run["out"], 6))
+        refused = Job(**dict(several, ranks=3, resume=1)).wait()
+        self.assertEqual(refused.code, EXIT_INPUT, refused.err)
+        self.assertIn("steps 4 to 6 have drawn noise after this checkpoint", refused.err)
+        again = train(**dict(one, resume=1))
+        self.assertEqual(again.steps("loss", "grad_norm", "samples"), whole.steps("loss", "grad_norm", "samples")[3:])
+
+
 class Kills(test_train.Kills):
     """Its chain, with noise: what a step saw, and its noise, are the same again."""
     RUN = dict(ranks=2, zero=1, micro_batch=1, shuffle=None, dp_noise=1, dp_key=KEY, dp_show_private=1, grad_clip=0, dp_accountant="rdp")
@@ -1026,7 +1078,7 @@ class Controls(PrivateCheck):
     FAULTS = [("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "noise", "variance"),
               ("noise added twice", "zero.h", NOISE, NOISE + "\n    noise.step += 1000;\n    ops_add_noise(s->stream, (float *)(void *)shelf_slice(&s->grads, storage), " +
                NOISE.replace("s->noise.deviation", "s->noise.scale * s->noise.deviation").replace("s->noise.scale)", "1)"), "noise", "variance"),
-              ("cross term dropped", "dp.h", "        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, h->lnf, rows, T, C, Vp);\n", "", "continuous", "wte of storage 0"),
+              ("cross term dropped", "dp.h", "        ops_tied_sample_norms(s, c->norms, dout, tokens, c->dlogits, clip_lnf(c, h), rows, T, C, Vp);\n", "", "continuous", "wte of storage 0"),
               ("sigma halved", "zero.h", NOISE, NOISE.replace("s->noise.deviation", "0.5f * s->noise.deviation"), "audit", "not less than"),
               ("the same noise in each storage", "zero.h", "noise.part = (uint32_t)storage", "noise.part = 0", "unlike", "storages"),
               ("the whole threshold for each unit", "dp.h", "R / sqrt(groups)", "R / sqrt(fmin(groups, 1))", "sensitivity", "not less than or equal to"),
@@ -1111,6 +1163,7 @@ class Refusals(PrivateCheck):
         cases = [(dict(zero=2, zero_quantized_gradients=1), "one sample can move all"), (dict(reduce_dtype="bf16"), "private gradients travel in fp32"),
                  (dict(skip_loss_z=5), "tells about its samples"), (dict(skip_grad_z=5), "tells about its samples"), (dict(dp_key=KEY[1:]), "found 63 characters"), (dict(dp_key="x" * 64), "hexadecimal"), (dict(dp_noise=0, dp_epsilon=3), "without noise no epsilon"),
                  (dict(dp_clip_style="flat", recompute="block"), "--dp-clip-style unit"), (dict(dp_unit="document"), "--windows document"),
+                 (dict(cyclic="v2", cyclic_mode="model"), "choose single or data"), (dict(cyclic="v1", dp_clip_style="flat"), "choose unit"),
                  (dict(pipeline="auto"), "auto does not know what clipping takes"), (dict(pipeline="2", pipeline_schedule="zero-bubble"), "choose dapple")]
         def check(case):
             changes, words = case

@@ -12,6 +12,8 @@
 #include <cmocka.h> // after the headers it needs
 
 #include "child.h" // run_child
+#include "engine/simulator.h"
+#include "engine/validator.h"
 
 static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, NULL},
                         stage_three = {3, 1, false, false, false, {8, 256}, {4, 256}, true, false, NULL};

@@ -5,6 +5,8 @@
 #include "ops_cpu.h"
 #include "pipeline.h"
 #include "zero.h"
+#include "engine/simulator.h"
+#include "engine/validator.h"
 
 #include <setjmp.h> // cmocka needs it
 #include <stddef.h> // cmocka needs it

@@ -950,7 +950,8 @@ class Failures(TestCase):
             (("cyclic-mode", "cyclic"), dict(cyclic_mode="single")), (("cyclic-slack", "cyclic"), dict(cyclic="v1", cyclic_slack=1)),
             (("cyclic-stages", "cyclic"), dict(cyclic_stages=2)), (("cyclic", "pipeline"), dict(cyclic="v2", pipeline=2)), (("cyclic", "zero"), dict(cyclic="v2", zero=1)),
             (("cyclic", "zero-quantized-gradients"), dict(cyclic="v2", zero_quantized_gradients=1)), (("cyclic", "reduce-dtype"), dict(cyclic="v2", reduce_dtype="bf16")),
-            (("cyclic", "dp-noise"), dict(cyclic="v2", dp_noise=1)), (("cyclic", "grad-clip"), dict(cyclic="v2", grad_clip=1)),
+            (("cyclic-mode", "dp-noise"), dict(cyclic="v2", cyclic_mode="model", dp_noise=1)),
+            (("dp-clip-style", "cyclic"), dict(cyclic="v2", dp_clip_style="flat", dp_noise=1)), (("cyclic", "grad-clip"), dict(cyclic="v2", grad_clip=1)),
             (("cyclic-clip", "cyclic"), dict(cyclic="v1", cyclic_clip="storage")), (("cyclic", "skip-loss-z"), dict(cyclic="v1", skip_loss_z=3)),
             (("cyclic", "skip-grad-z"), dict(cyclic="v1", skip_grad_z=3)), (("cyclic", "cluster"), dict(cyclic="v1", dry_run=1, cluster="1x1"))]
 
