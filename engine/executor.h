@@ -902,7 +902,7 @@ static inline void executor_finish_errands(Executor *e, unsigned kinds, int stor
 // A gradient is about to be made: all of the one before it has gone on.
 static inline void executor_free_sum(Executor *e, int storage) {
     const unsigned sums = errand_bit(ACT_REDUCE) | errand_bit(ACT_SEND_SUM) | errand_bit(ACT_UPDATE);
-    if (!*store_begun(e->store, storage, 0)) { executor_finish_errands(e, sums, storage, -1); }
+    executor_finish_errands(e, sums, storage, -1);
 }
 // A version is about to be read: it is here, or on its way.
 static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
@@ -912,6 +912,7 @@ static inline void executor_expect_version(Executor *e, int storage, int64_t ver
 static inline void executor_relay(Executor *e, const Action *a, int64_t of) {
     Errand errand = {*a, executor_micro(e, a)};
     errand.action.step = of, errand.action.version += e->version;
+    if (a->kind == ACT_REDUCE) { executor_free_sum(e, a->storage), store_end_piece(e->store, a->storage, errand.micro, a->micro); }
     if (!e->errands) {
         run_errand(e, &errand);
         return;

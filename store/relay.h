@@ -114,23 +114,28 @@ static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bo
     *accumulate = *begun, *begun = true;
     return store_making(s, storage, micro);
 }
-// A piece's gradient is whole, and with the last one its micro-batch's: to this comes the sum of those before it in the step, where it is made here.
-// micro: number of the piece, in all; piece: in the step.
-static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
+// A piece's gradient is whole, and with the last one its micro-batch's. micro: number of the piece, in all; piece: in the step.
+static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
     const Relay *r = s->policy.relay;
     const int64_t elements = gpt_storage_elements(s->model, storage);
-    const int in_step = piece_micro(&r->pieces, piece);
-    const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
     bool accumulate, *begun = store_begun(s, storage, micro);
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
     *begun = false;
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
-    float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro), *sum = store_sum(s, storage, step);
+    float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
     if (made != piled && piece_within(&r->pieces, piece) == 0) {
         ops_copy(s->stream, made, piled, (size_t)elements * sizeof(float));
     } else if (made != piled) {
         ops_accumulate(s->stream, made, piled, elements);
     }
+}
+// To a micro-batch's gradient comes the sum of those before it in the step, where it is made here.
+static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
+    const Relay *r = s->policy.relay;
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    const int in_step = piece_micro(&r->pieces, piece);
+    const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
+    float *made = store_whole(s, storage, micro), *sum = store_sum(s, storage, step);
     if (!piece_is_last(&r->pieces, piece)) { return; }
     if (r->stays && in_step == 0) {
         ops_copy(s->stream, sum, made, (size_t)elements * sizeof(float));
@@ -208,16 +213,14 @@ static inline Ticket errand_awaits(Store *s, const Errand *errand) {
     const SumWay way = s->policy.relay->way[a->storage];
     const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
     const bool joins = way == SUM_CHAIN ? micro > 0 : way == SUM_FIRST && micro == pieces->micros - 1; // store_add_sum
-    Ticket t = 0;
     switch (a->kind) {
     case ACT_SEND_PARAMETERS: return mail_open(s, store_version_mail(s, a->storage, a->version, MAIL_COMING));
     case ACT_RECV_PARAMETERS:
     case ACT_UPDATE: return mail_open(s, store_version_mail(s, a->storage, a->kind == ACT_UPDATE ? a->step + 1 : a->version, MAIL_GOING));
-    case ACT_REDUCE: t = *store_begun(s, a->storage, errand->micro) ? 0 : mail_open(s, store_mail(s, a->storage, MAIL_GOING_SUM)); break;
+    case ACT_REDUCE: return joins && piece_is_last(pieces, a->micro) ? mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM)) : 0;
     case ACT_ADD: return mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM));
     default: return 0;
     }
-    return t ? t : joins && piece_is_last(pieces, a->micro) ? mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM)) : 0;
 }
 
 #endif
