@@ -499,7 +499,7 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
 // A part of a slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
 static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
     const bool last = part == cyclic_parts(b->plan) - 1;
-    const int N = b->plan->N, all = b->program->micro_batches; // pieces of a step
+    const int N = b->plan->N, all = b->program->micro_batches;                     // pieces of a step
     const int first = (int)max_i64(0, slot / 2 - N) * N, end = (slot / 2 + 1) * N; // of the pieces that are at work, or have just been, each stage
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = first; k < end; k++) {

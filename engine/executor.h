@@ -116,8 +116,8 @@ typedef struct {
     const Real **held;               // [storages] acquired parameters
     Errand *errands;                 // [ERRANDS] store work that waits for messages (relay.h), in its order; NULL: all is done at once
     int errand_count;
-    bool on_errand;                  // one is being done
-    const Action *volatile action;   // that is running, for signal handlers; NULL between passes
+    bool on_errand;                // one is being done
+    const Action *volatile action; // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
 } Executor;
