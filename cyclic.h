@@ -22,7 +22,9 @@
 // Modes      single  one rank runs all micro-batches, interleaved
 //            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles
 //            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
-//                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them
+//                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them.
+//                    What a unit completes leaves in its part of the slot. The order is one in which all could be posted and waited for; who
+//                    can does not wait (relay.h: errands), which only takes constraints away
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
