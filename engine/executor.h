@@ -127,6 +127,7 @@ typedef struct {
     const Dataset *data;
     int64_t first_sample;   // number of the pass's first sample in the run
     const int64_t *windows; // [samples] of the data, instead of samples that follow each other; or NULL
+    const int64_t *begins;  // [micro-batches + 1] where each one's samples begin (layout.h: Pieces), or NULL
     int64_t samples;        // of this pass; rows beyond are left out
     double *sample_losses;  // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
     float scale;            // of the loss: 1 / targets of the step
@@ -338,7 +339,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
     e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
-    if (store->policy.relay && !store->policy.relay->stays && comm_has_channels(comm)) {
+    if (store->policy.relay && store->policy.relay->way && comm_has_channels(comm)) {
         e->errands = (Errand *)checked_malloc(ERRANDS * sizeof(Errand), "executor");
         comm->chores = executor_do_errands, comm->chores_of = e;
     }
@@ -433,13 +434,15 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
 static inline bool executor_overlaps(const Executor *e, const Pass *pass) { return e->step_micros && pass->training; }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
-    if (executor_overlaps(e, pass) && a->micro >= 0) { of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, a->micro, &of.first_row); }
+    if (executor_overlaps(e, pass) && a->micro >= 0) {
+        of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
+    }
     return of;
 }
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap
     const Pieces *p = &e->store->policy.relay->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
-    return p->in_turns ? piece_rows(&whole, pass->samples, e->comm->rank, first) : pass->samples;
+    return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first) : pass->samples;
 }
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
@@ -720,9 +723,10 @@ static inline int64_t executor_message_bytes(const ExecutorShape *shape, const G
     const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS; // else gradients
     return gpt_storage_elements(m, a->storage) * (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
-// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
+// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. turns: other programs like the
+// first let it talk to all ranks of the stages beside its own. The caller frees peers.
 static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
-                                           const Program *b) {
+                                           const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
     const int64_t word = max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
     const size_t row_bytes = (size_t)(shape->T * m->config.channels * word);
@@ -736,7 +740,8 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     for (int s = 0; s < placement->stages; s++) {
         const bool next = s == mine - 1 || s == mine + 1, norms = crosses && s != mine && (s == 0 || mine == 0);
         if (next && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
-        for (int i = 0; crosses && (next || norms) && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; } // as samples fall
+        const bool all = (crosses && (next || norms)) || (turns && next); // as samples, or micro-batches, fall
+        for (int i = 0; all && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; }
     }
     if (crosses) { traffic.bytes = row_bytes * (size_t)shape->rows; }
     for (int p = 0; p < 2; p++) {
@@ -823,7 +828,8 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
-        if (a->kind == ACT_FORWARD) { e->first_rows[a->micro] = a->first_row; }
+        const bool relayed = e->store->policy.relay && action_of_rows(a->kind); // a rank may receive what it computes in the next window
+        if (a->kind == ACT_FORWARD || relayed) { e->first_rows[a->micro] = a->first_row; }
     }
 }
 // All that was sent has left.
@@ -855,7 +861,7 @@ static inline void run_errand(Executor *e, const Errand *errand) {
     const Action *a = &errand->action;
     switch (a->kind) {
     case ACT_REDUCE: store_add_sum(e->store, a->storage, errand->micro, a->micro, a->step); break;
-    case ACT_ADD: store_add_part(e->store, a->storage, piece_micro(&e->store->policy.relay->pieces, a->micro)); break;
+    case ACT_ADD: store_add_part(e->store, a->storage, a->micro, a->step); break;
     case ACT_UPDATE: executor_update(e, a->storage, a->step); break;
     case ACT_SEND_SUM:
     case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, a->step); break;
@@ -1001,22 +1007,19 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
-// Where steps overlap: what is done of a step before its window, if the step before has drained; and, where this one drains (last_step), what of it
-// comes later. pass: of the step before, of this one, of the next.
+// Where steps overlap: what is done of a step before its window, if the step before has drained (first_step); and, where this one drains (last_step), what
+// of it comes in a later one's. pass: of the step before, of this one, of the next; schedule: of the step before, of the later one.
+enum { DRAINS = 3 }; // windows
 static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
     int at = 0;
     const int64_t last = e->last_step;
-    if (e->first_step != step) { return; }
     e->last_step = step;
     executor_run(e, schedule, &at, pass, NULL, step - 1, NULL);
     e->last_step = last;
 }
-static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
-    if (e->last_step > step) { return; }
-    for (int64_t later = step + 1; later < step + 4; later++) {
-        int at = 0;
-        executor_run(e, schedule, &at, pass, NULL, later, NULL);
-    }
+static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step, int64_t later) {
+    int at = 0;
+    executor_run(e, schedule, &at, pass, NULL, later, NULL);
     executor_finish_errands(e, ~0u, -1, -1);
     e->first_step = step + 1;
 }
@@ -1067,7 +1070,7 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += program->samples) {
         int64_t count = min_i64(program->samples, samples - first);
-        Pass pass = {data, first, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
+        Pass pass = {data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
         int at = 0;
         bool none = false; // to stop is asked of training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);

@@ -35,7 +35,7 @@ typedef struct {
     Validator v; // first: rules of compute actions take it
     const CyclicPlan *plan;
     const GptModel *model;
-    Relay *relay;                 // [ranks]
+    Relay *relay; // [ranks]
     Pieces pieces;
     int64_t *places;              // [units] of activations
     bool *cut;                    // [units] executor.h: its gradient has a place of its own
@@ -51,9 +51,9 @@ typedef struct {
 
 static inline int proof_at(const Proof *p, int rank, int storage) { return rank * p->v.program->map.storages + storage; }
 static inline int proof_step(const Proof *p, int piece) { return piece / pieces_of_step(&p->pieces); }
-static inline int proof_piece(const Proof *p, int piece) { return piece % pieces_of_step(&p->pieces); }                            // in its step
-static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(&p->pieces, proof_piece(p, piece)); }              // whose it is
-static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); }          // of last pieces
+static inline int proof_piece(const Proof *p, int piece) { return piece % pieces_of_step(&p->pieces); }                   // in its step
+static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(&p->pieces, proof_piece(p, piece)); }     // whose it is
+static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); } // of last pieces
 static inline int proof_end_of_step(const Proof *p, int step) { return (step + 1) * pieces_of_step(&p->pieces) - 1; }
 static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
 // Where a piece's gradient of a storage is made: where sums stay, or there are several of a micro-batch, blocks share one place, and wte has several. Where
@@ -61,11 +61,11 @@ static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->wa
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const Relay *r = &p->relay[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
-    const int place = !r->stays && p->pieces.pieces == 1 ? storage : storage ? class_place : micro % heads;
+    const int place = !r->stays && r->pieces.pieces == 1 ? storage : storage ? class_place : micro % heads;
     return &p->made[rank * p->makings + place];
 }
 static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro) {
-    if (p->pieces.pieces == 1) { return proof_made(p, rank, storage, micro); }
+    if (p->relay[rank].pieces.pieces == 1) { return proof_made(p, rank, storage, micro); }
     return &p->made[rank * p->makings + p->relay[rank].heads + STORAGE_CLASSES + storage];
 }
 // The sum that stays on its owner; or, of parts that come to it, the one before its own.
@@ -123,58 +123,68 @@ static inline void prove_contribution(Proof *p, int rank, const Action *a, int s
     const Made begun = {a->micro, storage, proof_in_step(p, a->micro), proof_in_step(p, a->micro), false, mine && m->part};
     *m = begun;
 }
-// A piece's gradient is whole: it joins those of its micro-batch.
+// A piece joins those of its micro-batch.
+static inline void prove_pile(Proof *p, int rank, const Action *a, Made *piece, Made *whole) {
+    const int in = proof_in_step(p, a->micro), within = piece_within(&p->pieces, proof_piece(p, a->micro));
+    const int before = a->micro - (p->pieces.in_turns ? p->pieces.micros : 1);
+    if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) { validator_fail(&p->v, rank, a, "the pieces before it are not here"); }
+    *whole = *piece, made_free(piece);
+}
+// A piece's gradient is whole.
 static inline Made *prove_piece(Proof *p, int rank, const Action *a) {
-    const int in = proof_in_step(p, a->micro), within = piece_within(&p->pieces, proof_piece(p, a->micro)), head = p->v.program->map.units - 1;
+    const int in = proof_in_step(p, a->micro), head = p->v.program->map.units - 1;
     Made *m = proof_made(p, rank, a->storage, a->micro), *whole = proof_whole(p, rank, a->storage, a->micro);
     const bool missing = a->storage == 0 && !m->part && !(*validator_done(&p->v, rank, head, a->micro) & DONE_INPUT);
     validate_reduce(&p->v, rank, a);
     if (!made_is(m, a->storage, a->micro, in, in) || m->whole) { validator_fail(&p->v, rank, a, "its gradient is not here"); }
     if (missing) { validator_fail(&p->v, rank, a, "the head's part is missing"); }
     m->whole = true;
-    if (whole == m) { return m; }
-    const int before = a->micro - (p->pieces.in_turns ? p->pieces.micros : 1);
-    if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) { validator_fail(&p->v, rank, a, "the pieces before it are not here"); }
-    *whole = *m, made_free(m);
+    if (whole != m) { prove_pile(p, rank, a, m, whole); }
     return whole;
 }
 // With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it, where it is made here.
 static inline void prove_reduce(Proof *p, int rank, const Action *a) {
     const Relay *r = &p->relay[rank];
-    const int in = proof_in_step(p, a->micro), last = p->plan->N - 1, step = proof_step(p, a->micro);
+    const int in = proof_in_step(p, a->micro), step = proof_step(p, a->micro);
     Made *m = prove_piece(p, rank, a), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
     if (!piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
     if (r->stays) {
-        if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) { validator_fail(&p->v, rank, a, "the sum is not of those before it"); }
+        if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) {
+            validator_fail(&p->v, rank, a, "the sum is not of those before it");
+        }
         *sum = made_sum(a->storage, a->micro, 0, in), made_free(m);
         return;
     }
     const SumWay way = proof_way(p, a->storage);
-    if (way == SUM_CHAIN ? in == 0 : in < last) { return; }
+    if (way == SUM_CHAIN ? in == 0 : r->owner[a->storage] != rank) { return; }
     Made *before = way == SUM_OWNER ? sum : coming;
     if (!made_is(before, a->storage, proof_before(p, a->micro), 0, in - 1)) { validator_fail(&p->v, rank, a, "the sum that came is not of those before it"); }
     m->first = 0, made_free(before);
 }
-// A part joins a sum that is made here.
+// A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and with the last one this the sum.
 static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
-    const bool owner = proof_way(p, a->storage) == SUM_OWNER;
-    Made *coming = &p->coming[proof_at(p, rank, a->storage)];
-    Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : proof_whole(p, rank, a->storage, a->micro);
+    const bool owner = proof_way(p, a->storage) == SUM_OWNER, piles = p->relay[rank].stays && p->pieces.pieces > 1;
+    Made *coming = &p->coming[proof_at(p, rank, a->storage)], *whole = proof_whole(p, rank, a->storage, a->micro);
+    Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : whole;
     if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }
+    if (piles) { prove_pile(p, rank, a, coming, whole); }
+    if (piles && !piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
     if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) || !sum->whole : sum->micro >= 0) {
         validator_fail(&p->v, rank, a, "the sum is not of those before it");
     }
-    *sum = made_sum(a->storage, a->micro, 0, in), made_free(coming);
+    *sum = made_sum(a->storage, a->micro, 0, in), made_free(piles ? whole : coming);
 }
 static inline void prove_sum(Proof *p, int rank, const Action *a, bool sends) {
     Made *m = sends ? proof_whole(p, rank, a->storage, a->micro) : &p->coming[proof_at(p, rank, a->storage)];
     if (sends) {
-        const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && m->last < p->plan->N - 1;
-        if (!good || p->relay[rank].stays) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
+        const Relay *r = &p->relay[rank];
+        const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && (m->last < p->plan->N - 1 || r->owner[a->storage] != rank);
+        if (!good || r->stays) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
         p->sent = *m, made_free(m);
         return;
     }
+    if (!p->relay[rank].comes[a->storage]) { validator_fail(&p->v, rank, a, "there is no place for what comes"); }
     if (m->micro >= 0) { validator_fail(&p->v, rank, a, "the sum that came before has not been added"); }
     *m = p->sent;
 }
@@ -243,7 +253,7 @@ static inline int64_t *proof_gradient(const Proof *p, int rank, int unit) {
     return &p->gradient[rank * 2 * units + (p->plan->mode == CYCLIC_SINGLE && p->cut[unit] ? units + unit : unit % 2)];
 }
 static inline bool proof_here(const Proof *p, int rank, int unit, int micro) {
-    return cyclic_rank(p->plan, proof_in_step(p, micro), cyclic_stage_of_unit(p->plan, unit)) == rank;
+    return cyclic_rank(p->plan, micro, cyclic_stage_of_unit(p->plan, unit)) == rank;
 }
 static inline void prove_compute(Proof *p, int rank, const Action *a) {
     const UnitMap *map = &p->v.program->map;
@@ -334,8 +344,9 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     for (size_t i = 0; i < 2 * ranks; i++) { p->told[i].step = -1; }
     for (int r = 0; r < program->ranks; r++) {
         p->relay[r] = cyclic_relay(plan, m, r);
-        program->limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, r) : limits_of_one();
-        program->limits[r].slots = cyclic_live(plan, plan->mode == CYCLIC_MODEL ? r : 0);
+        const int stage = plan->mode == CYCLIC_MODEL ? cyclic_stage_of_rank(plan, r) : 0;
+        program->limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, stage) : limits_of_one();
+        program->limits[r].slots = cyclic_live(plan, stage);
     }
 }
 static inline void proof_stop(Proof *p) {
@@ -344,26 +355,26 @@ static inline void proof_stop(Proof *p) {
     validator_stop(&p->v);
 }
 
-// Proves so many steps of a window (schedule_cyclic), of which every pause-th drains. On a violation returns false and describes the first one in error.
+// Proves so many steps of windows (schedule_cyclic; of step 0), of which every pause-th drains. On a violation returns false and describes the first one in error.
 static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, char *error, size_t error_bytes) {
-    Program program = cyclic_unroll(window, steps, pause);
+    Program program = cyclic_unroll(window, plan, steps, pause);
     Proof p;
     proof_start(&p, &program, plan, m);
     *error = 0, p.v.error = error, p.v.error_bytes = error_bytes;
     validator_walk(&p.v, proof_visit, &p);
     if (!*error) { proof_end(&p, steps); }
     proof_stop(&p);
-    for (int r = 0; r < program.ranks; r++) { schedule_free(&program.rank[r]); }
-    free(program.rank), free(program.limits);
+    cyclic_window_free(&program);
     return !*error;
 }
 
 // The same for the program: windows that follow each other, and, where there will be such, steps that drain. Ends it where there is a violation.
 static inline void cyclic_check(const Program *window, const CyclicPlan *plan, const GptModel *m) {
     char error[400];
-    for (int pause = 4; pause > 1; pause -= 2) {
-        if (pause < 4 && !plan->pauses) { continue; }
-        if (!cyclic_prove(window, plan, m, 4, pause, error, sizeof error)) { schedule_refuse(error); }
+    const int steps = cyclic_turns(plan) ? 4 + (int)min_i64(plan->N * plan->N, 12) : 4; // of up to 5 stages that take turns all that differ
+    for (int pause = steps; pause > 1; pause = pause > 2 ? 2 : 0) {
+        if (pause < steps && !plan->pauses) { continue; }
+        if (!cyclic_prove(window, plan, m, steps, pause, error, sizeof error)) { schedule_refuse(error); }
     }
 }
 

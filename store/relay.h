@@ -114,6 +114,15 @@ static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bo
     *accumulate = *begun, *begun = true;
     return store_making(s, storage, micro);
 }
+// A gradient joins those before it, or is the first.
+static inline void store_join_gradients(Store *s, int storage, float *sum, const float *gradient, bool first) {
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    if (first) {
+        ops_copy(s->stream, sum, gradient, (size_t)elements * sizeof(float));
+    } else {
+        ops_accumulate(s->stream, sum, gradient, elements);
+    }
+}
 // A piece's gradient is whole, and with the last one its micro-batch's. micro: number of the piece, in all; piece: in the step.
 static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
     const Relay *r = s->policy.relay;
@@ -123,11 +132,7 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
     *begun = false;
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
     float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
-    if (made != piled && piece_within(&r->pieces, piece) == 0) {
-        ops_copy(s->stream, made, piled, (size_t)elements * sizeof(float));
-    } else if (made != piled) {
-        ops_accumulate(s->stream, made, piled, elements);
-    }
+    if (made != piled) { store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0); }
 }
 // To a micro-batch's gradient comes the sum of those before it in the step, where it is made here.
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
@@ -135,29 +140,31 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
     const int64_t elements = gpt_storage_elements(s->model, storage);
     const int in_step = piece_micro(&r->pieces, piece);
     const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
-    float *made = store_whole(s, storage, micro), *sum = store_sum(s, storage, step);
+    float *made = store_whole(s, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
-    if (r->stays && in_step == 0) {
-        ops_copy(s->stream, sum, made, (size_t)elements * sizeof(float));
-    } else if (r->stays) {
-        ops_accumulate(s->stream, sum, made, elements);
-    } else if (way == SUM_CHAIN ? in_step > 0 : in_step == r->pieces.micros - 1) {
+    if (r->stays) {
+        store_join_gradients(s, storage, store_sum(s, storage, step), made, in_step == 0);
+    } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
         if (way != SUM_OWNER) { mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM)); }
         const Shelf *before = way == SUM_OWNER ? &s->making : &s->coming;
         ops_accumulate(s->stream, made, (const float *)(const void *)shelf_slice(before, storage), elements);
     }
 }
-// A part of a sum that is made here has come: the next one of its first rank's, or any of the owner's before its own.
-static inline void store_add_part(Store *s, int storage, int in_step) {
-    const bool owner = s->policy.relay->way[storage] == SUM_OWNER;
-    const int64_t elements = gpt_storage_elements(s->model, storage);
-    float *sum = (float *)(void *)shelf_slice(owner ? &s->making : &s->grads, storage), *part = (float *)(void *)shelf_slice(&s->coming, storage);
+// A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of the owner's before its own; or, where sums stay, a piece of
+// another rank's.
+static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
+    const Relay *r = s->policy.relay;
+    const bool apart = r->way[storage] == SUM_OWNER && !r->stays;
+    float *part = (float *)(void *)shelf_slice(&s->coming, storage);
     mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
-    if (in_step == 0) {
-        ops_copy(s->stream, sum, part, (size_t)elements * sizeof(float));
-    } else {
-        ops_accumulate(s->stream, sum, part, elements);
+    if (r->stays && r->pieces.pieces > 1) {
+        float *whole = store_whole(s, storage, 0);
+        store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
+        if (!piece_is_last(&r->pieces, piece)) { return; }
+        part = whole;
     }
+    float *sum = apart ? (float *)(void *)shelf_slice(&s->making, storage) : store_sum(s, storage, step);
+    store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
 }
 // The head's part of a micro-batch's gradient of wte goes to whoever has the embedding, which adds its own.
 static inline void store_pass_part(Store *s, bool send, int storage, int64_t micro, int peer, int64_t step) {
@@ -167,6 +174,7 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     comm_label(s->comm, "gradient", storage, step);
     if (!send) {
         assert(!storage && !*begun);
+        mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM));
         s->head_coming[micro % s->policy.relay->heads] = comm_receive(s->comm, peer, made, bytes), *begun = true;
         return;
     }

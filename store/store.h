@@ -235,7 +235,7 @@ static inline void store_plan_relay(Store *s) {
         copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
     }
     s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
-    for (int i = 0; i < m->storages; i++) { copies[i] = !r->stays && r->adds[i]; }
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
     s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
     for (int i = 0; i < m->storages; i++) { copies[i] = r->pieces.pieces > 1 && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
     s->piling = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), !r->stays);
@@ -276,8 +276,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms + s->errors.held +
-                              PARCELS * s->parcel_bytes + s->unpacked_bytes;
+    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
+                              s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
 // One more group of collectives; equal lists of ranks share what the transport keeps for them.

@@ -4,7 +4,7 @@
     python3 test/test_cyclic.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
-    Equality    one rank that runs all micro-batches, a rank for each, and a rank for each stage, are one computation: losses, norms and weights, bit by bit, whatever
+    Equality    one rank that runs all micro-batches, a rank for each, and one or several for each stage, are one computation: losses, norms and weights, bit by bit, whatever
                 the rule, the clipping, the batch, the precision; N = 1, and rules that cannot differ, equal plain training
     Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; activations are those of N (N + 1) / 2 of N^2 stages
     Resume      bit-equal to the uninterrupted run, in either mode, and after a graceful stop; a plain run goes on with a cyclic one's
@@ -48,7 +48,12 @@ def model(N, **changes):
     return dict(data(N, **changes), cyclic_mode="model")
 
 
-MODES = (single, data, model)
+def triangle(N, **changes):
+    """Stage j (from 0) has N - j ranks, which take turns."""
+    return dict(model(N, **changes), ranks=N * (N + 1) // 2, cyclic_stages=N)
+
+
+MODES = (single, data, model, triangle)
 
 
 class Check(test_train.TestCase):
@@ -76,7 +81,7 @@ class Equality(Check):
                 dict(micro_batch=1), dict(micro_batch=2, batch_tokens=17 * T, recompute="block"), dict(micro_batch=1, batch_tokens=9 * T, dtype="bf16", val_every=3, val_batches=2)]
 
     def test_single_is_data(self):
-        """Every rule x N x variant; a sample has each rule, each N and each variant."""
+        """Every rule x N x variant; a sample has each rule, each N and each variant, and each rule and N of triangles, which have many ranks."""
         cases = [(N, dict(rule, **variant)) for N in (1, 2, 3, 4) for rule in RULES for variant in self.VARIANTS]
         if not ALL:
             draw = random.Random(SEED)
@@ -84,12 +89,11 @@ class Equality(Check):
             cases = [(1 + (i + 1) % 4, dict(rules[i % 5], **variant)) for i, variant in enumerate(rows)]
         for begin in range(0, len(cases), 64):
             some = cases[begin:begin + 64]
-            jobs = self.trained([mode(N, **case) for N, case in some for mode in MODES])
-            for i, (N, case) in enumerate(some):
-                for job, mode in zip(jobs[3 * i + 1:3 * i + 3], MODES[1:]):
-                    with self.subTest(mode=mode.__name__, N=N, **case):
-                        self.assert_same(job, jobs[3 * i], (mode.__name__, N, case))
-
+            runs = [(mode, N, case) for i, (N, case) in enumerate(some) for mode in MODES if ALL or mode is not triangle or i % 3 == 0]
+            for (mode, N, case), job in zip(runs, self.trained([mode(N, **case) for mode, N, case in runs])):
+                one = job if mode is single else one
+                with self.subTest(mode=mode.__name__, N=N, **case):
+                    self.assert_same(job, one, (mode.__name__, N, case))
 
     def test_one_stage_is_plain(self):
         """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
@@ -161,18 +165,19 @@ class Numbers(Check):
             self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
 
     def test_activations(self):
-        """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each."""
+        """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each; a triangle's first, one of stage 0."""
         rows, boundary = 2, aligned(2 * T * CHANNELS * 4)
         tensors = [1, 3, 1, 1, 1, 4, 4]
         block = sum(aligned(4 * rows * T * CHANNELS * n) for n in tensors) + 4 * aligned(4 * rows * T) + aligned(4 * rows * T * HEADS)
         of_unit = [aligned(4 * rows * T)] + [boundary + block] * 4 + [boundary + 2 * boundary + 4 * aligned(4 * rows * T)]
         stages = lambda N: [j for j in range(N) for _ in range(UNITS // N + (j < UNITS % N))]
-        jobs = train_all([mode(N, **V2, steps=2) for N in (1, 2, 3, 4, 6) for mode in (single, data) if mode is single or N < 5])
+        jobs = train_all([mode(N, **V2, steps=2) for N in (1, 2, 3, 4, 6) for mode in (single, data) if mode is single or N < 5] + [triangle(3, **V2, steps=2)])
         for N in (1, 2, 3, 4, 6):
             live = sum((N - j) * bytes_ for j, bytes_ in zip(stages(N), of_unit))
             self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], live, N)
             if N < 5:
                 self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], sum(of_unit), N)
+        self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], sum(of_unit[:2]) + 2 * boundary, "and two places of what is sent")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -206,8 +211,8 @@ class Resume(Check):
         """From one rank to several and back: the same bits. And another number of stages: in either mode alike."""
         for rule in sample(RULES, 2):
             whole = self.legs([single(3, **rule)] * 3)
-            self.assertTrue(self.legs([single(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([model(3, **rule), single(3, **rule), data(3, **rule)]) == whole, rule)
+            self.assertTrue(self.legs([triangle(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
+            self.assertTrue(self.legs([model(3, **rule), triangle(3, **rule), single(3, **rule)]) == whole, rule)
             self.assertTrue(self.legs([single(2, **rule), single(3, **rule), single(1, **rule)]) == self.legs([data(2, **rule), data(3, **rule), data(1, **rule)]), rule)
 
     def test_with_plain_runs(self):
@@ -245,7 +250,8 @@ class Resume(Check):
 class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
-             (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
+             (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
+             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
              (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
              (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (2, dict(V2, cyclic_mode="model", dp_noise=1), "--dp-noise")]
@@ -277,6 +283,17 @@ class Lost(Check):
             else:
                 self.assertEqual(job.code, EXIT_PEER, (case, job.err))
         at_once(lose, sample([(how, kind, rank, rule) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)], 4))
+
+    def test_in_a_triangle(self):
+        """The same of two stages on three ranks; 1 adds up and updates what 0 and 1 make."""
+        kinds = [("FORWARD", 0), ("BACKWARD_WEIGHT", 1), ("SEND_FORWARD", 1), ("RECV_FORWARD", 2), ("SEND_BACKWARD", 2), ("RECV_BACKWARD", 0), ("SEND_SUM", 0), ("RECV_SUM", 1), ("ADD", 1),
+                 ("SEND_PARAMETERS", 1), ("RECV_PARAMETERS", 0), ("RECV_PARAMETERS", 2), ("SEND_PART", 2), ("RECV_PART", 1), ("TALLY", 0), ("UPDATE", 2)]
+
+        def lose(case):
+            how, (kind, rank) = case
+            job = Faulty(how, rank, kind, **dict(self.changes(V2), cyclic_mode="model", cyclic_stages=2)).ends()
+            self.assertTrue(job.code != EXIT_DONE if how == "kill" else job.code == EXIT_PEER, (case, job.code, job.err))
+        at_once(lose, sample([(how, kind) for how in ("kill", "stop") for kind in kinds], 3))
 
     @staticmethod
     def changes(rule):
