@@ -730,7 +730,8 @@ static inline void comm_note_messages(Comm *c) {
     for (Ticket t = c->settled + 1; t <= c->posted; t++) {
         if (c->message[t % COMM_MESSAGES].request != MPI_REQUEST_NULL) { of[n] = t, open[n++] = c->message[t % COMM_MESSAGES].request; }
     }
-    if (n) { comm_check(c, MPI_Testsome(n, open, &done, which, MPI_STATUSES_IGNORE), -1, "a message"); }
+    if (!n) { return; }
+    comm_check(c, MPI_Testsome(n, open, &done, which, MPI_STATUSES_IGNORE), -1, "a message");
     for (int i = 0; i < done; i++) { c->message[of[which[i]] % COMM_MESSAGES].request = MPI_REQUEST_NULL, c->fresh = c->clock; }
 }
 static inline bool comm_message_noted(const Comm *c, Ticket t) { return t <= c->settled || c->message[t % COMM_MESSAGES].request == MPI_REQUEST_NULL; }
