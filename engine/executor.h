@@ -44,7 +44,10 @@ typedef struct {
     Ticket *open; // [most_messages]
     int messages;
 } Transit;
-enum { OUTGOING = 2 }; // places of what is sent: one travels while the other is made
+enum {
+    OUTGOING = 2,  // places of what is sent: one travels while the other is made
+    ERRANDS = 4096 // of a rank that wait at once: of two steps, at most
+};
 
 // What an executor is made for.
 typedef struct {
@@ -111,7 +114,10 @@ typedef struct {
     double *message;                 // [samples of a pass + ranks] of executor_share()
     int64_t *part;                   // [ranks + 1] whose part is which
     const Real **held;               // [storages] acquired parameters
-    const Action *volatile action;   // that is running, for signal handlers; NULL between passes
+    Errand *errands;                 // [ERRANDS] store work that waits for messages (relay.h), in its order; NULL: all is done at once
+    int errand_count;
+    bool on_errand;                // one is being done
+    const Action *volatile action; // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
 } Executor;
@@ -267,6 +273,8 @@ static inline Transit *executor_transit(const Executor *e, int64_t i) {
     return NULL;
 }
 static inline void executor_free(Executor *e) {
+    if (e->errands) { e->comm->chores = NULL; }
+    free(e->errands);
     ops_free(e->activations), ops_free(e->buffers);
     ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
     for (int64_t i = 0; i < e->shape.limits.slots; i++) { free(e->slot[i].boundary), free(e->slot[i].blocks); }
@@ -311,6 +319,7 @@ static inline void executor_place(Executor *e, void *activations, void *buffers)
     executor_carve_buffers(e, &of_buffers);
 }
 // A pass has so many samples and micro-batches, at most; this rank's lie among `mine` that follow each other. Every rank calls it.
+static inline void executor_do_errands(void *executor);
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm, Stream *stream, int64_t samples, int64_t mine,
                                      int micro_batches) {
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
@@ -330,6 +339,10 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
     e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
+    if (store->policy.relay && store->policy.relay->way && comm_has_channels(comm)) {
+        e->errands = (Errand *)checked_malloc(ERRANDS * sizeof(Errand), "executor");
+        comm->chores = executor_do_errands, comm->chores_of = e;
+    }
     for (int64_t i = 0; executor_transit(e, i); i++) { // a stage's neighbour has as many ranks, at most
         executor_transit(e, i)->open = (Ticket *)checked_malloc((size_t)comm->ranks * sizeof(Ticket), "executor");
     }
@@ -651,9 +664,13 @@ static inline void executor_await(Executor *e, const Action *a) {
     const int64_t place = executor_clip_place(e, micro);
     transit_wait(e, &e->norms[place]), transit_wait(e, &e->tied[place]), transit_wait(e, &e->factors[place]);
 }
+static inline void executor_free_sum(Executor *e, int storage);
 // Where an action's contribution to a gradient goes.
 static inline float *executor_room(Executor *e, const Action *a, int storage, bool *accumulate) {
-    if (e->store->policy.relay) { return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate); }
+    if (e->store->policy.relay) {
+        executor_free_sum(e, storage);
+        return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
+    }
     return store_gradient(e->store, storage, accumulate);
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
@@ -779,6 +796,9 @@ static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
 #ifndef EXECUTOR_HOOK // tests of faults look in here: what is about to run
 #define EXECUTOR_HOOK(action, step)
 #endif
+#ifndef ERRAND_HOOK // and here: may it be done now?
+#define ERRAND_HOOK(errand) true
+#endif
 
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
     EXECUTOR_HOOK(a, step);
@@ -818,15 +838,6 @@ static inline void executor_prefetch(Executor *e, int storage, int64_t version, 
         store_prefetch(e->store, storage, version, near, e->step);
     }
 }
-static inline void run_parameters(Executor *e, const Action *a, const Pass *pass, int64_t of) {
-    const bool send = action_sends(a->kind);
-    const int64_t version = max_i64(0, e->version + a->version);
-    if (e->store->policy.relay->guests) {
-        store_pass_guest(e->store, send, a->storage, version, executor_room_of(e, a, pass, of), a->peer, of);
-    } else {
-        store_pass_parameters(e->store, send, a->storage, version, a->peer, of);
-    }
-}
 // Which rows this rank computes.
 static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
@@ -860,8 +871,87 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
         store_skip_version(e->store, storage, step + 1);
     }
 }
+// Store work of a relay.
+static inline void run_parameters(Executor *e, const Action *a) {
+    const Relay *relay = e->store->policy.relay;
+    if (relay->guests) {
+        store_pass_guest(e->store, action_sends(a->kind), a->storage, max_i64(0, a->version), relay_room(relay, a->use, a->step), a->peer, a->step);
+    } else {
+        store_pass_parameters(e->store, action_sends(a->kind), a->storage, a->version, a->peer, a->step);
+    }
+}
+static inline void run_errand(Executor *e, const Errand *errand) {
+    const Action *a = &errand->action;
+    switch (a->kind) {
+    case ACT_REDUCE: store_add_sum(e->store, a->storage, errand->micro, a->micro, a->step); break;
+    case ACT_ADD: store_add_part(e->store, a->storage, a->micro, a->step); break;
+    case ACT_UPDATE: executor_update(e, a->storage, a->step); break;
+    case ACT_SEND_SUM:
+    case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, a->step); break;
+    default: run_parameters(e, a);
+    }
+}
+// Does the errands that wait for nothing, nor for one before them. Also while this rank waits (comm.h: chores).
+static inline void executor_do_errands(void *executor) {
+    Executor *e = (Executor *)executor;
+    int left = 0;
+    if (e->on_errand || !e->errand_count) { return; }
+    e->on_errand = true;
+    comm_note_messages(e->comm);
+    for (int i = 0; i < e->errand_count; i++) {
+        const Errand errand = e->errands[i];
+        bool can = ERRAND_HOOK(&errand);
+        for (int k = 0; k < left && can; k++) { can = !errands_conflict(&e->errands[k], &errand); }
+        if (can && !errand_awaits(e->store, &errand)) {
+            run_errand(e, &errand);
+        } else {
+            e->errands[left++] = errand;
+        }
+    }
+    e->errand_count = left, e->on_errand = false;
+}
+// The first errand of these kinds (bits), of a storage (-1: of any), of a step (-1); -1: there is none.
+static inline int executor_find_errand(const Executor *e, unsigned kinds, int storage, int64_t step) {
+    for (int i = 0; i < e->errand_count; i++) {
+        const Action *a = &e->errands[i].action;
+        if ((kinds & errand_bit(a->kind)) && (storage < 0 || a->storage == storage) && (step < 0 || a->step == step)) { return i; }
+    }
+    return -1;
+}
+// Something needs an errand: waits for the first message that holds it up, or one before it.
+static inline void executor_await_errand(Executor *e, int at) {
+    for (int i = at - 1; i >= 0; i--) { at = errands_conflict(&e->errands[i], &e->errands[at]) ? i : at; }
+    const Ticket t = errand_awaits(e->store, &e->errands[at]);
+    if (t) { comm_wait_message(e->comm, t); }
+    executor_do_errands(e);
+}
+static inline void executor_finish_errands(Executor *e, unsigned kinds, int storage, int64_t step) {
+    for (int at = 0; (at = executor_find_errand(e, kinds, storage, step)) >= 0;) { executor_await_errand(e, at); }
+}
+// A gradient is about to be made: all of the one before it has gone on.
+static inline void executor_free_sum(Executor *e, int storage) {
+    const unsigned sums = errand_bit(ACT_REDUCE) | errand_bit(ACT_SEND_SUM) | errand_bit(ACT_UPDATE);
+    executor_finish_errands(e, sums, storage, -1);
+}
+// A version is about to be read: it is here, or on its way.
+static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
+    const unsigned makes = errand_bit(ACT_RECV_PARAMETERS) | errand_bit(ACT_UPDATE);
+    for (int at = 0; store_now(e->store, storage) < version && (at = executor_find_errand(e, makes, storage, -1)) >= 0;) { executor_await_errand(e, at); }
+}
+static inline void executor_relay(Executor *e, const Action *a, int64_t of) {
+    Errand errand = {*a, executor_micro(e, a)};
+    errand.action.step = of, errand.action.version += e->version;
+    if (a->kind == ACT_REDUCE) { executor_free_sum(e, a->storage), store_end_piece(e->store, a->storage, errand.micro, a->micro); }
+    if (!e->errands) {
+        run_errand(e, &errand);
+        return;
+    }
+    if (e->errand_count == ERRANDS) { executor_await_errand(e, 0); }
+    e->errands[e->errand_count++] = errand;
+}
 // This rank adds what it knows of a step: the losses of its samples, in their order, after those of the ranks before; the squares of what it owns.
 static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+    executor_finish_errands(e, errand_bit(e->store->policy.relay->waits ? ACT_REDUCE : ACT_UPDATE), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);
@@ -905,35 +995,23 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             continue;
         }
         executor_begin(e, a, (*at)++, step);
-        switch (a->kind) {
+        if (relay && errand_lanes(a->kind)) { executor_relay(e, a, of); }
+        executor_do_errands(e);
+        switch (relay && errand_lanes(a->kind) ? ACTION_KINDS : a->kind) {
         case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + a->version, a->near); break;
-        case ACT_ACQUIRE: e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of)); break;
+        case ACT_ACQUIRE:
+            executor_expect_version(e, a->storage, e->version + a->version);
+            e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of));
+            break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
-        case ACT_REDUCE:
-            if (relay) {
-                store_add_sum(e->store, a->storage, executor_micro(e, a), a->micro, of);
-            } else {
-                store_reduce(e->store, a->storage, of);
-            }
-            break;
-        case ACT_UPDATE:
-            if (relay) {
-                executor_update(e, a->storage, of);
-            } else {
-                store_update(e->store, a->storage, of, *optimizer);
-            }
-            break;
+        case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
+        case ACT_UPDATE: store_update(e->store, a->storage, of, *optimizer); break;
         case ACT_NORM:
             executor_wait_messages(e);
             *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
-        case ACT_ADD: store_add_part(e->store, a->storage, a->micro, of); break;
         case ACT_TALLY: run_tally(e, a, schedule, pass, of); break;
-        case ACT_SEND_SUM:
-        case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, of); break;
-        case ACT_SEND_PARAMETERS:
-        case ACT_RECV_PARAMETERS: run_parameters(e, a, pass, of); break;
         case ACT_SEND_PART:
         case ACT_RECV_PART: store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer, of); break;
         case ACT_SEND_TALLY:
@@ -941,6 +1019,7 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             e->telling_ticket = comm_post_on_host(e->comm, true, a->peer, &e->telling, sizeof e->telling);
             break;
         case ACT_RECV_TALLY: e->told_ticket = comm_post_on_host(e->comm, false, a->peer, &e->told, sizeof e->told); break;
+        case ACTION_KINDS: break; // an errand
         default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
         }
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
@@ -967,6 +1046,7 @@ static inline void executor_lead(Executor *e, const Schedule *schedule, const Pa
 static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step, int64_t later) {
     int at = 0;
     executor_run(e, schedule, &at, pass, NULL, later, NULL);
+    executor_finish_errands(e, ~0u, -1, -1);
     e->first_step = step + 1;
 }
 // Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an

@@ -23,7 +23,7 @@ import tempfile
 import unittest
 
 import test_train
-from test_faults import EXIT_PEER, Faulty, at_once, sample
+from test_faults import EXIT_PEER, FAULTY, Faulty, at_once, sample
 from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
 from test_train import ALL, EXIT_DONE, EXIT_INPUT, SAME, SEED, T, Job, checkpoints, get, scratch, train, train_all
 
@@ -120,6 +120,19 @@ class Equality(Check):
             self.assert_same(new, plain, changes)
             self.assertNotEqual(old.steps()[2:], plain.steps()[2:], "a step later")
             self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
+
+    def test_late(self):
+        """Store work that is put off, by lot and on each rank otherwise: messages are posted in other orders, and something often has to wait. The same bits."""
+        cases = [(N, dict(rule, **variant)) for N in (2, 3, 4) for rule in RULES for variant in (dict(), dict(dtype="bf16"), dict(micro_batch=1, batch_tokens=4 * N * T),
+                                                                                         dict(val_every=2, val_batches=1))]
+        for N, case in sample(cases, 3):
+            expected, = self.trained([single(N, **case)])
+            for percent in (1, 50):
+                export = os.path.join(scratch(), "export")
+                job = Job(binary=FAULTY, environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"}, **dict(data(N, **case), export=export))
+                job.done()
+                job.export = export
+                self.assert_same(job, expected, (N, case, percent))
 
     def test_without_a_step_rules_agree(self):
         """lr 0: all versions are alike; plain training adds the same numbers in another order."""
