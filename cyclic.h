@@ -489,7 +489,7 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
 static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int unit, int piece, int step) {
     const Pieces pieces = cyclic_pieces(b->plan);
     Action a = cyclic_action(kind, unit, -1, piece, step);
-    a.rows = piece_rows(&pieces, b->program->samples, piece, &a.first_row);
+    a.rows = piece_rows(&pieces, b->program->samples, NULL, piece, &a.first_row);
     return a;
 }
 static inline void cyclic_forward(CyclicBuilder *b, int step, int piece, int stage) {

@@ -117,7 +117,7 @@ static void setup_batch(Trainer *t) {
 
 // Steps that overlap have rooms for the most that one may draw. Each piece's gradients are made whole.
 static void setup_cyclic_privacy(Trainer *t) {
-    t->shape.rows = ceil_div(ceil_div(t->most_samples, t->cyclic.N), t->cyclic.pieces);
+    t->shape.rows = ceil_div(t->privacy.most_of_part, t->cyclic.pieces);
     t->shape.clip.fresh = true, t->shape.clip.overlaps = t->cyclic.mode == CYCLIC_SINGLE;
     t->shape.limits.clips = cyclic_wte_gradients(&t->cyclic, t->ranks->me);
     gpt_work_check(&t->model.config, t->shape.rows, t->options.seq_len);
@@ -224,13 +224,14 @@ static void setup_states(Trainer *t) {
     Program longest = make_program(t, t->most_samples, true);
     const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
     int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first), schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
+    mine = max_i64(mine, t->cyclic.rule ? t->privacy.most_of_part : 0);
     mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples : ceil_div(t->most_samples, t->comm.ranks)); // of fewer it may be larger
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
     int actions = longest.rank[t->comm.rank].count; // whoever takes turns has had each of them after N steps
     for (int step = 1; step < t->cyclic.N; step++) { actions = (int)max_i64(actions, step_schedule(t, step)->count); }
     t->profile = profile_make(&t->options, actions);
     program_free(&longest);
-    t->windows = (int64_t *)checked_calloc(2 * ((size_t)t->most_samples + 1), sizeof(int64_t), "samples");
+    t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
 }
 
 // Weights: from a checkpoint, a model file, or the seed.

@@ -121,6 +121,7 @@ typedef struct {
     const Dataset *data;
     int64_t first_sample;   // number of the pass's first sample in the run
     const int64_t *windows; // [samples] of the data, instead of samples that follow each other; or NULL
+    const int64_t *begins;  // [micro-batches + 1] where each one's samples begin (layout.h: Pieces), or NULL
     int64_t samples;        // of this pass; rows beyond are left out
     double *sample_losses;  // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
     float scale;            // of the loss: 1 / targets of the step
@@ -420,13 +421,15 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
 static inline bool executor_overlaps(const Executor *e, const Pass *pass) { return e->step_micros && pass->training; }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
-    if (executor_overlaps(e, pass) && a->micro >= 0) { of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, a->micro, &of.first_row); }
+    if (executor_overlaps(e, pass) && a->micro >= 0) {
+        of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
+    }
     return of;
 }
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap
     const Pieces *p = &e->store->policy.relay->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
-    return p->in_turns ? piece_rows(&whole, pass->samples, e->comm->rank, first) : pass->samples;
+    return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first) : pass->samples;
 }
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
@@ -1013,7 +1016,7 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += program->samples) {
         int64_t count = min_i64(program->samples, samples - first);
-        Pass pass = {data, first, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
+        Pass pass = {data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
         int at = 0;
         bool none = false; // to stop is asked of training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);

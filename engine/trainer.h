@@ -44,8 +44,8 @@ typedef struct {
     // with what
     Store store;
     Executor executor;
-    int64_t *windows; // [2][most_samples + 1] of the training data that a private step takes; last, how many. Of even and odd steps
-    int64_t drawn[2]; // for how many steps, the last of which these are
+    int64_t *windows; // [2][drawn_words] what a private step takes of the training data (draw_samples), of even and odd steps
+    int64_t drawn[2]; // how many steps have been drawn, the last of which these are
     // where it stands
     Progress progress;
     int64_t first_step; // 0, or where a resumed run began
@@ -159,19 +159,24 @@ static inline const char *reason_to_skip(Trainer *t, double loss, double norm) {
     return NULL;
 }
 
-// The samples that a private step draws. Rank 0 draws for all: logarithms may differ between machines.
+// The samples that a private step draws: windows, how many, and where each micro-batch's begin. Rank 0 draws for all: logarithms may differ between machines.
+static inline int64_t drawn_words(const Trainer *t) { return t->most_samples + 1 + t->privacy.parts + 1; }
 static inline void draw_samples(Trainer *t, int64_t step, Pass *pass) {
-    int64_t *windows = t->windows + (step & 1) * (t->most_samples + 1);
-    if (t->drawn[step & 1] != step + 1 && t->comm.rank == 0) {
+    const Privacy *p = &t->privacy;
+    int64_t *windows = t->windows + (step & 1) * drawn_words(t), *count = windows + t->most_samples, *begins = count + 1;
+    const bool known = t->drawn[step & 1] == step + 1;
+    if (!known && t->comm.rank == 0) {
         NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)step};
-        memcpy(stream.key, t->privacy.key, sizeof stream.key);
+        memcpy(stream.key, p->key, sizeof stream.key);
         const double rate = (double)t->samples / (double)t->train.windows;
-        windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, windows);
+        *count = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, windows);
+        stream.part = 1;
+        *count = dataset_deal(windows, *count, p->parts, p->most_of_part, stream, begins);
         noise_wipe(&stream, sizeof stream);
     }
-    if (t->drawn[step & 1] != step + 1) { comm_broadcast(&t->comm, windows, (size_t)(t->most_samples + 1) * sizeof *windows, 0); }
+    if (!known) { comm_broadcast(&t->comm, windows, (size_t)drawn_words(t) * sizeof *windows, 0); }
     t->drawn[step & 1] = step + 1;
-    pass->windows = windows, pass->samples = windows[t->most_samples];
+    pass->windows = windows, pass->samples = *count, pass->begins = p->parts > 1 ? begins : NULL;
 }
 // The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
 static inline double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
@@ -186,7 +191,7 @@ static inline Pass make_pass(Trainer *t, int ahead) {
     const int64_t first = t->progress.position + ahead * t->samples;
     int64_t targets = t->privacy.on || first < 0 ? 0 : dataset_count_targets(&t->train, first, t->samples);
     const int64_t host_row = ((t->progress.step + ahead) & 1) * t->executor.host_rows;
-    Pass pass = {&t->train, first, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL, host_row};
+    Pass pass = {&t->train, first, NULL, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL, host_row};
     return pass;
 }
 static inline OptimizerStep make_update(const Options *o, double lr, double norm) {

@@ -36,10 +36,11 @@ static inline int piece_number(const Pieces *p, int micro, int within) { return 
 static inline int piece_micro(const Pieces *p, int piece) { return p->in_turns ? piece % p->micros : piece / p->pieces; }
 static inline int piece_within(const Pieces *p, int piece) { return p->in_turns ? piece / p->micros : piece % p->pieces; }
 static inline bool piece_is_last(const Pieces *p, int piece) { return piece_within(p, piece) == p->pieces - 1; } // of its micro-batch
-// Its samples, of so many of the step.
-static inline int64_t piece_rows(const Pieces *p, int64_t samples, int piece, int64_t *first) {
+// Its samples, of so many of the step. begins: [micros + 1] where each micro-batch's begin; NULL: they are nearly equal.
+static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t *begins, int piece, int64_t *first) {
     const int micro = piece_micro(p, piece), within = piece_within(p, piece);
-    const int64_t begin = part_begin(samples, p->micros, micro), rows = part_begin(samples, p->micros, micro + 1) - begin;
+    const int64_t begin = begins ? begins[micro] : part_begin(samples, p->micros, micro);
+    const int64_t rows = (begins ? begins[micro + 1] : part_begin(samples, p->micros, micro + 1)) - begin;
     *first = begin + part_begin(rows, p->pieces, within);
     return begin + part_begin(rows, p->pieces, within + 1) - *first;
 }

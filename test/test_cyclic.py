@@ -314,7 +314,7 @@ class Lost(Check):
                 self.assertNotEqual(job.code, EXIT_DONE, (case, job.err))
             else:
                 self.assertEqual(job.code, EXIT_PEER, (case, job.err))
-        at_once(lose, sample([(how, kind, rank, rule) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)
+        at_once(lose, sample([(how, kind, rank, rule, mode) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)
                               for mode in (data, zero)], 4))
 
     def test_in_a_triangle(self):
