@@ -417,11 +417,11 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     return w;
 }
 
-// Steps that overlap may have samples of different number (private ones): then what a piece, and a rank, has of them is known here.
-static inline bool executor_overlaps(const Executor *e, const Pass *pass) { return e->step_micros && pass->training; }
+// Private steps that overlap have samples of different number: what a piece, and a rank, has of them is known here.
+static inline bool executor_deals(const Executor *e, const Pass *pass) { return e->step_micros && pass->windows; }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
-    if (executor_overlaps(e, pass) && a->micro >= 0) {
+    if (executor_deals(e, pass) && a->micro >= 0) {
         of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
     }
     return of;
@@ -434,7 +434,7 @@ static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
     int64_t first = e->first_row;
-    if (executor_overlaps(e, pass)) { executor_own_rows(e, pass, &first); }
+    if (executor_deals(e, pass)) { executor_own_rows(e, pass, &first); }
     return (pass->host_row + row - first) * pass->data->options.T;
 }
 static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }

@@ -106,6 +106,12 @@ class Equality(Check):
                 with self.subTest(mode=mode.__name__, N=N, **case):
                     self.assert_same(job, one, (mode.__name__, N, case))
 
+    def test_uneven_pieces(self):
+        """Micro-batches of 2, 3 and 3 samples, in two pieces each: nobody cuts the step's 8 in six."""
+        one, *others = self.trained([mode(3, **V2, batch_tokens=8 * T, micro_batch=2) for mode in MODES])
+        for job, mode in zip(others, MODES[1:]):
+            self.assert_same(job, one, mode.__name__)
+
     def test_one_stage_is_plain(self):
         """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
         for changes in (dict(), dict(optimizer="sgd", lr=0.05), dict(dtype="bf16", recompute="block")):
