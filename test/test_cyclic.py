@@ -108,8 +108,9 @@ class Equality(Check):
 
     def test_uneven_pieces(self):
         """Micro-batches of 2, 3 and 3 samples, in two pieces each: nobody cuts the step's 8 in six."""
-        one, *others = self.trained([mode(3, **V2, batch_tokens=8 * T, micro_batch=2) for mode in MODES])
-        for job, mode in zip(others, MODES[1:]):
+        modes = [mode for mode in MODES if mode is not zero]  # which takes none
+        one, *others = self.trained([mode(3, **V2, batch_tokens=8 * T, micro_batch=2) for mode in modes])
+        for job, mode in zip(others, modes[1:]):
             self.assert_same(job, one, mode.__name__)
 
     def test_one_stage_is_plain(self):
