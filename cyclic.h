@@ -23,13 +23,13 @@
 //            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles. Or, with N (N + 1) / 2 ranks, stage j has N - j of them
 //                    that take turns: each holds the activations of one micro-batch, always. One of them, the stage's owner, adds up what the
 //                    others send, updates, and sends each the new version before its first use. Who runs what then depends on the step
-//            zero    as data, but a stage's states have one owner, rank N - 1 - j, which is the first to use what it updates. Parameters go from it
-//                    to who uses the stage next, a slot before, gradients to it, as they are; it adds them. So each rank sends a stage's parameters and
-//                    a stage's gradient at most in a slot, and gets as much
 //            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
 //                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them.
 //                    What a unit completes leaves in its part of the slot. The order is one in which all could be posted and waited for; who
 //                    can does not wait (relay.h: errands), which only takes constraints away
+//            zero    as data, but a stage's states have one owner, rank N - 1 - j, which is the first to use what it updates. Parameters go from it
+//                    to who uses the stage next, a slot before, gradients to it, as they are; it adds them. So each rank sends a stage's parameters and
+//                    a stage's gradient at most in a slot, and gets as much
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
