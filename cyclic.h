@@ -20,9 +20,16 @@
 // Sums       A micro-batch makes its own gradient of a storage, whole, and adds the sum of those before it: ((g_1 + g_2) + g_3) + ... The order is
 //            part of the definition, so all executions give the same bits.
 // Modes      single  one rank runs all micro-batches, interleaved
-//            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles
+//            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles. Or, with N (N + 1) / 2 ranks, stage j has N - j of them
+//                    that take turns: each holds the activations of one micro-batch, always. One of them, the stage's owner, adds up what the
+//                    others send, updates, and sends each the new version before its first use. Who runs what then depends on the step
 //            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
-//                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them
+//                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them.
+//                    What a unit completes leaves in its part of the slot. The order is one in which all could be posted and waited for; who
+//                    can does not wait (relay.h: errands), which only takes constraints away
+//            zero    as data, but a stage's states have one owner, rank N - 1 - j, which is the first to use what it updates. Parameters go from it
+//                    to who uses the stage next, a slot before, gradients to it, as they are; it adds them. So each rank sends a stage's parameters and
+//                    a stage's gradient at most in a slot, and gets as much
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
@@ -50,8 +57,9 @@ typedef struct {
 // The rule and the slots
 
 static inline bool cyclic_fresh(const CyclicPlan *p, int micro, int stage) { return p->rule == CYCLIC_V2 && micro + stage + 1 >= p->N + p->slack; }
+static inline bool cyclic_by_micro(const CyclicPlan *p) { return p->mode == CYCLIC_DATA || p->mode == CYCLIC_ZERO; } // a rank for each micro-batch
 static inline Pieces cyclic_pieces(const CyclicPlan *p) {
-    const Pieces pieces = {p->N, p->pieces, p->mode == CYCLIC_DATA};
+    const Pieces pieces = {p->N, p->pieces, cyclic_by_micro(p)};
     return pieces;
 }
 static inline int cyclic_micro(const CyclicPlan *p, int piece) {
@@ -66,30 +74,66 @@ static inline int cyclic_last_piece(const CyclicPlan *p, int micro) {
     const Pieces pieces = cyclic_pieces(p);
     return piece_number(&pieces, micro, p->pieces - 1);
 }
-static inline int cyclic_period(const CyclicPlan *p) { return 2 * p->N * p->pieces; } // slots of a step
+static inline int cyclic_step_pieces(const CyclicPlan *p) { return p->N * p->pieces; }
+static inline int cyclic_period(const CyclicPlan *p) { return 2 * cyclic_step_pieces(p); } // slots of a step
 static inline int cyclic_forward_slot(const CyclicPlan *p, int step, int piece, int stage) { return cyclic_period(p) * step + 2 * piece + stage; }
 static inline int cyclic_backward_slot(const CyclicPlan *p, int step, int piece, int stage) {
     return cyclic_period(p) * step + 2 * piece + 2 * p->N - 1 - stage;
 }
+// Of mode zero: does a gradient that goes to the owner have a slot to travel, also the last one?
+static inline bool cyclic_adds_later(const CyclicPlan *p, int stage) {
+    return p->mode == CYCLIC_ZERO && !p->waits && (p->rule == CYCLIC_V1 || p->slack) && stage > 0;
+}
 // The slot in which a stage's gradient is complete, and the one after which its new version is there.
 static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) { return cyclic_backward_slot(p, 0, cyclic_last_piece(p, p->N - 1), stage); }
 static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
-    return p->waits ? cyclic_complete_slot(p, 0) + (p->mode == CYCLIC_MODEL ? stage : 0) : cyclic_complete_slot(p, stage);
+    const bool told_later = p->mode == CYCLIC_MODEL || p->mode == CYCLIC_ZERO;
+    return p->waits ? cyclic_complete_slot(p, 0) + (told_later ? stage : 0) : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
 }
 // The slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
 static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
     return cyclic_forward_slot(p, cyclic_fresh(p, micro, stage) ? 1 : 2, cyclic_first_piece(p, micro), stage);
 }
 
-// Who computes, and who updates.
-static inline int cyclic_rank(const CyclicPlan *p, int micro, int stage) { return p->mode == CYCLIC_SINGLE ? 0 : p->mode == CYCLIC_MODEL ? stage : micro; }
-static inline int cyclic_owner(const CyclicPlan *p, int stage) { return cyclic_rank(p, p->N - 1, stage); }
+// Of mode model: do the ranks of a stage take turns? How many has it, which is the first, and whose is a rank?
+static inline bool cyclic_turns(const CyclicPlan *p) { return p->mode == CYCLIC_MODEL && p->ranks > p->N; }
+static inline int cyclic_width(const CyclicPlan *p, int stage) { return cyclic_turns(p) ? p->N - stage : 1; }
+static inline int cyclic_first_rank(const CyclicPlan *p, int stage) { return cyclic_turns(p) ? stage * p->N - stage * (stage - 1) / 2 : stage; }
+static inline int cyclic_stage_of_rank(const CyclicPlan *p, int rank) {
+    int stage = 0;
+    while (stage + 1 < p->N && cyclic_first_rank(p, stage + 1) <= rank) { stage++; }
+    return stage;
+}
+static inline int cyclic_turn(int64_t number, int n) { return (int)((number % n + n) % n); }
+// After how many steps a stage's ranks have the same pieces again. Do they, in all stages, in two steps?
+static inline int cyclic_phases(const CyclicPlan *p, int stage) {
+    int phases = 1;
+    while ((int64_t)phases * cyclic_step_pieces(p) % cyclic_width(p, stage)) { phases++; }
+    return phases;
+}
+static inline bool cyclic_alike(const CyclicPlan *p, int64_t step, int64_t other) {
+    bool alike = true;
+    for (int j = 0; j < p->N; j++) { alike = alike && (step - other) % cyclic_phases(p, j) == 0; }
+    return alike;
+}
+// Who computes a piece, whose number counts from step 0 on, and who updates.
+static inline int cyclic_rank(const CyclicPlan *p, int64_t piece, int stage) {
+    if (p->mode == CYCLIC_MODEL) { return cyclic_first_rank(p, stage) + cyclic_turn(piece, cyclic_width(p, stage)); }
+    return p->mode == CYCLIC_SINGLE ? 0 : cyclic_micro(p, cyclic_turn(piece, cyclic_step_pieces(p)));
+}
+static inline bool cyclic_computes(const CyclicPlan *p, int rank, int stage) { return p->mode != CYCLIC_MODEL || cyclic_stage_of_rank(p, rank) == stage; }
+static inline int cyclic_owner(const CyclicPlan *p, int stage) {
+    return p->mode == CYCLIC_ZERO ? p->N - 1 - stage : cyclic_rank(p, cyclic_step_pieces(p) - 1, stage);
+}
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) { return placement_stage_of_unit(&p->cut, unit); }
-// The stage whose versions a storage has: of the first unit that uses it.
-static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+// The first unit that uses a storage, whose stage's versions it has.
+static inline int cyclic_unit_of_storage(const UnitMap *map, int storage) {
     int unit = 0;
     while (map->of_unit[unit][0] != storage && !(map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage)) { unit++; }
-    return cyclic_stage_of_unit(p, unit);
+    return unit;
+}
+static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+    return cyclic_stage_of_unit(p, cyclic_unit_of_storage(map, storage));
 }
 // The cut: N stages, as even as possible by count of units, the first ones take the rest.
 static inline Placement cyclic_cut(int units, int N) {
@@ -108,12 +152,12 @@ static inline void cyclic_free(CyclicPlan *p) {
 // 2 (N - 1) / N Psi. So an N-th of the storages, by bytes, goes by the first rank, and one to the owner: the order of addition stays.
 
 // Where a micro-batch's rank sends its gradient, or the sum that it has made with it; -1: nowhere, or not yet.
-static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int micro, int stage) {
+static inline int cyclic_sum_to(const CyclicPlan *p, int storage, int64_t piece, int stage) {
     const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
-    const int last = p->N - 1, rank = cyclic_rank(p, micro, stage);
-    if (micro == last || (way == SUM_FIRST && micro == 0)) { return -1; }
-    const int to = way == SUM_CHAIN ? cyclic_rank(p, micro + 1, stage) : way == SUM_FIRST ? 0 : last;
-    return to == rank ? -1 : to;
+    const bool last = cyclic_turn(piece + 1, cyclic_step_pieces(p)) == 0;
+    const int owner = cyclic_owner(p, stage);
+    const int to = p->mode == CYCLIC_ZERO || last || way == SUM_OWNER ? owner : way == SUM_FIRST ? 0 : cyclic_rank(p, piece + 1, stage);
+    return to == cyclic_rank(p, piece, stage) ? -1 : to;
 }
 // Takes storages, the longest first, while they bring an N-th of all nearer.
 static inline void cyclic_take(const GptModel *m, SumWay *way, SumWay to, double share) {
@@ -135,24 +179,35 @@ static inline SumWay *cyclic_ways(const GptModel *m, int N) {
     if (N > 2) { cyclic_take(m, way, SUM_OWNER, all / N), cyclic_take(m, way, SUM_FIRST, all / N); }
     return way;
 }
+// Where a stage's ranks take turns a sum stays with its owner: fewer messages than a chain's, since some gradients are made there.
+static inline SumWay *cyclic_ways_to_owner(const GptModel *m) {
+    SumWay *way = (SumWay *)checked_calloc((size_t)m->storages, sizeof(SumWay), "ways of sums");
+    for (int i = 0; i < m->storages; i++) { way[i] = SUM_OWNER; }
+    return way;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The way of new parameters
 
-// A stage's version goes from one rank to another at the end of a slot, which counts from the step that made it.
+// A stage's version goes from one rank to another at the end of a slot, which counts from the step that made it (version 1); or, of mode zero, from the
+// one that uses it (then version 0 or -1).
 typedef struct {
     int stage, from, to, slot;
-    bool head; // wte alone, which the head reads
+    bool head;         // wte alone, which the head reads
+    int phase, phases; // of what is made by steps whose number is `phase` modulo `phases`
+    int version, use;  // use: of mode zero, which one of the step; else -1
 } HandBack;
 typedef struct {
     int count;
     HandBack *message; // [count] in the order of their slots
 } HandBacks;
 
+static inline bool hand_back_of(const HandBack *h, int64_t step) { return cyclic_turn(step - h->phase, h->phases) == 0; }
 static inline int hand_back_compare(const void *a, const void *b) {
     const HandBack *x = (const HandBack *)a, *y = (const HandBack *)b;
     if (x->slot != y->slot) { return x->slot - y->slot; }
-    return x->stage != y->stage ? y->stage - x->stage : x->to - y->to;
+    if (x->stage != y->stage) { return y->stage - x->stage; }
+    return x->to != y->to ? x->to - y->to : x->head - y->head;
 }
 // Who sends what, before it is put in order. A message is of stage k / N, to rank k % N; there is none to the owner.
 typedef struct {
@@ -190,14 +245,58 @@ static inline bool routing_relieve(Routing *r) {
     free(queue);
     return end >= 0;
 }
+// Of mode zero: the uses of a step, in a rank's order: each stage forward, then, but for the last, backward.
+static inline int cyclic_use(const CyclicPlan *p, int stage, bool backward) { return backward ? 2 * p->N - 2 - stage : stage; }
+static inline bool cyclic_use_is_backward(const CyclicPlan *p, int use) { return use >= p->N; }
+// A message for each of them, so early that it has a slot to travel, to a room that is free by then, and to the head one more.
+static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
+    const int N = p->N;
+    for (int k = 0; k < N * 2 * N; k++) {
+        const int to = k / (2 * N), use = k % (2 * N);
+        const bool head = use == 2 * N - 1, backward = !head && cyclic_use_is_backward(p, use); // after all others the head's
+        const int at = head ? N - 1 : backward ? 2 * N - 2 - use : use, stage = head ? 0 : at;
+        const int version = -!cyclic_fresh(p, to, stage), there = cyclic_update_slot(p, stage) + 2 * N * (version - 1);
+        const int slot = (backward ? cyclic_backward_slot(p, 0, to, at) : cyclic_forward_slot(p, 0, to, at)) - GUEST_ROOMS;
+        const HandBack message = {stage, cyclic_owner(p, stage), to, (int)max_i64(max_i64(slot, there), -2), head, 0, 1, version, head ? N - 1 : use};
+        if (message.from != to && (!head || N > 1)) { h->message[h->count++] = message; }
+    }
+    qsort(h->message, (size_t)h->count, sizeof(HandBack), hand_back_compare);
+}
+// Where a stage's ranks take turns: the slot in which one of them first uses the version that a step makes; and the owner's messages to the others.
+static inline int cyclic_first_turn(const CyclicPlan *p, int64_t step, int rank, int stage) {
+    int first = INT_MAX;
+    for (int piece = 0; piece < cyclic_step_pieces(p); piece++) {
+        const int later = cyclic_fresh(p, cyclic_micro(p, piece), stage) ? 1 : 2;
+        const bool mine = cyclic_rank(p, (step + later) * cyclic_step_pieces(p) + piece, stage) == rank;
+        if (mine) { first = (int)min_i64(first, cyclic_forward_slot(p, later, piece, stage)); }
+    }
+    return first;
+}
+static inline void cyclic_route_turns(const CyclicPlan *p, HandBacks *h) {
+    for (int stage = 0; stage < p->N; stage++) {
+        const int width = cyclic_width(p, stage), phases = cyclic_phases(p, stage), first = cyclic_first_rank(p, stage), owner = cyclic_owner(p, stage);
+        for (int k = 0; k < width * phases; k++) {
+            const int to = first + k % width, phase = k / width;
+            const int slot = (int)max_i64(cyclic_update_slot(p, stage), cyclic_first_turn(p, phase, to, stage) - 3);
+            const HandBack message = {stage, owner, to, slot, false, phase, phases, 1, -1};
+            if (to != owner) { h->message[h->count++] = message; }
+        }
+    }
+}
 // Each rank gets each stage's parameters from one that has them, so that nobody sends more than others, sums included. Two idle slots are left to a
 // message where there are so many. What is last to use all stages (of v1: rank N - 2) has nothing to send on: the others send a stage more for it.
 static inline HandBacks cyclic_route(const CyclicPlan *p) {
     const int N = p->N, owner = cyclic_owner(p, 0);
-    HandBacks h = {0, (HandBack *)checked_malloc((size_t)(N * N) * sizeof(HandBack), "routes")};
+    const size_t most = (size_t)(N * N) * (size_t)(cyclic_turns(p) ? N : 3); // a stage's phases are as many as its ranks, at most
+    HandBacks h = {0, (HandBack *)checked_malloc(most * sizeof(HandBack), "routes")};
     if (p->mode == CYCLIC_MODEL && N > 1) {
-        const HandBack wte = {0, 0, N - 1, cyclic_update_slot(p, 0), true};
+        const HandBack wte = {0, owner, p->ranks - 1, cyclic_update_slot(p, 0), true, 0, 1, 1, -1};
         h.message[h.count++] = wte;
+    }
+    if (p->mode == CYCLIC_ZERO) { cyclic_route_uses(p, &h); }
+    if (cyclic_turns(p)) {
+        cyclic_route_turns(p, &h);
+        qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
     }
     if (p->mode != CYCLIC_DATA) { return h; }
     int *from = (int *)checked_malloc(2 * (size_t)(N * N) * sizeof(int), "routes");
@@ -209,7 +308,7 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
     }
     while (routing_relieve(&r)) {}
     for (int k = 0; k < N * N; k++) {
-        const HandBack message = {k / N, r.from[k], k % N, r.slot[k], false};
+        const HandBack message = {k / N, r.from[k], k % N, r.slot[k], false, 0, 1, 1, -1};
         if (k % N != owner) { h.message[h.count++] = message; }
     }
     qsort(h.message, (size_t)h.count, sizeof(HandBack), hand_back_compare);
@@ -219,48 +318,72 @@ static inline HandBacks cyclic_route(const CyclicPlan *p) {
 // How many versions of a stage's parameters a rank keeps: two where a new one comes before the last use of the one before, or before that is sent
 // on. head: of wte, of whoever runs the last stage, but not the first.
 static inline int cyclic_places(const CyclicPlan *p, const HandBacks *h, int rank, int stage, bool head) {
-    int comes = cyclic_update_slot(p, stage), places = 0;
-    for (int k = 0; k < h->count; k++) {
-        const HandBack *m = &h->message[k];
-        if (m->stage == stage && m->to == rank && m->head == head) { comes = m->slot; }
-    }
-    for (int micro = 0; micro < p->N; micro++) {
-        const int at = head ? p->N - 1 : stage; // where it is used
-        const bool delayed = !cyclic_fresh(p, micro, stage);
-        if (cyclic_rank(p, micro, at) != rank) { continue; }
-        const bool two = (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, cyclic_last_piece(p, micro), at);
-        places = (int)max_i64(places, 1 + two);
-    }
-    for (int k = 0; k < h->count; k++) { // it is sent on when the next one has come
-        const HandBack *m = &h->message[k];
-        if (m->stage == stage && m->from == rank && m->head == head && m->slot >= comes + cyclic_period(p)) { places = 2; }
+    const int at = head ? p->N - 1 : stage, phases = cyclic_phases(p, at); // where it is used
+    int places = 0;
+    if (p->mode == CYCLIC_ZERO) { return rank == cyclic_owner(p, stage) ? 1 + !cyclic_fresh(p, 0, stage) : 0; } // others have rooms
+    for (int phase = 0; phase < phases; phase++) {
+        int comes = cyclic_update_slot(p, stage);
+        for (int k = 0; k < h->count; k++) {
+            const HandBack *m = &h->message[k];
+            if (m->stage == stage && m->to == rank && m->head == head && hand_back_of(m, phase)) { comes = m->slot; }
+        }
+        for (int piece = 0; piece < cyclic_step_pieces(p); piece++) {
+            const bool delayed = !cyclic_fresh(p, cyclic_micro(p, piece), stage);
+            if (cyclic_rank(p, cyclic_step_pieces(p) * (int64_t)(phase + delayed) + piece, at) != rank) { continue; }
+            const bool two = (p->pauses && delayed) || comes < cyclic_backward_slot(p, delayed, piece, at);
+            places = (int)max_i64(places, 1 + two);
+        }
+        for (int k = 0; k < h->count; k++) { // it is sent on when the next one has come
+            const HandBack *m = &h->message[k];
+            if (m->stage == stage && m->from == rank && m->head == head && m->slot >= comes + cyclic_period(p)) { places = 2; }
+        }
     }
     return places;
 }
 // Pieces whose activations a rank holds in a stage at once; whose gradient of wte it has begun, from the head's part to the embedding's.
-static inline int cyclic_live(const CyclicPlan *p, int stage) { return p->mode == CYCLIC_DATA ? 1 : p->N - stage; }
-static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) { return p->mode != CYCLIC_DATA && rank == 0 ? (p->N - 1) / 2 + 1 : 1; }
+static inline int cyclic_live(const CyclicPlan *p, int stage) { return cyclic_by_micro(p) ? 1 : (p->N - stage) / cyclic_width(p, stage); }
+static inline int cyclic_wte_gradients(const CyclicPlan *p, int rank) { return cyclic_live(p, 0) > 1 && rank == 0 ? (p->N - 1) / 2 + 1 : 1; }
+// Do sums stay on a rank from one micro-batch to the next?
+static inline bool cyclic_stays(const CyclicPlan *p, int rank) {
+    return p->mode == CYCLIC_MODEL ? rank == cyclic_owner(p, cyclic_stage_of_rank(p, rank)) : p->mode != CYCLIC_DATA;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // What a rank needs
 
+// N as the flags and the ranks say it; 0: one rank may choose. Without --cyclic-stages each rank of mode model has a stage of its own, unless the model
+// has too few units for that.
+static inline int cyclic_stages(const Options *o, const GptModel *m, int ranks) {
+    int side = 1; // of a triangle of so many ranks
+    while (side * (side + 1) / 2 < ranks) { side++; }
+    if (o->cyclic_stages || ranks == 1) { return (int)o->cyclic_stages; }
+    return o->cyclic_mode == CYCLIC_MODEL && ranks > m->units && side * (side + 1) / 2 == ranks ? side : ranks;
+}
 // The plan that the flags ask for; ends the program where the ranks or the model do not fit it. samples: of a step; micro: of --micro-batch.
 static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ranks, int64_t samples, int64_t micro) {
     CyclicPlan p;
     memset(&p, 0, sizeof p);
     p.rule = (CyclicRule)o->cyclic, p.mode = o->cyclic_mode ? (CyclicMode)o->cyclic_mode : ranks == 1 ? CYCLIC_SINGLE : CYCLIC_DATA, p.ranks = ranks;
     const int64_t natural = p.mode == CYCLIC_SINGLE ? max_i64(1, min_i64(ceil_div(samples, micro), m->units)) : ranks;
-    p.N = (int)(o->cyclic_stages ? o->cyclic_stages : natural), p.slack = (int)o->cyclic_slack;
+    const int stages = cyclic_stages(o, m, ranks);
+    p.N = stages ? stages : (int)natural, p.slack = (int)o->cyclic_slack;
     p.pieces = (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p.N), micro)), SCHEDULE_MAX);
     p.recompute = o->recompute == RECOMPUTE_BLOCK, p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
     p.pauses = o->val_every || o->sample_every || *o->out;
-    if (p.mode == CYCLIC_ZERO) { die(EXIT_INPUT, "choose single, data or model", "--cyclic-mode zero is not there yet"); }
     if (p.mode == CYCLIC_SINGLE && ranks > 1) {
         die(EXIT_INPUT, "start one rank, or choose --cyclic-mode data", "--cyclic-mode single runs on one rank, not on %d", ranks);
     }
-    if (p.mode != CYCLIC_SINGLE && p.N != ranks) {
-        die(EXIT_INPUT, "start as many ranks as stages, or leave --cyclic-stages out", "--cyclic-mode %s has a rank for each %s: %d stages, %d ranks",
-            p.mode == CYCLIC_DATA ? "data" : "model", p.mode == CYCLIC_DATA ? "micro-batch" : "stage", p.N, ranks);
+    if (cyclic_by_micro(&p) && p.N != ranks) {
+        die(EXIT_INPUT, "start as many ranks as stages, or leave --cyclic-stages out", "--cyclic-mode %s has a rank for each micro-batch: %d stages, %d ranks",
+            p.mode == CYCLIC_ZERO ? "zero" : "data", p.N, ranks);
+    }
+    if (p.mode == CYCLIC_ZERO && p.pieces > 1) {
+        die(EXIT_INPUT, "give a larger --micro-batch, or --cyclic-mode data",
+            "--cyclic-mode zero adds no pieces up: a rank's %" PRId64 " samples are more than --micro-batch %" PRId64, ceil_div(samples, p.N), micro);
+    }
+    if (p.mode == CYCLIC_MODEL && p.N != ranks && (int64_t)p.N * (p.N + 1) / 2 != ranks) {
+        die(EXIT_INPUT, "start N ranks, or N (N + 1) / 2, with --cyclic-stages N",
+            "--cyclic-mode model has a rank for each stage, or N - j for stage j: %d stages, %d ranks", p.N, ranks);
     }
     if (p.N > m->units) { die(EXIT_INPUT, "give fewer --cyclic-stages (or ranks)", "%d cyclic stages are more than the model's %d units", p.N, m->units); }
     p.cut = cyclic_cut(m->units, p.N);
@@ -269,7 +392,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
         const int n = gpt_unit_storages(m, u, used), own = u == m->units - 1 ? 1 : n; // wte is the first stage's
         for (int k = 0; k < own; k++) { weight[cyclic_stage_of_unit(&p, u)] += (double)gpt_storage_elements(m, used[k]); }
     }
-    p.weight = weight, p.way = p.mode == CYCLIC_DATA ? cyclic_ways(m, p.N) : NULL;
+    p.weight = weight, p.way = p.mode == CYCLIC_DATA ? cyclic_ways(m, p.N) : cyclic_turns(&p) ? cyclic_ways_to_owner(m) : NULL;
     return p;
 }
 // Which states this rank keeps. Pure, but for memory: relay_free() gives it back.
@@ -280,18 +403,26 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     memset(&r, 0, sizeof r);
     r.owner = (int *)checked_calloc(n, sizeof(int), "relay"), r.keeper = (int *)checked_calloc(n, sizeof(int), "relay");
     r.places = (unsigned char *)checked_calloc(n, 1, "relay"), r.parcel = (unsigned char *)checked_calloc(n, 1, "relay");
-    r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
-    r.stays = p->mode != CYCLIC_DATA, r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
-    r.heads = cyclic_wte_gradients(p, rank), r.parcels = 2, r.way = p->way, r.pieces = cyclic_pieces(p);
+    r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.comes = (bool *)checked_calloc(n, sizeof(bool), "relay"),
+    r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
+    r.stays = cyclic_stays(p, rank), r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
+    r.heads = cyclic_wte_gradients(p, rank), r.parcels = p->mode == CYCLIC_DATA ? p->N : 2, r.way = p->way, r.pieces = cyclic_pieces(p);
+    r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
+    r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
+    r.piles = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
             const bool head = u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int stage = head ? 0 : cyclic_stage_of_unit(p, u), i = used[k];
-            for (int micro = 0; micro < p->N; micro++) { r.taken[i][cyclic_rank(p, micro, head ? p->N - 1 : stage)] = true; }
-            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
+            if (r.guests && u && !i) { continue; } // the first stage's alone
+            r.stage[i] = stage;
+            for (int q = 0; q < p->ranks && !r.guests; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage),
+            r.parcel[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
             r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
-            r.adds[i] = r.taken[i][rank];
+            r.adds[i] = r.guests || r.taken[i][rank];
+            r.comes[i] = r.stays ? (r.guests || cyclic_width(p, stage) > 1) && r.owner[i] == rank : r.adds[i] && !cyclic_turns(p);
         }
     }
     free(h.message);
@@ -299,14 +430,16 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
 }
 static inline void relay_free(Relay *r, int storages) {
     for (int i = 0; i < storages; i++) { free(r->taken[i]); }
-    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->parcel);
+    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->comes), free(r->parcel), free(r->stage);
 }
-// Of mode model: each stage on its rank, and what a rank has places for besides the activations.
+// Of mode model: each stage on its ranks (passes that do not train divide their samples), and what a rank has places for besides the activations.
 static inline Placement cyclic_placement(const CyclicPlan *p) {
     Placement placement = placement_make(p->N);
     for (int j = 0; j < p->N; j++) {
-        placement.stage[j] = p->cut.stage[j], placement.stage[j].replicas = 1;
-        placement.stage[j].ranks = (int *)checked_malloc(sizeof(int), "placement"), placement.stage[j].ranks[0] = j;
+        Stage *stage = &placement.stage[j];
+        *stage = p->cut.stage[j], stage->replicas = cyclic_width(p, j);
+        stage->ranks = (int *)checked_malloc((size_t)stage->replicas * sizeof(int), "placement");
+        for (int k = 0; k < stage->replicas; k++) { stage->ranks[k] = cyclic_first_rank(p, j) + k; }
     }
     return placement;
 }
@@ -329,9 +462,13 @@ typedef struct {
     Program *program;
     const CyclicPlan *plan;
     HandBacks routes;
+    int64_t step; // that the window is of
 } CyclicBuilder;
 
 static inline Schedule *cyclic_list(CyclicBuilder *b, int rank) { return &b->program->rank[rank]; }
+// The number of a piece of a step that counts from the window's, and who computes it.
+static inline int64_t cyclic_number(const CyclicBuilder *b, int step, int piece) { return (b->step + step) * cyclic_step_pieces(b->plan) + piece; }
+static inline int cyclic_at(const CyclicBuilder *b, int step, int piece, int stage) { return cyclic_rank(b->plan, cyclic_number(b, step, piece), stage); }
 static inline Action cyclic_action(ActionKind kind, int unit, int storage, int micro, int step) {
     Action a = action_make(kind, unit, storage, micro);
     a.step = step;
@@ -351,39 +488,48 @@ static inline void cyclic_hold(CyclicBuilder *b, Schedule *list, const Action *u
         const int storage = map->of_unit[use->unit][k], stage = cyclic_stage_of_storage(b->plan, map, storage);
         Action a = cyclic_action(kind, -1, storage, -1, (int)use->step);
         a.version = use->step - !cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), stage);
+        a.use = cyclic_use(b->plan, cyclic_stage_of_unit(b->plan, use->unit), use->kind != ACT_FORWARD);
         schedule_add(list, a);
     }
 }
 static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int unit, int piece, int step) {
     const Pieces pieces = cyclic_pieces(b->plan);
     Action a = cyclic_action(kind, unit, -1, piece, step);
-    a.rows = piece_rows(&pieces, b->program->samples, piece, &a.first_row);
+    a.rows = piece_rows(&pieces, b->program->samples, NULL, piece, &a.first_row);
     return a;
 }
-static inline void cyclic_forward(CyclicBuilder *b, int step, int piece, int stage) {
-    const Stage *units = &b->plan->cut.stage[stage];
-    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, cyclic_micro(b->plan, piece), stage));
-    for (int u = units->first_unit; u < units->first_unit + units->units; u++) {
+// Mode data goes through a slot in parts, of a unit each, so that what a unit completes leaves at once. The units of a stage in a part:
+static inline int cyclic_parts(const CyclicPlan *p) { return p->mode == CYCLIC_DATA ? p->cut.stage[0].units : 1; } // the first stage is the longest
+static inline Stage cyclic_part(const CyclicPlan *p, int stage, int part, bool backward) {
+    Stage units = p->cut.stage[stage];
+    if (p->mode != CYCLIC_DATA) { return units; }
+    units.first_unit += backward ? units.units - 1 - part : part, units.units = part < units.units;
+    return units;
+}
+static inline void cyclic_forward(CyclicBuilder *b, int step, int piece, int stage, int part) {
+    const Stage units = cyclic_part(b->plan, stage, part, false);
+    Schedule *list = cyclic_list(b, cyclic_at(b, step, piece, stage));
+    for (int u = units.first_unit; u < units.first_unit + units.units; u++) {
         const Action a = cyclic_compute(b, ACT_FORWARD, u, piece, step);
         cyclic_hold(b, list, &a, ACT_ACQUIRE), schedule_add(list, a), cyclic_hold(b, list, &a, ACT_RELEASE);
     }
 }
-// The gradients that a unit completes: each is added to the sum, which goes on, or, with the last piece of all, becomes an update.
+// The gradients that a unit completes: each is added to the sum, which goes on, or, with the last piece of all, becomes an update where it is.
 static inline void cyclic_sums(CyclicBuilder *b, int step, int piece, int unit) {
     const UnitMap *map = &b->program->map;
-    const int stage = cyclic_stage_of_unit(b->plan, unit), rank = cyclic_rank(b->plan, cyclic_micro(b->plan, piece), stage);
-    const bool last = piece == b->program->micro_batches - 1;
+    const int stage = cyclic_stage_of_unit(b->plan, unit), rank = cyclic_at(b, step, piece, stage);
+    const bool updates = piece == b->program->micro_batches - 1 && !b->plan->waits && rank == cyclic_owner(b->plan, stage);
     for (int k = map->of_unit_count[unit] - 1; k >= 0; k--) {
         const int storage = map->of_unit[unit][k];
         if (map->made[unit][k] != MADE_BY_WEIGHT_PART) { continue; } // the head's part: the embedding's completes it
         schedule_add(cyclic_list(b, rank), cyclic_action(ACT_REDUCE, -1, storage, piece, step));
-        if (last && !b->plan->waits) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
+        if (updates) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
-static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int stage) {
-    const Stage *units = &b->plan->cut.stage[stage];
-    Schedule *list = cyclic_list(b, cyclic_rank(b->plan, cyclic_micro(b->plan, piece), stage));
-    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int stage, int part) {
+    const Stage units = cyclic_part(b->plan, stage, part, true);
+    Schedule *list = cyclic_list(b, cyclic_at(b, step, piece, stage));
+    for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         const bool block = u > 0 && u < b->program->map.units - 1;
         const Action input = cyclic_compute(b, ACT_BACKWARD_INPUT, u, piece, step);
         if (u) { cyclic_hold(b, list, &input, ACT_ACQUIRE); } // the embedding has no input gradient
@@ -393,37 +539,53 @@ static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int st
         cyclic_sums(b, step, piece, u);
     }
 }
-// Sums, and parts of them, go on when the slot is over. A part that joins a sum which is made elsewhere than by the next
-// micro-batch's rank is added a slot later.
-static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int stage, bool add) {
+// Sums, and parts of them, go on when that part of the slot is over. A part that joins a sum which is made elsewhere than by the next
+// micro-batch's rank is added a slot later; the last one at once, since the update follows, but where mode zero leaves it a slot.
+static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int stage, int part, bool later) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
-    const Stage *units = &p->cut.stage[stage];
-    const int micro = cyclic_micro(p, piece), from = cyclic_rank(p, micro, stage);
-    if (piece != cyclic_last_piece(p, micro)) { return; }
-    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+    const Stage units = cyclic_part(p, stage, part, true);
+    const int micro = cyclic_micro(p, piece), from = cyclic_at(b, step, piece, stage);
+    const bool last = piece == b->program->micro_batches - 1;
+    if (piece != cyclic_last_piece(p, micro) && !cyclic_turns(p)) { return; } // each of those that take turns has another piece of it
+    for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         for (int k = map->of_unit_count[u] - 1; k >= 0; k--) {
-            const int storage = map->of_unit[u][k], to = cyclic_sum_to(p, storage, micro, stage);
+            const int storage = map->of_unit[u][k], to = cyclic_sum_to(p, storage, cyclic_number(b, step, piece), stage);
             const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
             if (to < 0 || map->made[u][k] != MADE_BY_WEIGHT_PART) { continue; }
             const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, piece, step);
-            if (!add) { cyclic_message(b, sum, from, to); }
-            if (add && way != SUM_CHAIN) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, piece, step)); }
-            if (add && way == SUM_FIRST && micro == p->N - 2) { cyclic_message(b, sum, to, p->N - 1); }
+            if (!later) { cyclic_message(b, sum, from, to); }
+            const bool adds = p->mode == CYCLIC_ZERO ? later : later == !last;
+            if (adds && (way != SUM_CHAIN || p->mode == CYCLIC_ZERO)) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_ADD, -1, storage, piece, step)); }
+            if (adds && last && !p->waits) { schedule_add(cyclic_list(b, to), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
+            if (later && way == SUM_FIRST && micro == p->N - 2) { cyclic_message(b, sum, to, p->N - 1); }
         }
     }
 }
-// Parameters that leave at the end of this slot, of this step and of those before.
-static inline void cyclic_hand_back(CyclicBuilder *b, int slot) {
+static inline bool cyclic_is_of_unit(const UnitMap *map, int storage, int unit) {
+    return map->of_unit[unit][0] == storage || (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
+}
+// In which part of a slot the parameters of a storage leave: that of its unit's backward pass, or all in the last one after updates that waited.
+static inline int cyclic_part_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+    const Stage *units = &p->cut.stage[cyclic_stage_of_storage(p, map, storage)];
+    if (p->mode != CYCLIC_DATA || p->waits) { return cyclic_parts(p) - 1; }
+    return units->first_unit + units->units - 1 - cyclic_unit_of_storage(map, storage);
+}
+// Parameters that leave at the end of this part of a slot, of this step and of those before. made: in this slot, as far as mode zero goes.
+static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part, bool made) {
     const UnitMap *map = &b->program->map;
     const int period = cyclic_period(b->plan);
     for (int k = 0; k < b->routes.count; k++) {
         const HandBack *h = &b->routes.message[k];
-        if (h->slot < slot || (h->slot - slot) % period) { continue; }
+        const bool now = h->use < 0 || h->slot == cyclic_update_slot(b->plan, h->stage) + period * (h->version - 1);
+        const int behind = (h->slot - slot) / period; // steps
+        if ((h->use < 0 && h->slot < slot) || now != made || (h->slot - slot) % period || !hand_back_of(h, b->step - behind)) { continue; }
         for (int storage = 0; storage < map->storages; storage++) {
             if (cyclic_stage_of_storage(b->plan, map, storage) != h->stage || (h->head && storage)) { continue; }
-            Action a = cyclic_action(ACT_SEND_PARAMETERS, -1, storage, -1, -(h->slot - slot) / period);
-            a.version = a.step + 1;
+            const bool read = h->use < 0 || !cyclic_use_is_backward(b->plan, h->use) || !cyclic_is_of_unit(map, storage, 0);
+            if (!read || cyclic_part_of_storage(b->plan, map, storage) != part) { continue; } // the embedding has no input gradient
+            Action a = cyclic_action(ACT_SEND_PARAMETERS, -1, storage, -1, -behind);
+            a.version = a.step + h->version, a.use = h->use;
             cyclic_message(b, a, h->from, h->to);
         }
     }
@@ -432,24 +594,25 @@ static inline void cyclic_hand_back(CyclicBuilder *b, int slot) {
 static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int piece, int stage) {
     const CyclicPlan *p = b->plan;
     const Stage *units = &p->cut.stage[stage];
-    const int micro = cyclic_micro(p, piece);
-    const int to = backward ? stage - 1 : stage + 1, from = cyclic_rank(p, micro, stage), first = cyclic_rank(p, micro, 0);
-    if (to >= 0 && to < p->N && cyclic_rank(p, micro, to) != from) {
+    const int to = backward ? stage - 1 : stage + 1, from = cyclic_at(b, step, piece, stage), first = cyclic_at(b, step, piece, 0);
+    if (to >= 0 && to < p->N && cyclic_at(b, step, piece, to) != from) {
         const int unit = backward ? units->first_unit : units->first_unit + units->units - 1;
         const Action rows = cyclic_compute(b, backward ? ACT_SEND_BACKWARD : ACT_SEND_FORWARD, unit, piece, step);
-        if (rows.rows) { cyclic_message(b, rows, from, cyclic_rank(p, micro, to)); }
+        if (rows.rows) { cyclic_message(b, rows, from, cyclic_at(b, step, piece, to)); }
     }
     if (backward && stage == p->N - 1 && from != first) { cyclic_message(b, cyclic_action(ACT_SEND_PART, -1, 0, piece, step), from, first); }
 }
-// What a step has to tell. data: from rank to rank as they end it, and from the last to the first, which hears the whole. model: as they end it, that is
-// to the first, and back, a slot for each, so that all hear the norm.
+// What a step has to tell. data: from rank to rank as they end it, and from the last to the first, which hears the whole. model: from the last rank to
+// the first, when their stages are complete, and back, a slot for each stage, so that all hear the norm.
 static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step) {
     Action tally = cyclic_action(ACT_TALLY, -1, -1, -1, step);
     tally.version = whole;
     schedule_add(cyclic_list(b, rank), tally);
     for (int storage = 0; b->plan->waits && storage < b->program->map.storages; storage++) {
         const int stage = cyclic_stage_of_storage(b->plan, &b->program->map, storage);
-        const bool mine = cyclic_owner(b->plan, stage) == rank, knows = b->plan->mode != CYCLIC_MODEL ? !whole : whole || rank == 0;
+        const int knower = b->plan->mode == CYCLIC_ZERO ? b->plan->N - 1 : 0; // of those to whom the norm comes back, who has it first
+        const bool back = b->plan->mode == CYCLIC_MODEL || b->plan->mode == CYCLIC_ZERO;
+        const bool mine = cyclic_owner(b->plan, stage) == rank, knows = back ? whole || rank == knower : !whole;
         if (mine && knows) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
@@ -457,66 +620,113 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
     const CyclicPlan *p = b->plan;
     const int N = p->N, end = cyclic_complete_slot(p, 0);
     const Action message = cyclic_action(ACT_SEND_TALLY, -1, -1, -1, 0);
-    if (p->mode != CYCLIC_DATA) {
-        const int rank = p->mode == CYCLIC_SINGLE ? 0 : end - slot; // whose stage is complete
-        if (p->mode == CYCLIC_SINGLE ? slot == end : rank >= 0 && rank < N) { cyclic_tell(b, rank, false, 0); }
-        if (p->mode == CYCLIC_MODEL && rank > 0 && rank < N) { cyclic_message(b, message, rank, rank - 1); }
-        for (int r = 0; p->mode == CYCLIC_MODEL && r < N; r++) { // back, in this step's window and in the next
-            const int behind = slot - (end + r) == 0 ? 0 : slot + cyclic_period(p) - (end + r) == 0 ? -1 : -2;
-            if (behind < -1) { continue; }
-            Action down = message;
-            down.step = behind;
-            if (r) { cyclic_tell(b, r, true, behind); }
-            if (r + 1 < N) { down.version = 1, cyclic_message(b, down, r, r + 1); }
+    const int stages = p->mode == CYCLIC_MODEL ? N : 1;
+    for (int j = 0; j < stages && !cyclic_by_micro(p); j++) {
+        for (int r = cyclic_first_rank(p, j) + cyclic_width(p, j) - 1; r >= cyclic_first_rank(p, j) && slot == end - j; r--) {
+            cyclic_tell(b, r, false, 0);
+            if (r) { cyclic_message(b, message, r, r - 1); }
         }
-        return;
     }
+    for (int j = 0; j < stages && !cyclic_by_micro(p); j++) { // back, in this step's window and in the next
+        const int behind = slot == end + j ? 0 : slot + cyclic_period(p) == end + j ? -1 : -2;
+        for (int r = cyclic_first_rank(p, j); r < cyclic_first_rank(p, j) + cyclic_width(p, j) && behind > -2; r++) {
+            Action down = message;
+            down.step = behind, down.version = 1;
+            if (r) { cyclic_tell(b, r, true, behind); }
+            if (r + 1 < p->ranks) { cyclic_message(b, down, r, r + 1); }
+        }
+    }
+    if (!cyclic_by_micro(p)) { return; }
     for (int r = 0; r < N; r++) {
-        if (cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0) != slot) { continue; }
+        const int tells = p->mode == CYCLIC_DATA ? cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0)
+                                                 : cyclic_complete_slot(p, N - 1 - r) + cyclic_adds_later(p, N - 1 - r);
+        if (tells != slot) { continue; }
         cyclic_tell(b, r, false, 0);
         if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
         if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
     }
+    for (int r = N - 1; p->mode == CYCLIC_ZERO && p->waits && r > 0; r--) { // the norm, to the owners between, in this window and in the next
+        const int behind = slot - (end + N - 1 - r);
+        Action down = message;
+        down.step = behind ? -1 : 0, down.version = 1;
+        if (behind && behind != -2 * N) { continue; }
+        if (r < N - 1) { cyclic_tell(b, r, true, (int)down.step); }
+        if (r > 1) { cyclic_message(b, down, r, r - 1); }
+    }
 }
-// A slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
-static inline void cyclic_slot(CyclicBuilder *b, int slot) {
+// Of mode zero: gradients and parameters leave before anybody waits for what came, and adds it.
+static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
+    const CyclicPlan *p = b->plan;
+    const int N = p->N;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int k = 0; k < 2 * N * N; k++) {
+            const int step = k / (N * N), micro = k / N % N, stage = k % N, behind = slot - cyclic_backward_slot(p, step, micro, stage);
+            const bool later = micro < N - 1 || cyclic_adds_later(p, stage);
+            if (pass ? behind == later : behind == 0) { cyclic_pass_sums(b, step, micro, stage, 0, pass); }
+        }
+        if (!pass) { cyclic_hand_back(b, slot, 0, false); }
+    }
+}
+// A part of a slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
+static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
+    const bool last = part == cyclic_parts(b->plan) - 1;
     const int N = b->plan->N, all = b->program->micro_batches;                     // pieces of a step
     const int first = (int)max_i64(0, slot / 2 - N) * N, end = (slot / 2 + 1) * N; // of the pieces that are at work, or have just been, each stage
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = first; k < end; k++) {
             const int step = k / N / all, piece = k / N % all, stage = k % N;
-            if (backward && cyclic_backward_slot(b->plan, step, piece, stage) == slot) { cyclic_backward(b, step, piece, stage); }
-            if (!backward && cyclic_forward_slot(b->plan, step, piece, stage) == slot) { cyclic_forward(b, step, piece, stage); }
+            if (backward && cyclic_backward_slot(b->plan, step, piece, stage) == slot) { cyclic_backward(b, step, piece, stage, part); }
+            if (!backward && cyclic_forward_slot(b->plan, step, piece, stage) == slot) { cyclic_forward(b, step, piece, stage, part); }
         }
     }
+    if (b->plan->mode == CYCLIC_ZERO) { cyclic_go_to_owners(b, slot); }
     for (int k = first; k < end; k++) {
         const int step = k / N / all, piece = k / N % all, stage = k % N;
         const int behind = slot - cyclic_backward_slot(b->plan, step, piece, stage);
-        if (behind == 0 || behind == 1) { cyclic_pass_sums(b, step, piece, stage, behind == 1); }
+        if (b->plan->mode != CYCLIC_ZERO && (behind == 0 || behind == 1)) { cyclic_pass_sums(b, step, piece, stage, part, behind == 1); }
         for (int backward = 1; backward >= 0; backward--) {
             const int at = backward ? cyclic_backward_slot(b->plan, step, piece, stage) : cyclic_forward_slot(b->plan, step, piece, stage);
-            if (at == slot) { cyclic_cross(b, backward, step, piece, stage); }
+            if (last && at == slot) { cyclic_cross(b, backward, step, piece, stage); }
         }
     }
-    cyclic_tally(b, slot); // before parameters leave that wait for it
-    cyclic_hand_back(b, slot);
+    if (last) { cyclic_tally(b, slot); } // before parameters leave that wait for it
+    cyclic_hand_back(b, slot, part, true);
 }
 
-// The window of a step of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.
-static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t samples) {
-    CyclicBuilder b = {p, plan, cyclic_route(plan)};
+// The window of a step, of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.
+static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t samples, int64_t step) {
+    CyclicBuilder b = {p, plan, cyclic_route(plan), step};
     const int begin = 2 * plan->N - 2;
-    p->samples = samples, p->micro_batches = plan->N * plan->pieces, p->recompute = plan->recompute;
-    for (int slot = begin; slot < begin + cyclic_period(plan); slot++) { cyclic_slot(&b, slot); }
+    p->samples = samples, p->micro_batches = cyclic_step_pieces(plan), p->recompute = plan->recompute;
+    for (int slot = begin; slot < begin + cyclic_period(plan); slot++) {
+        for (int part = 0; part < cyclic_parts(plan); part++) { cyclic_slot(&b, slot, part); }
+    }
     program_limit(p, limits_of_one());
     free(b.routes.message);
 }
 
-// What runs of some steps, of which every `pause`-th drains (executor_lead, executor_drain), as one long program: so it can be proved, and compared
-// with the paper's tables. Its steps, versions, micro-batches and samples count from the first one on. window: of schedule_cyclic; the result has
-// its map.
-static inline Program cyclic_unroll(const Program *window, int steps, int pause) {
+// The window of another step than that of `window`, whose map it has. cyclic_window_free gives it back.
+static inline Program cyclic_window(const Program *window, const CyclicPlan *plan, int64_t step) {
     Program p = *window;
+    p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules"), p.limits = NULL;
+    schedule_cyclic(&p, plan, window->samples, step);
+    return p;
+}
+static inline void cyclic_window_free(Program *p) {
+    for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
+    free(p->rank), free(p->limits);
+    memset(p, 0, sizeof *p);
+}
+
+// What runs of some steps, of which every `pause`-th drains (executor_lead, executor_drain), as one long program: so it can be proved, and compared
+// with the paper's tables. Its steps, versions, micro-batches and samples count from the first one on. window: of schedule_cyclic for step 0, and for
+// all that are alike; the result has its map, and is given back by cyclic_window_free.
+static inline Program cyclic_unroll(const Program *window, const CyclicPlan *plan, int steps, int pause) {
+    Program p = *window;
+    Program *others = (Program *)checked_calloc((size_t)steps + 4, sizeof(Program), "windows"); // [step + 1]
+    for (int k = 0; k < steps + 4; k++) {
+        if (!cyclic_alike(plan, k - 1, 0)) { others[k] = cyclic_window(window, plan, k - 1); }
+    }
     p.micro_batches = steps * window->micro_batches, p.samples = steps * window->samples;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules"), p.limits = NULL;
     program_limit(&p, limits_of_one());
@@ -524,8 +734,9 @@ static inline Program cyclic_unroll(const Program *window, int steps, int pause)
         for (int first = 0; first < steps; first += pause) {
             const int end = (int)min_i64(first + pause, steps);
             for (int64_t step = first - 1; step < end + 3; step++) {
-                for (int i = 0; i < window->rank[r].count; i++) {
-                    Action a = window->rank[r].actions[i];
+                const Schedule *list = &(others[step + 1].rank ? &others[step + 1] : window)->rank[r];
+                for (int i = 0; i < list->count; i++) {
+                    Action a = list->actions[i];
                     const bool tally = a.kind == ACT_TALLY || a.kind == ACT_SEND_TALLY || a.kind == ACT_RECV_TALLY; // their version is none of parameters
                     a.step += step, a.version = tally ? a.version : max_i64(0, a.version + step);
                     if (a.step < first || a.step >= end) { continue; }
@@ -536,6 +747,8 @@ static inline Program cyclic_unroll(const Program *window, int steps, int pause)
             }
         }
     }
+    for (int k = 0; k < steps + 4; k++) { cyclic_window_free(&others[k]); }
+    free(others);
     return p;
 }
 

@@ -590,6 +590,24 @@ static inline int64_t dataset_sample_poisson(const Dataset *ds, double q, int64_
     return min_i64(count, cap);
 }
 
+// Deals windows(count) to so many parts, each window to one of them with equal chances, whatever becomes of others. They lie one part after another then,
+// in the order that they had; of more than `most` of a part the last ones are left out. begins(parts + 1): where each begins. Returns how many are left.
+static inline int64_t dataset_deal(int64_t *windows, int64_t count, int64_t parts, int64_t most, NoiseStream stream, int64_t *begins) {
+    int64_t *part = (int64_t *)checked_malloc((size_t)(2 * count + 1) * sizeof(int64_t), "samples"), *all = part + count, left = 0;
+    NoiseDraws draws = noise_draws(stream);
+    for (int64_t i = 0; i < count; i++) { part[i] = min_i64((int64_t)((1.0 - noise_uniform(&draws)) * (double)parts), parts - 1), all[i] = windows[i]; }
+    for (int64_t k = 0; k < parts; k++) {
+        begins[k] = left;
+        for (int64_t i = 0; i < count; i++) {
+            if (part[i] == k && left < begins[k] + most) { windows[left++] = all[i]; }
+        }
+    }
+    begins[parts] = left;
+    noise_wipe(&draws, sizeof draws);
+    free(part);
+    return left;
+}
+
 // Choosing the likeliest completion of an example, whose rows come one by one.
 typedef struct {
     double best; // mean loss a token of the likeliest completion of the example so far

@@ -101,9 +101,9 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(TEXT, "pipeline", profile, "profile", "", "", 0, 0, "file[:model]", "what --plan plans for: times and bytes of each unit (docs/formats.md)") \
     X(TEXT, "pipeline", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes of a rank that a plan may take, with K, M, G or T; empty: any") \
     X(PICK, "cyclic", cyclic, "cyclic", "", "off", 0, 0, "off|v1|v2", "cyclic data parallelism: micro-batches are delayed against each other, by parameters one step old (v1) or where there are no newer ones yet (v2)") \
-    X(PICK, "cyclic", cyclic_mode, "cyclic-mode", "", "auto", 0, 0, "auto|single|data|zero|model", "who runs a step's micro-batches: one rank, a rank each; auto: what fits the ranks") \
+    X(PICK, "cyclic", cyclic_mode, "cyclic-mode", "", "auto", 0, 0, "auto|single|data|zero|model", "who runs a step's micro-batches: one rank, a rank each (zero: which has a stage's states only), a rank for each stage; auto: what fits the ranks") \
     X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "", "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; messages then have time") \
-    X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches") \
+    X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches; mode model also runs on N (N + 1) / 2 ranks") \
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
     X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
     X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \

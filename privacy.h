@@ -9,6 +9,8 @@
 //          there are more windows than that.
 // History  one line of each checkpoint's manifest: the settings under which its steps were taken. A run that resumes has the same, or does
 //          not begin: no step leaves the account, and none is counted by another's rule.
+// Parts    Cyclic micro-batches compute with different versions of the parameters (cyclic.h). So a sample's part is drawn, too, and none depends on
+//          others: one that is there or not moves no other from one version to another. Each part has its cap.
 // Key      of noise and samples: 32 bytes of the operating system, in OUT/dp_key, which only its owner may read. Steps that were lost
 //          after a checkpoint are taken again with the same key: they draw the same samples and noise, give what they gave, and count
 //          once. So resuming without the key is refused. It is never printed; checkpoints hold a fingerprint.
@@ -31,7 +33,7 @@ typedef struct {
     bool on;                                           // else nothing below counts
     bool rdp, shown;                                   // --dp-accountant, --dp-show-private
     int64_t windows, samples;                          // of the training data (W; 0: not known, nothing is trained); of a step, on average (S)
-    int64_t most;                                      // samples of a step at most
+    int64_t most, parts, most_of_part;                 // samples of a step at most; cyclic micro-batches, of each at most
     double sigma, delta, clip, target;                 // noise in thresholds; delta; threshold R; --dp-epsilon, 0: there is none
     int64_t style, function, unit, document, relation; // as options have them; document: windows of one
     int64_t steps, allowed;                            // of the run; of these, until the target is reached
@@ -51,15 +53,15 @@ static const double CAP_SHARE = 1e-5;
 // Epsilon
 
 // Of steps that take `samples` on average. Poisson's tail by Chernoff, which is above that of any number of windows.
-static inline int64_t privacy_most_samples(int64_t samples, int64_t windows, int64_t document, double delta) {
-    double mean = (double)samples, seldom = log(CAP_SHARE * delta / MOST_STEPS);
-    int64_t others = samples + (int64_t)ceil(6.5 * sqrt(mean));
+static inline int64_t privacy_most_samples(double mean, int64_t windows, int64_t document, double delta) {
+    double seldom = log(CAP_SHARE * delta / MOST_STEPS);
+    int64_t others = (int64_t)ceil(mean + ceil(6.5 * sqrt(mean)));
     while ((double)others - mean - (double)others * log((double)others / mean) > seldom) { others++; }
     return windows ? min_i64(others + document, windows) : others + document;
 }
 
 static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
-    double q = (double)p->samples / (double)p->windows, delta = p->most < p->windows ? p->delta * (1 - CAP_SHARE) : p->delta; // none is cut
+    double q = (double)p->samples / (double)p->windows, delta = p->most_of_part < p->windows ? p->delta * (1 - CAP_SHARE) : p->delta; // none is cut
     PrivacySetting s = {q, p->sigma, delta, steps, p->rdp, p->relation == DP_REPLACE_ONE, (int)p->document};
     return s;
 }
@@ -114,7 +116,10 @@ static inline Privacy privacy_plan(const Options *o, const OptionsGiven *given, 
     p.delta = o->dp_delta > 0 ? o->dp_delta : windows ? 0.1 / (double)windows : (double)NAN;
     p.style = o->dp_clip_style, p.function = o->dp_clip_function, p.unit = o->dp_unit, p.relation = o->dp_neighbours;
     p.document = o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 1;
-    p.most = privacy_most_samples(samples, windows, p.document, windows || o->dp_delta > 0 ? p.delta : 1e-12);
+    p.parts = o->cyclic ? max_i64(1, o->cyclic_stages) : 1;
+    const double parts = (double)p.parts, delta = windows || o->dp_delta > 0 ? p.delta : 1e-12;
+    p.most_of_part = privacy_most_samples((double)samples / parts, windows, p.document, delta / parts), p.most = p.parts * p.most_of_part;
+    if (windows) { p.most = min_i64(p.most, windows); }
     if (windows == 0 && steps == 0) { return p; }
     if (samples > windows) {
         die(EXIT_INPUT, "choose a smaller --batch-tokens, or more training data",

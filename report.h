@@ -9,6 +9,7 @@
 #include "checkpoint.h"      // TextBuffer
 #include "plan/costs.h"      // what actions cost
 #include "engine/timeline.h" // schedules with their times
+#include "cyclic.h"          // whose steps may differ
 #include "options.h"         // the flags in the log header
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -103,6 +104,7 @@ typedef struct {
     int64_t samples, most_samples, steps; // of a step, as expected and at most; of the run
     ExecutorShape shape;                  // of micro-steps
     Privacy *privacy;
+    const CyclicPlan *cyclic; // whose program is that of step 0
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
@@ -116,9 +118,9 @@ static inline void predict_memory(const RunFacts *run, int64_t rows, bool recomp
     memory[MEMORY_BUFFERS] += memory_taken[MEMORY_BUFFERS] + executor_workspace_bytes(run->model, &shape, run->threads); // what messages take was taken first
 }
 
-// Traffic of one step: what each PREFETCH, REDUCE and SEND of this rank's schedule will send.
-static inline void predict_traffic(const RunFacts *run, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
-    const Schedule *schedule = &run->program->rank[run->ranks->me];
+// Traffic of one step: adds what each PREFETCH, REDUCE and SEND of this rank's schedule will send.
+static inline void predict_program_traffic(const RunFacts *run, const Program *program, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    const Schedule *schedule = &program->rank[run->ranks->me];
     const Store *store = run->store;
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
@@ -131,6 +133,17 @@ static inline void predict_traffic(const RunFacts *run, int64_t traffic[COMM_KIN
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
         }
     }
+}
+// Where ranks take turns, the mean of steps: the first rank, whose traffic is told, has the same micro-batch in all, and meets each rank of stage 1.
+static inline void predict_traffic(const RunFacts *run, int64_t traffic[COMM_KINDS][LINK_KINDS]) {
+    const int steps = cyclic_turns(run->cyclic) ? cyclic_phases(run->cyclic, 1) : 1;
+    predict_program_traffic(run, run->program, traffic);
+    for (int step = 1; step < steps; step++) {
+        Program window = cyclic_window(run->program, run->cyclic, step);
+        predict_program_traffic(run, &window, traffic);
+        cyclic_window_free(&window);
+    }
+    for (int l = 0; l < LINK_KINDS; l++) { traffic[COMM_SEND][l] /= steps; }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -287,6 +300,9 @@ static inline void show_schedule(const RunFacts *run) {
     predict_step(run, NULL, times);
     schedule_show_times(run->program, times, "planned", run->options->trace);
     schedule_print(stdout, run->program);
+    if (cyclic_turns(run->cyclic)) {
+        printf("This is step 0. Micro-batch i of step t is the ((t N + i) modulo (N - j))-th's of stage j's ranks, all from 0\n");
+    }
     schedule_times_free(run->program, times);
 }
 // Everything the startup table says, before anything of it is allocated.

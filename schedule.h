@@ -11,6 +11,7 @@
 //            step, version     relative to the step that runs: version 0 are the parameters before its update, 1 after
 //            peer              the other rank of SEND and RECV
 //            near              PREFETCH: from the copies inside the partition (zero.h: hpZ)
+//            use               of parameters that come for each use (layout.h: guests): which one of the step
 // Invariants proved by engine/validator.h.
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
@@ -70,6 +71,7 @@ typedef struct {
     int64_t first_row, rows;
     int64_t step, version;
     bool near;
+    int use;
 } Action;
 
 enum { SCHEDULE_MAX = 1 << 22 }; // actions of a rank: some ten thousand micro-batches of a large model
@@ -147,7 +149,7 @@ static inline bool program_sends_norms(const Program *p, int unit) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Building
 static inline Action action_make(ActionKind kind, int unit, int storage, int micro) {
-    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0, false};
+    Action a = {kind, unit, storage, micro, -1, 0, 0, 0, 0, false, 0};
     return a;
 }
 static inline void schedule_add(Schedule *s, Action a) {
@@ -281,8 +283,8 @@ typedef void (*ScheduleVisit)(void *context, int rank, const Action *action, int
 static inline bool actions_match(const Action *send, int sender, const Action *recv, int receiver) {
     const bool kinds = action_sends(send->kind) && (int)recv->kind == (int)send->kind + 1;
     return kinds && send->peer == receiver && recv->peer == sender && send->unit == recv->unit && send->storage == recv->storage &&
-           send->micro == recv->micro && send->step == recv->step && send->version == recv->version && send->first_row == recv->first_row &&
-           send->rows == recv->rows;
+           send->micro == recv->micro && send->step == recv->step && send->version == recv->version && send->use == recv->use &&
+           send->first_row == recv->first_row && send->rows == recv->rows;
 }
 
 // Where a rank's NORM stands (only updates follow it); its length where there is none, which nobody gets past.

@@ -107,13 +107,14 @@ static void setup_cyclic(Trainer *t) {
     if (t->cyclic.mode != CYCLIC_MODEL) { return; }
     t->plan.placement = cyclic_placement(&t->cyclic);
     take_stage(t);
-    t->shape.limits = cyclic_limits(&t->cyclic, t->ranks->me);
+    t->shape.limits = cyclic_limits(&t->cyclic, cyclic_stage_of_rank(&t->cyclic, t->ranks->me));
 }
 // Samples of a step and of a micro-batch. --batch-tokens 0 stands for one micro-step of every rank, or as many as --micro-batches.
 static void setup_batch(Trainer *t) {
     const Options *o = &t->options;
     const bool whole = t->plan.placement.stages > 1 || o->micro_batches; // --micro-batch is of all of a stage's ranks
-    int64_t micro = whole ? o->micro_batch : o->micro_batch * t->ranks->n, tokens = micro * o->seq_len * max_i64(1, o->micro_batches);
+    const int at_once = o->cyclic && t->ranks->n > 1 ? cyclic_stages(o, &t->model, t->ranks->n) : t->ranks->n;
+    int64_t micro = whole ? o->micro_batch : o->micro_batch * at_once, tokens = micro * o->seq_len * max_i64(1, o->micro_batches);
     if (o->cyclic && t->ranks->n == 1) { tokens *= max_i64(1, o->cyclic_stages); }
     if (o->batch_tokens && o->micro_batches && o->batch_tokens != tokens) {
         die(EXIT_INPUT, "leave one of them out", "--batch-tokens %" PRId64 " is not --micro-batches x --micro-batch x --seq-len, %" PRId64, o->batch_tokens,
@@ -136,7 +137,7 @@ static void setup_batch(Trainer *t) {
 
 // Steps that overlap have rooms for the most that one may draw. Each piece's gradients are made whole.
 static void setup_cyclic_privacy(Trainer *t) {
-    t->shape.rows = ceil_div(ceil_div(t->most_samples, t->cyclic.N), t->cyclic.pieces);
+    t->shape.rows = ceil_div(t->privacy.most_of_part, t->cyclic.pieces);
     t->shape.clip.fresh = true, t->shape.clip.overlaps = t->cyclic.mode == CYCLIC_SINGLE;
     t->shape.limits.clips = cyclic_wte_gradients(&t->cyclic, t->ranks->me);
     gpt_work_check(&t->model.config, t->shape.rows, t->options.seq_len);
@@ -190,7 +191,7 @@ static void setup_schedule(Trainer *t) {
 static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
-    CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank, &t->program, &t->evaluation);
+    CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank, &t->program, &t->evaluation, cyclic_turns(&t->cyclic));
     transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes, &traffic);
     free(traffic.peers);
     store_join(&t->store, &t->comm);
@@ -198,8 +199,8 @@ static void setup_messages(Trainer *t) {
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options, &t->model, &t->comm,          &t->cluster, t->ranks,        &t->program, &t->rates, &t->predicted,
-                      &t->train,   &t->store, t->stream.threads, t->samples,  t->most_samples, t->steps,    t->shape,  &t->privacy};
+    RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates,   &t->predicted, &t->train,
+                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->steps, t->shape,    &t->privacy, &t->cyclic};
     return facts;
 }
 
@@ -240,11 +241,14 @@ static void setup_executor(Trainer *t) {
     Program longest = make_program(t, t->most_samples, true);
     const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
     int64_t first, mine = max_i64(schedule_rows(&longest.rank[t->comm.rank], &first), schedule_rows(&t->evaluation.rank[t->comm.rank], &first));
+    mine = max_i64(mine, t->cyclic.rule ? t->privacy.most_of_part : 0);
     mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples : ceil_div(t->most_samples, t->comm.ranks)); // of fewer it may be larger
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
     t->executor.stop_after = INT64_MAX, t->executor.whole_clip = t->options.grad_clip;
     t->executor.storage_clip = t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
-    t->profile = profile_make(&t->options, longest.rank[t->comm.rank].count);
+    int actions = longest.rank[t->comm.rank].count; // whoever takes turns has had each of them after N steps
+    for (int step = 1; step < t->cyclic.N; step++) { actions = (int)max_i64(actions, step_schedule(t, step)->count); }
+    t->profile = profile_make(&t->options, actions);
     program_free(&longest);
 }
 static void setup_states(Trainer *t) {
@@ -253,7 +257,7 @@ static void setup_states(Trainer *t) {
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
     setup_executor(t);
-    t->windows = (int64_t *)checked_calloc(2 * ((size_t)t->most_samples + 1), sizeof(int64_t), "samples");
+    t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
 }
 
 // Weights: from a checkpoint, a model file, or the seed.
@@ -354,7 +358,7 @@ static void delink(Trainer *t) {
     const GptModel shared = t->model;
     Store before = t->store;
     store_settle(&before), ops_wait(&t->stream);
-    executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation), free(t->windows);
+    executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
     before.model = before.layout.model = &shared;
     t->model = gpt_model(shared.config);
     setup_store(t);
@@ -474,7 +478,7 @@ static void train(Trainer *t) {
 
 static int finish(Trainer *t) {
     store_settle(&t->store);
-    profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log);
+    profile_report(&t->profile, &t->comm, step_program(t, t->progress.step - 1), t->options.trace, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
     report_end(&facts, t->progress.step, t->progress.step - t->told_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {

@@ -96,16 +96,10 @@ static inline void store_unpack_arrived(Store *s, int storage) {
     s->near_valid[storage] = true;
 }
 
-// Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
-static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(s->policy.relay || (version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage])));
-    comm_wait(s->comm, s->gathering[storage]);
-    if (s->policy.relay) { store_await_version(s, storage, version); }
-    if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
-    s->arriving[storage] = GATHER_NONE;
+// Parameters that are here, in compute precision.
+static inline const Real *store_lend(Store *s, int storage, const void *stored) {
+    const int64_t elements = gpt_storage_elements(s->model, storage);
     s->held++;
-    int64_t elements = gpt_storage_elements(s->model, storage);
-    const void *stored = s->policy.relay ? store_parameters(s, storage, version) : shelf_whole(&s->params, storage);
     if (!store_converts(s->dtype)) { return (const Real *)stored; }
     Real *copy = (Real *)(void *)(s->unpacked + s->unpacked_used);
     s->unpacked_at[storage] = s->unpacked_used;
@@ -113,6 +107,20 @@ static inline const Real *store_acquire(Store *s, int storage, int64_t version) 
     assert(s->unpacked_used <= s->unpacked_bytes);
     ops_unpack(s->stream, copy, stored, s->dtype, elements);
     return copy;
+}
+// Those that came for a use.
+static inline const Real *store_acquire_guest(Store *s, int storage, int room) {
+    mail_wait(s, store_mail(s, storage, (MailKind)(MAIL_COMING + room)));
+    return store_lend(s, storage, store_guest(s, storage, room));
+}
+// Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
+static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
+    assert(s->policy.relay || (version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage])));
+    comm_wait(s->comm, s->gathering[storage]);
+    if (s->policy.relay) { store_await_version(s, storage, version); }
+    if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
+    s->arriving[storage] = GATHER_NONE;
+    return store_lend(s, storage, s->policy.relay ? store_parameters(s, storage, version) : shelf_whole(&s->params, storage));
 }
 static inline void store_release(Store *s, int storage) { // the copy that was made last goes at once, others with the last one
     if (--s->held == 0) { s->unpacked_used = 0; }

@@ -44,7 +44,10 @@ typedef struct {
     Ticket *open; // [most_messages]
     int messages;
 } Transit;
-enum { OUTGOING = 2 }; // places of what is sent: one travels while the other is made
+enum {
+    OUTGOING = 2,  // places of what is sent: one travels while the other is made
+    ERRANDS = 4096 // of a rank that wait at once: of two steps, at most
+};
 
 // What an executor is made for.
 typedef struct {
@@ -111,7 +114,10 @@ typedef struct {
     double *message;                 // [samples of a pass + ranks] of executor_share()
     int64_t *part;                   // [ranks + 1] whose part is which
     const Real **held;               // [storages] acquired parameters
-    const Action *volatile action;   // that is running, for signal handlers; NULL between passes
+    Errand *errands;                 // [ERRANDS] store work that waits for messages (relay.h), in its order; NULL: all is done at once
+    int errand_count;
+    bool on_errand;                // one is being done
+    const Action *volatile action; // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
 } Executor;
@@ -121,6 +127,7 @@ typedef struct {
     const Dataset *data;
     int64_t first_sample;   // number of the pass's first sample in the run
     const int64_t *windows; // [samples] of the data, instead of samples that follow each other; or NULL
+    const int64_t *begins;  // [micro-batches + 1] where each one's samples begin (layout.h: Pieces), or NULL
     int64_t samples;        // of this pass; rows beyond are left out
     double *sample_losses;  // [samples] sum of -log p over a sample's targets, filled for the rows this rank computes
     float scale;            // of the loss: 1 / targets of the step
@@ -266,6 +273,8 @@ static inline Transit *executor_transit(const Executor *e, int64_t i) {
     return NULL;
 }
 static inline void executor_free(Executor *e) {
+    if (e->errands) { e->comm->chores = NULL; }
+    free(e->errands);
     ops_free(e->activations), ops_free(e->buffers);
     ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
     for (int64_t i = 0; i < e->shape.limits.slots; i++) { free(e->slot[i].boundary), free(e->slot[i].blocks); }
@@ -310,6 +319,7 @@ static inline void executor_place(Executor *e, void *activations, void *buffers)
     executor_carve_buffers(e, &of_buffers);
 }
 // A pass has so many samples and micro-batches, at most; this rank's lie among `mine` that follow each other. Every rank calls it.
+static inline void executor_do_errands(void *executor);
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm, Stream *stream, int64_t samples, int64_t mine,
                                      int micro_batches) {
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
@@ -329,6 +339,10 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
     e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
+    if (store->policy.relay && store->policy.relay->way && comm_has_channels(comm)) {
+        e->errands = (Errand *)checked_malloc(ERRANDS * sizeof(Errand), "executor");
+        comm->chores = executor_do_errands, comm->chores_of = e;
+    }
     for (int64_t i = 0; executor_transit(e, i); i++) { // a stage's neighbour has as many ranks, at most
         executor_transit(e, i)->open = (Ticket *)checked_malloc((size_t)comm->ranks * sizeof(Ticket), "executor");
     }
@@ -416,22 +430,24 @@ static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t r
     return w;
 }
 
-// Steps that overlap may have samples of different number (private ones): then what a piece, and a rank, has of them is known here.
-static inline bool executor_overlaps(const Executor *e, const Pass *pass) { return e->step_micros && pass->training; }
+// Private steps that overlap have samples of different number: what a piece, and a rank, has of them is known here.
+static inline bool executor_deals(const Executor *e, const Pass *pass) { return e->step_micros && pass->windows; }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
-    if (executor_overlaps(e, pass) && a->micro >= 0) { of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, a->micro, &of.first_row); }
+    if (executor_deals(e, pass) && a->micro >= 0) {
+        of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
+    }
     return of;
 }
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap
     const Pieces *p = &e->store->policy.relay->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
-    return p->in_turns ? piece_rows(&whole, pass->samples, e->comm->rank, first) : pass->samples;
+    return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first) : pass->samples;
 }
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
     int64_t first = e->first_row;
-    if (executor_overlaps(e, pass)) { executor_own_rows(e, pass, &first); }
+    if (executor_deals(e, pass)) { executor_own_rows(e, pass, &first); }
     return (pass->host_row + row - first) * pass->data->options.T;
 }
 static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }
@@ -648,9 +664,13 @@ static inline void executor_await(Executor *e, const Action *a) {
     const int64_t place = executor_clip_place(e, micro);
     transit_wait(e, &e->norms[place]), transit_wait(e, &e->tied[place]), transit_wait(e, &e->factors[place]);
 }
+static inline void executor_free_sum(Executor *e, int storage);
 // Where an action's contribution to a gradient goes.
 static inline float *executor_room(Executor *e, const Action *a, int storage, bool *accumulate) {
-    if (e->store->policy.relay) { return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate); }
+    if (e->store->policy.relay) {
+        executor_free_sum(e, storage);
+        return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
+    }
     return store_gradient(e->store, storage, accumulate);
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
@@ -703,9 +723,10 @@ static inline int64_t executor_message_bytes(const ExecutorShape *shape, const G
     const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS; // else gradients
     return gpt_storage_elements(m, a->storage) * (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
-// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. The caller frees peers.
+// What messages this rank will post in these two programs, and in executor_logits, where the stages' first ranks talk. turns: other programs like the
+// first let it talk to all ranks of the stages beside its own. The caller frees peers.
 static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShape *shape, const Placement *placement, int rank, const Program *a,
-                                           const Program *b) {
+                                           const Program *b, bool turns) {
     const bool crosses = clip_crosses(&shape->clip);
     const int64_t word = max_i64(crosses ? (int64_t)sizeof(float) : (int64_t)dtype_size(shape->dtype), (int64_t)ops_real_bytes());
     const size_t row_bytes = (size_t)(shape->T * m->config.channels * word);
@@ -719,7 +740,8 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     for (int s = 0; s < placement->stages; s++) {
         const bool next = s == mine - 1 || s == mine + 1, norms = crosses && s != mine && (s == 0 || mine == 0);
         if (next && placement->stage[mine].ranks[0] == rank) { talks[placement->stage[s].ranks[0]] = true; }
-        for (int i = 0; crosses && (next || norms) && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; } // as samples fall
+        const bool all = (crosses && (next || norms)) || (turns && next); // as samples, or micro-batches, fall
+        for (int i = 0; all && i < placement->stage[s].replicas; i++) { talks[placement->stage[s].ranks[i]] = true; }
     }
     if (crosses) { traffic.bytes = row_bytes * (size_t)shape->rows; }
     for (int p = 0; p < 2; p++) {
@@ -774,6 +796,9 @@ static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
 #ifndef EXECUTOR_HOOK // tests of faults look in here: what is about to run
 #define EXECUTOR_HOOK(action, step)
 #endif
+#ifndef ERRAND_HOOK // and here: may it be done now?
+#define ERRAND_HOOK(errand) true
+#endif
 
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
     EXECUTOR_HOOK(a, step);
@@ -798,12 +823,28 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
     signal_text_add(t, ", step "), signal_text_add_int(t, e->step + 1);
 }
 
+// Which room has parameters that came for a use: in a pass that does not train, their own.
+static inline int executor_room_of(const Executor *e, const Action *a, const Pass *pass, int64_t of) {
+    const Relay *relay = e->store->policy.relay;
+    return !relay || !relay->guests ? 0 : pass->training ? relay_room(relay, a->use, of) : e->map->param_room[a->storage];
+}
+static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int room) {
+    return store_is_guest(e->store, storage) ? store_acquire_guest(e->store, storage, room) : store_acquire(e->store, storage, version);
+}
+static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool near) {
+    if (e->store->policy.relay) {
+        store_hand_round(e->store, storage, e->map->param_room[storage], e->step);
+    } else {
+        store_prefetch(e->store, storage, version, near, e->step);
+    }
+}
 // Which rows this rank computes.
 static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
-        if (a->kind == ACT_FORWARD) { e->first_rows[a->micro] = a->first_row; }
+        const bool relayed = e->store->policy.relay && action_of_rows(a->kind); // a rank may receive what it computes in the next window
+        if (a->kind == ACT_FORWARD || relayed) { e->first_rows[a->micro] = a->first_row; }
     }
 }
 // All that was sent has left.
@@ -830,8 +871,87 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
         store_skip_version(e->store, storage, step + 1);
     }
 }
+// Store work of a relay.
+static inline void run_parameters(Executor *e, const Action *a) {
+    const Relay *relay = e->store->policy.relay;
+    if (relay->guests) {
+        store_pass_guest(e->store, action_sends(a->kind), a->storage, max_i64(0, a->version), relay_room(relay, a->use, a->step), a->peer, a->step);
+    } else {
+        store_pass_parameters(e->store, action_sends(a->kind), a->storage, a->version, a->peer, a->step);
+    }
+}
+static inline void run_errand(Executor *e, const Errand *errand) {
+    const Action *a = &errand->action;
+    switch (a->kind) {
+    case ACT_REDUCE: store_add_sum(e->store, a->storage, errand->micro, a->micro, a->step); break;
+    case ACT_ADD: store_add_part(e->store, a->storage, a->micro, a->step); break;
+    case ACT_UPDATE: executor_update(e, a->storage, a->step); break;
+    case ACT_SEND_SUM:
+    case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, a->step); break;
+    default: run_parameters(e, a);
+    }
+}
+// Does the errands that wait for nothing, nor for one before them. Also while this rank waits (comm.h: chores).
+static inline void executor_do_errands(void *executor) {
+    Executor *e = (Executor *)executor;
+    int left = 0;
+    if (e->on_errand || !e->errand_count) { return; }
+    e->on_errand = true;
+    comm_note_messages(e->comm);
+    for (int i = 0; i < e->errand_count; i++) {
+        const Errand errand = e->errands[i];
+        bool can = ERRAND_HOOK(&errand);
+        for (int k = 0; k < left && can; k++) { can = !errands_conflict(&e->errands[k], &errand); }
+        if (can && !errand_awaits(e->store, &errand)) {
+            run_errand(e, &errand);
+        } else {
+            e->errands[left++] = errand;
+        }
+    }
+    e->errand_count = left, e->on_errand = false;
+}
+// The first errand of these kinds (bits), of a storage (-1: of any), of a step (-1); -1: there is none.
+static inline int executor_find_errand(const Executor *e, unsigned kinds, int storage, int64_t step) {
+    for (int i = 0; i < e->errand_count; i++) {
+        const Action *a = &e->errands[i].action;
+        if ((kinds & errand_bit(a->kind)) && (storage < 0 || a->storage == storage) && (step < 0 || a->step == step)) { return i; }
+    }
+    return -1;
+}
+// Something needs an errand: waits for the first message that holds it up, or one before it.
+static inline void executor_await_errand(Executor *e, int at) {
+    for (int i = at - 1; i >= 0; i--) { at = errands_conflict(&e->errands[i], &e->errands[at]) ? i : at; }
+    const Ticket t = errand_awaits(e->store, &e->errands[at]);
+    if (t) { comm_wait_message(e->comm, t); }
+    executor_do_errands(e);
+}
+static inline void executor_finish_errands(Executor *e, unsigned kinds, int storage, int64_t step) {
+    for (int at = 0; (at = executor_find_errand(e, kinds, storage, step)) >= 0;) { executor_await_errand(e, at); }
+}
+// A gradient is about to be made: all of the one before it has gone on.
+static inline void executor_free_sum(Executor *e, int storage) {
+    const unsigned sums = errand_bit(ACT_REDUCE) | errand_bit(ACT_SEND_SUM) | errand_bit(ACT_UPDATE);
+    executor_finish_errands(e, sums, storage, -1);
+}
+// A version is about to be read: it is here, or on its way.
+static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
+    const unsigned makes = errand_bit(ACT_RECV_PARAMETERS) | errand_bit(ACT_UPDATE);
+    for (int at = 0; store_now(e->store, storage) < version && (at = executor_find_errand(e, makes, storage, -1)) >= 0;) { executor_await_errand(e, at); }
+}
+static inline void executor_relay(Executor *e, const Action *a, int64_t of) {
+    Errand errand = {*a, executor_micro(e, a)};
+    errand.action.step = of, errand.action.version += e->version;
+    if (a->kind == ACT_REDUCE) { executor_free_sum(e, a->storage), store_end_piece(e->store, a->storage, errand.micro, a->micro); }
+    if (!e->errands) {
+        run_errand(e, &errand);
+        return;
+    }
+    if (e->errand_count == ERRANDS) { executor_await_errand(e, 0); }
+    e->errands[e->errand_count++] = errand;
+}
 // This rank adds what it knows of a step: the losses of its samples, in their order, after those of the ranks before; the squares of what it owns.
 static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+    executor_finish_errands(e, errand_bit(e->store->policy.relay->waits ? ACT_REDUCE : ACT_UPDATE), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);
@@ -846,15 +966,15 @@ static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *
     exact_join(&e->telling.squares, &e->squares), e->telling.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
 }
-// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank decides when to stop: after the step that follows the
-// one in which it has heard of it, since others may have begun that.
+// Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank decides when to stop: after the step
+// that follows the one in which it has heard of it, or a later one, since others may have begun that.
 static inline void run_tally(Executor *e, const Action *a, const Schedule *schedule, const Pass *pass, int64_t step) {
     const bool first = e->comm->rank == 0;
     comm_wait_message(e->comm, e->telling_ticket), comm_wait_message(e->comm, e->told_ticket);
     e->telling = e->told;
     memset(&e->told, 0, sizeof e->told);
     if (a->version == 0) { tally_add(e, schedule, pass, step); }
-    if (first && e->telling.stop) { e->stop_after = min_i64(e->stop_after, step + 1); }
+    if (first && e->telling.stop) { e->stop_after = min_i64(e->stop_after, step + e->store->policy.relay->notice); }
     if (first) { e->telling.last = e->stop_after; }
     if (e->telling.last) { e->stop_after = e->telling.last, e->last_step = min_i64(e->last_step, e->stop_after); }
     e->norm = sqrt(exact_value(e->telling.squares));
@@ -875,39 +995,31 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             continue;
         }
         executor_begin(e, a, (*at)++, step);
-        switch (a->kind) {
-        case ACT_PREFETCH: store_prefetch(e->store, a->storage, e->version + a->version, a->near, step); break;
-        case ACT_ACQUIRE: e->held[a->storage] = store_acquire(e->store, a->storage, max_i64(0, e->version + a->version)); break;
+        if (relay && errand_lanes(a->kind)) { executor_relay(e, a, of); }
+        executor_do_errands(e);
+        switch (relay && errand_lanes(a->kind) ? ACTION_KINDS : a->kind) {
+        case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + a->version, a->near); break;
+        case ACT_ACQUIRE:
+            executor_expect_version(e, a->storage, e->version + a->version);
+            e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of));
+            break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
-        case ACT_REDUCE:
-            if (relay) {
-                store_add_sum(e->store, a->storage, executor_micro(e, a), a->micro, of);
-            } else {
-                store_reduce(e->store, a->storage, of);
-            }
-            break;
-        case ACT_UPDATE:
-            if (relay) {
-                executor_update(e, a->storage, of);
-            } else {
-                store_update(e->store, a->storage, of, *optimizer);
-            }
-            break;
+        case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
+        case ACT_UPDATE: store_update(e->store, a->storage, of, *optimizer); break;
         case ACT_NORM:
             executor_wait_messages(e);
             *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
-        case ACT_ADD: store_add_part(e->store, a->storage, piece_micro(&e->store->policy.relay->pieces, a->micro)); break;
         case ACT_TALLY: run_tally(e, a, schedule, pass, of); break;
-        case ACT_SEND_SUM:
-        case ACT_RECV_SUM: store_pass_sum(e->store, action_sends(a->kind), a->storage, a->peer, of); break;
-        case ACT_SEND_PARAMETERS:
-        case ACT_RECV_PARAMETERS: store_pass_parameters(e->store, action_sends(a->kind), a->storage, e->version + a->version, a->peer, of); break;
         case ACT_SEND_PART:
         case ACT_RECV_PART: store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer, of); break;
-        case ACT_SEND_TALLY: e->telling_ticket = comm_post_on_host(e->comm, true, a->peer, &e->telling, sizeof e->telling); break;
+        case ACT_SEND_TALLY:
+            comm_wait_message(e->comm, e->telling_ticket);
+            e->telling_ticket = comm_post_on_host(e->comm, true, a->peer, &e->telling, sizeof e->telling);
+            break;
         case ACT_RECV_TALLY: e->told_ticket = comm_post_on_host(e->comm, false, a->peer, &e->told, sizeof e->told); break;
+        case ACTION_KINDS: break; // an errand
         default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
         }
         if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running + 1]); }
@@ -921,22 +1033,20 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
     e->action = NULL;
 }
 
-// Where steps overlap: what is done of a step before its window, if the step before has drained; and, where this one drains (last_step), what of it
-// comes later. pass: of the step before, of this one, of the next.
+// Where steps overlap: what is done of a step before its window, if the step before has drained (first_step); and, where this one drains (last_step), what
+// of it comes in a later one's. pass: of the step before, of this one, of the next; schedule: of the step before, of the later one.
+enum { DRAINS = 3 }; // windows
 static inline void executor_lead(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
     int at = 0;
     const int64_t last = e->last_step;
-    if (e->first_step != step) { return; }
     e->last_step = step;
     executor_run(e, schedule, &at, pass, NULL, step - 1, NULL);
     e->last_step = last;
 }
-static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
-    if (e->last_step > step) { return; }
-    for (int64_t later = step + 1; later < step + 4; later++) {
-        int at = 0;
-        executor_run(e, schedule, &at, pass, NULL, later, NULL);
-    }
+static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step, int64_t later) {
+    int at = 0;
+    executor_run(e, schedule, &at, pass, NULL, later, NULL);
+    executor_finish_errands(e, ~0u, -1, -1);
     e->first_step = step + 1;
 }
 // Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an
@@ -986,7 +1096,7 @@ static inline Evaluation executor_evaluate(Executor *e, const Program *program, 
     Choice choice = {0, false};
     for (int64_t first = 0; first < samples; first += program->samples) {
         int64_t count = min_i64(program->samples, samples - first);
-        Pass pass = {data, first, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
+        Pass pass = {data, first, NULL, NULL, count, e->losses, 0.0f, false, data->labels ? e->right : NULL, 0};
         int at = 0;
         bool none = false; // to stop is asked of training steps only
         executor_run(e, &program->rank[e->comm->rank], &at, &pass, NULL, step, NULL);
@@ -1010,8 +1120,8 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         int storages[2], count = gpt_unit_storages(m, w.unit, storages);
         for (int i = 0; i < count; i++) {
             int64_t version = store_now(e->store, storages[i]);
-            if (store_gathers_for_use(e->store, storages[i])) { store_prefetch(e->store, storages[i], version, true, e->step); }
-            w.states.params[gpt_storage_class(m, storages[i])] = store_acquire(e->store, storages[i], version);
+            if (store_gathers_for_use(e->store, storages[i])) { executor_prefetch(e, storages[i], version, true); }
+            w.states.params[gpt_storage_class(m, storages[i])] = executor_acquire(e, storages[i], version, e->map->param_room[storages[i]]);
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {

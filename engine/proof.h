@@ -4,12 +4,17 @@
 //
 // Versions   a use acquires a version that is here, one of the newest `places`; forward and backward of a unit use the same; nobody writes into the place of
 //            one that is acquired; each comes once, in order, from a rank that has it; at the end all ranks that take a storage have the last one.
+// Guests     parameters that come for a use (mode zero) come once, of the version that the rule says, into a room of which nothing is acquired, and are
+//            acquired from it in their use alone.
 // Sums       a piece's gradient is made in a place that is free, and added to those of exactly the pieces before it of its micro-batch; this one's, when it
 //            is whole, to the sum of exactly those before it; a sum is sent once, by who has it,
 //            to a place that is free; an update has the sum of all of its step, and follows what it waits for.
 // Places     of activations: micro-batch m has place m modulo their number in each unit, the boundary before a unit from the forward that writes it on;
 //            gradients of boundaries are read before others are written there.
 // Tally      each rank adds once a step, when its losses and gradients are whole; what waits for the norm follows the sum of all ranks.
+// Errands    (relay.h) are not played. A rank that puts some off keeps the order of each storage's sums and of its parameters, and waits where something needs
+//            them; what it no longer waits for are constraints of the order played here, so the earliest action in it that is not done can
+//            always be done: nothing waits for ever. That no bit depends on it is tested (test_cyclic.py: test_late).
 #ifndef PROOF_H
 #define PROOF_H
 
@@ -37,6 +42,9 @@ typedef struct {
     int64_t *places;              // [units] of activations
     bool *cut;                    // [units] executor.h: its gradient has a place of its own
     int64_t *newest, *held;       // [rank][storage] version; -1: none is acquired
+    int64_t *guest;               // [rank][room][storage] version that came into it; -1: none
+    int64_t *tenant;              // [rank][room] the use whose parameters are in it, through the steps; -1: none yet
+    int *lodges;                  // [rank][storage] in which room it is acquired
     Made *made, *coming, *summed; // [rank][place] in the making; [rank][storage] that came; [rank][storage][2] sums that stay, or are made of parts
     int makings;                  // places of a rank's made
     int64_t *used;                // [rank][unit][micro][2] versions of its forward
@@ -53,16 +61,17 @@ static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(
 static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); } // of last pieces
 static inline int proof_end_of_step(const Proof *p, int step) { return (step + 1) * pieces_of_step(&p->pieces) - 1; }
 static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
+static inline bool proof_guest(const Proof *p, int rank, int storage) { return p->relay[rank].guests && p->relay[rank].owner[storage] != rank; }
 // Where a piece's gradient of a storage is made: where sums stay, or there are several of a micro-batch, blocks share one place, and wte has several. Where
-// a micro-batch's is.
+// a micro-batch's is. Of gradients that go to their owners each has its own, in a room.
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
     const Relay *r = &p->relay[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
-    const int place = !r->stays && p->pieces.pieces == 1 ? storage : storage ? class_place : micro % heads;
+    const int place = r->guests || (!r->stays && !r->piles) ? storage : storage ? class_place : micro % heads;
     return &p->made[rank * p->makings + place];
 }
 static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro) {
-    if (p->pieces.pieces == 1) { return proof_made(p, rank, storage, micro); }
+    if (!p->relay[rank].piles) { return proof_made(p, rank, storage, micro); }
     return &p->made[rank * p->makings + p->relay[rank].heads + STORAGE_CLASSES + storage];
 }
 // The sum that stays on its owner; or, of parts that come to it, the one before its own.
@@ -93,10 +102,33 @@ static inline bool proof_has(const Proof *p, int rank, int storage, int64_t vers
     const int64_t newest = p->newest[proof_at(p, rank, storage)];
     return version >= 0 && version <= newest && version > newest - p->relay[rank].places[storage];
 }
+// Rooms of parameters that come for a use: which one has this use's, and what of it.
+static inline int64_t proof_use(const Proof *p, int rank, const Action *a) { return a->step * p->relay[rank].uses + a->use; }
+static inline int proof_room(const Proof *p, int rank, const Action *a) { return rank * GUEST_ROOMS + relay_room(&p->relay[rank], a->use, a->step); }
+static inline int64_t *proof_came(const Proof *p, int room, int storage) { return &p->guest[(int64_t)room * p->v.program->map.storages + storage]; }
+static inline void prove_guest(Proof *p, int rank, const Action *a) {
+    const int room = proof_room(p, rank, a);
+    const int64_t use = proof_use(p, rank, a);
+    for (int s = 0; s < p->v.program->map.storages; s++) {
+        const int at = proof_at(p, rank, s);
+        if (proof_guest(p, rank, s) && p->held[at] >= 0 && p->lodges[at] == room) { validator_fail(&p->v, rank, a, "storage %d in its room is in use", s); }
+        if (p->tenant[room] != use) { *proof_came(p, room, s) = -1; }
+    }
+    if (p->tenant[room] > use) { validator_fail(&p->v, rank, a, "its room has the parameters of a later use"); }
+    if (*proof_came(p, room, a->storage) >= 0) { validator_fail(&p->v, rank, a, "has come already"); }
+    p->tenant[room] = use, *proof_came(p, room, a->storage) = a->version;
+}
+static inline bool proof_lodges(const Proof *p, int rank, const Action *a) {
+    const int room = proof_room(p, rank, a);
+    return p->tenant[room] == proof_use(p, rank, a) && *proof_came(p, room, a->storage) == a->version;
+}
 static inline void prove_acquire(Proof *p, int rank, const Action *a) {
     const int at = proof_at(p, rank, a->storage);
+    const bool guest = proof_guest(p, rank, a->storage);
     if (p->held[at] >= 0) { validator_fail(&p->v, rank, a, "is acquired already"); }
-    if (!proof_has(p, rank, a->storage, a->version)) {
+    if (guest && !proof_lodges(p, rank, a)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its room", a->version); }
+    if (guest) { p->lodges[at] = proof_room(p, rank, a); }
+    if (!guest && !proof_has(p, rank, a->storage, a->version)) {
         validator_fail(&p->v, rank, a, "version %" PRId64 " is not here: the newest is %" PRId64, a->version, p->newest[at]);
     }
     p->held[at] = a->version, p->v.acquired[at] = 1;
@@ -108,11 +140,24 @@ static inline void prove_release(Proof *p, int rank, const Action *a) {
 }
 static inline void prove_parameters(Proof *p, int rank, const Action *a, bool sends) {
     if (sends && !proof_has(p, rank, a->storage, a->version)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not here to be sent", a->version); }
-    if (!sends) { prove_open(p, rank, a, a->version); }
+    if (!sends && p->relay[rank].guests) {
+        prove_guest(p, rank, a);
+    } else if (!sends) {
+        prove_open(p, rank, a, a->version);
+    }
+}
+// Gradients on their way to owners: stages share rooms.
+static inline void prove_making_room(Proof *p, int rank, const Action *a, int storage) {
+    const Relay *r = &p->relay[rank];
+    for (int s = 1; s < p->v.program->map.storages; s++) {
+        const bool other = r->stage[s] != r->stage[storage] && r->parcel[s] == r->parcel[storage];
+        if (other && p->made[rank * p->makings + s].micro >= 0) { validator_fail(&p->v, rank, a, "its room holds the gradient of storage %d", s); }
+    }
 }
 
 static inline void prove_contribution(Proof *p, int rank, const Action *a, int storage) {
     Made *m = proof_made(p, rank, storage, a->micro);
+    if (p->relay[rank].guests && storage) { prove_making_room(p, rank, a, storage); }
     const bool mine = m->micro == a->micro && m->storage == storage && !m->whole;
     if (m->micro >= 0 && !mine) {
         validator_fail(&p->v, rank, a, "the place of storage %d's gradient holds storage %d's of micro-batch %d", storage, m->storage, m->micro);
@@ -120,27 +165,31 @@ static inline void prove_contribution(Proof *p, int rank, const Action *a, int s
     const Made begun = {a->micro, storage, proof_in_step(p, a->micro), proof_in_step(p, a->micro), false, mine && m->part};
     *m = begun;
 }
-// A piece's gradient is whole: it joins those of its micro-batch.
+// A piece joins those of its micro-batch.
+static inline void prove_pile(Proof *p, int rank, const Action *a, Made *piece, Made *whole) {
+    const int in = proof_in_step(p, a->micro), within = piece_within(&p->pieces, proof_piece(p, a->micro));
+    const int before = a->micro - (p->pieces.in_turns ? p->pieces.micros : 1);
+    if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) { validator_fail(&p->v, rank, a, "the pieces before it are not here"); }
+    *whole = *piece, made_free(piece);
+}
+// A piece's gradient is whole.
 static inline Made *prove_piece(Proof *p, int rank, const Action *a) {
-    const int in = proof_in_step(p, a->micro), within = piece_within(&p->pieces, proof_piece(p, a->micro)), head = p->v.program->map.units - 1;
+    const int in = proof_in_step(p, a->micro), head = p->v.program->map.units - 1;
     Made *m = proof_made(p, rank, a->storage, a->micro), *whole = proof_whole(p, rank, a->storage, a->micro);
     const bool missing = a->storage == 0 && !m->part && !(*validator_done(&p->v, rank, head, a->micro) & DONE_INPUT);
     validate_reduce(&p->v, rank, a);
     if (!made_is(m, a->storage, a->micro, in, in) || m->whole) { validator_fail(&p->v, rank, a, "its gradient is not here"); }
     if (missing) { validator_fail(&p->v, rank, a, "the head's part is missing"); }
     m->whole = true;
-    if (whole == m) { return m; }
-    const int before = a->micro - (p->pieces.in_turns ? p->pieces.micros : 1);
-    if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) { validator_fail(&p->v, rank, a, "the pieces before it are not here"); }
-    *whole = *m, made_free(m);
+    if (whole != m) { prove_pile(p, rank, a, m, whole); }
     return whole;
 }
 // With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it, where it is made here.
 static inline void prove_reduce(Proof *p, int rank, const Action *a) {
     const Relay *r = &p->relay[rank];
-    const int in = proof_in_step(p, a->micro), last = p->plan->N - 1, step = proof_step(p, a->micro);
+    const int in = proof_in_step(p, a->micro), step = proof_step(p, a->micro);
     Made *m = prove_piece(p, rank, a), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
-    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
+    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) || proof_guest(p, rank, a->storage)) { return; } // or it goes to its owner as it is
     if (r->stays) {
         if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) {
             validator_fail(&p->v, rank, a, "the sum is not of those before it");
@@ -149,31 +198,35 @@ static inline void prove_reduce(Proof *p, int rank, const Action *a) {
         return;
     }
     const SumWay way = proof_way(p, a->storage);
-    if (way == SUM_CHAIN ? in == 0 : in < last) { return; }
+    if (way == SUM_CHAIN ? in == 0 : r->owner[a->storage] != rank) { return; }
     Made *before = way == SUM_OWNER ? sum : coming;
     if (!made_is(before, a->storage, proof_before(p, a->micro), 0, in - 1)) { validator_fail(&p->v, rank, a, "the sum that came is not of those before it"); }
     m->first = 0, made_free(before);
 }
-// A part joins a sum that is made here.
+// A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and with the last one this the sum.
 static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
-    const bool owner = proof_way(p, a->storage) == SUM_OWNER;
-    Made *coming = &p->coming[proof_at(p, rank, a->storage)];
-    Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : proof_whole(p, rank, a->storage, a->micro);
+    const bool owner = p->relay[rank].guests || proof_way(p, a->storage) == SUM_OWNER, piles = p->relay[rank].stays && p->relay[rank].piles;
+    Made *coming = &p->coming[proof_at(p, rank, a->storage)], *whole = proof_whole(p, rank, a->storage, a->micro);
+    Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : whole;
     if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }
+    if (piles) { prove_pile(p, rank, a, coming, whole); }
+    if (piles && !piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
     if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) || !sum->whole : sum->micro >= 0) {
         validator_fail(&p->v, rank, a, "the sum is not of those before it");
     }
-    *sum = made_sum(a->storage, a->micro, 0, in), made_free(coming);
+    *sum = made_sum(a->storage, a->micro, 0, in), made_free(piles ? whole : coming);
 }
 static inline void prove_sum(Proof *p, int rank, const Action *a, bool sends) {
     Made *m = sends ? proof_whole(p, rank, a->storage, a->micro) : &p->coming[proof_at(p, rank, a->storage)];
     if (sends) {
-        const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && m->last < p->plan->N - 1;
-        if (!good || p->relay[rank].stays) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
+        const Relay *r = &p->relay[rank];
+        const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && (m->last < p->plan->N - 1 || r->owner[a->storage] != rank);
+        if (!good || (r->stays && !r->guests)) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
         p->sent = *m, made_free(m);
         return;
     }
+    if (!p->relay[rank].comes[a->storage]) { validator_fail(&p->v, rank, a, "there is no place for what comes"); }
     if (m->micro >= 0) { validator_fail(&p->v, rank, a, "the sum that came before has not been added"); }
     *m = p->sent;
 }
@@ -242,7 +295,7 @@ static inline int64_t *proof_gradient(const Proof *p, int rank, int unit) {
     return &p->gradient[rank * 2 * units + (p->plan->mode == CYCLIC_SINGLE && p->cut[unit] ? units + unit : unit % 2)];
 }
 static inline bool proof_here(const Proof *p, int rank, int unit, int micro) {
-    return cyclic_rank(p->plan, proof_in_step(p, micro), cyclic_stage_of_unit(p->plan, unit)) == rank;
+    return cyclic_rank(p->plan, micro, cyclic_stage_of_unit(p->plan, unit)) == rank;
 }
 static inline void prove_compute(Proof *p, int rank, const Action *a) {
     const UnitMap *map = &p->v.program->map;
@@ -327,42 +380,49 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     p->newest = (int64_t *)checked_calloc(2 * at, sizeof(int64_t), "proof"), p->held = p->newest + at;
     p->used = (int64_t *)checked_calloc(2 * ranks * units * (size_t)program->micro_batches, sizeof(int64_t), "proof");
     p->gradient = (int64_t *)checked_calloc(2 * ranks * units, sizeof(int64_t), "proof");
+    const size_t rooms = ranks * GUEST_ROOMS;
+    p->guest = (int64_t *)checked_malloc(rooms * storages * sizeof(int64_t), "proof");
+    p->tenant = (int64_t *)checked_malloc(rooms * sizeof(int64_t), "proof"), p->lodges = (int *)checked_calloc(at, sizeof(int), "proof");
+    for (size_t i = 0; i < rooms * storages; i++) { p->guest[i] = -1; }
+    for (size_t i = 0; i < rooms; i++) { p->tenant[i] = -1; }
     p->told = (Told *)checked_calloc(2 * ranks, sizeof(Told), "proof"), p->telling = p->told + ranks;
     for (size_t i = 0; i < made + 3 * at; i++) { p->made[i].micro = -1; }
     for (size_t i = 0; i < at; i++) { p->held[i] = -1; }
     for (size_t i = 0; i < 2 * ranks; i++) { p->told[i].step = -1; }
     for (int r = 0; r < program->ranks; r++) {
         p->relay[r] = cyclic_relay(plan, m, r);
-        program->limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, r) : limits_of_one();
-        program->limits[r].slots = cyclic_live(plan, plan->mode == CYCLIC_MODEL ? r : 0);
+        const int stage = plan->mode == CYCLIC_MODEL ? cyclic_stage_of_rank(plan, r) : 0;
+        program->limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, stage) : limits_of_one();
+        program->limits[r].slots = cyclic_live(plan, stage);
     }
 }
 static inline void proof_stop(Proof *p) {
     for (int r = 0; r < p->v.program->ranks; r++) { relay_free(&p->relay[r], p->model->storages); }
     free(p->relay), free(p->places), free(p->cut), free(p->made), free(p->newest), free(p->used), free(p->gradient), free(p->told);
+    free(p->guest), free(p->tenant), free(p->lodges);
     validator_stop(&p->v);
 }
 
-// Proves so many steps of a window (schedule_cyclic), of which every pause-th drains. On a violation returns false and describes the first one in error.
+// Proves so many steps of windows (schedule_cyclic; of step 0), of which every pause-th drains. On a violation returns false and describes the first one in error.
 static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, char *error, size_t error_bytes) {
-    Program program = cyclic_unroll(window, steps, pause);
+    Program program = cyclic_unroll(window, plan, steps, pause);
     Proof p;
     proof_start(&p, &program, plan, m);
     *error = 0, p.v.error = error, p.v.error_bytes = error_bytes;
     validator_walk(&p.v, proof_visit, &p);
     if (!*error) { proof_end(&p, steps); }
     proof_stop(&p);
-    for (int r = 0; r < program.ranks; r++) { schedule_free(&program.rank[r]); }
-    free(program.rank), free(program.limits);
+    cyclic_window_free(&program);
     return !*error;
 }
 
 // The same for the program: windows that follow each other, and, where there will be such, steps that drain. Ends it where there is a violation.
 static inline void cyclic_check(const Program *window, const CyclicPlan *plan, const GptModel *m) {
     char error[400];
-    for (int pause = 4; pause > 1; pause -= 2) {
-        if (pause < 4 && !plan->pauses) { continue; }
-        if (!cyclic_prove(window, plan, m, 4, pause, error, sizeof error)) { schedule_refuse(error); }
+    const int steps = cyclic_turns(plan) ? 4 + (int)min_i64(plan->N * plan->N, 12) : 4; // of up to 5 stages that take turns all that differ
+    for (int pause = steps; pause > 1; pause = pause > 2 ? 2 : 0) {
+        if (pause < steps && !plan->pauses) { continue; }
+        if (!cyclic_prove(window, plan, m, steps, pause, error, sizeof error)) { schedule_refuse(error); }
     }
 }
 

@@ -40,12 +40,14 @@ typedef struct {
     CyclicPlan cyclic;                          // rule OFF: there is none
     Relay relay;                                // of it: what this rank keeps
     Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
+    Program window;                             // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked for ...
+    int64_t window_step;                        // ... namely of this one
     Prediction predicted;
     // with what
     Store store;
     Executor executor;
-    int64_t *windows; // [2][most_samples + 1] of the training data that a private step takes; last, how many. Of even and odd steps
-    int64_t drawn[2]; // for how many steps, the last of which these are
+    int64_t *windows; // [2][drawn_words] what a private step takes of the training data (draw_samples), of even and odd steps
+    int64_t drawn[2]; // how many steps have been drawn, the last of which these are
     // where it stands
     Progress progress;
     int64_t first_step;          // 0, or where a resumed run began
@@ -103,7 +105,7 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;
     if (t->shape.clip.on) { rows = max_i64(1, ceil_div(mine, max_i64(1, ceil_div(mine, rows)))); } // of batches of any size: equal parts are faster
     if (t->cyclic.rule && training) {
-        schedule_cyclic(&p, &t->cyclic, samples);
+        schedule_cyclic(&p, &t->cyclic, samples, 0);
         return p;
     }
     if (pipeline) {
@@ -117,6 +119,17 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     zero_lower(&p, &t->store.policy, training);
     return p;
 }
+
+// The schedule of a step: `program`, but where ranks take turns. It stays until the next call.
+static inline const Program *step_program(Trainer *t, int64_t step) {
+    if (!t->cyclic.rule || cyclic_alike(&t->cyclic, step, 0)) { return &t->program; }
+    if (!t->window.rank || !cyclic_alike(&t->cyclic, step, t->window_step)) {
+        cyclic_window_free(&t->window);
+        t->window = cyclic_window(&t->program, &t->cyclic, step), t->window_step = step;
+    }
+    return &t->window;
+}
+static inline const Schedule *step_schedule(Trainer *t, int64_t step) { return &step_program(t, step)->rank[t->comm.rank]; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
@@ -150,19 +163,24 @@ static inline const char *reason_to_skip(Trainer *t, double loss, double norm) {
     return NULL;
 }
 
-// The samples that a private step draws. Rank 0 draws for all: logarithms may differ between machines.
+// The samples that a private step draws: windows, how many, and where each micro-batch's begin. Rank 0 draws for all: logarithms may differ between machines.
+static inline int64_t drawn_words(const Trainer *t) { return t->most_samples + 1 + t->privacy.parts + 1; }
 static inline void draw_samples(Trainer *t, int64_t step, Pass *pass) {
-    int64_t *windows = t->windows + (step & 1) * (t->most_samples + 1);
-    if (t->drawn[step & 1] != step + 1 && t->comm.rank == 0) {
+    const Privacy *p = &t->privacy;
+    int64_t *windows = t->windows + (step & 1) * drawn_words(t), *count = windows + t->most_samples, *begins = count + 1;
+    const bool known = t->drawn[step & 1] == step + 1;
+    if (!known && t->comm.rank == 0) {
         NoiseStream stream = {{0}, NOISE_SAMPLING, 0, (uint64_t)step};
-        memcpy(stream.key, t->privacy.key, sizeof stream.key);
+        memcpy(stream.key, p->key, sizeof stream.key);
         const double rate = (double)t->samples / (double)t->train.windows;
-        windows[t->most_samples] = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, windows);
+        *count = dataset_sample_poisson(&t->train, rate, t->most_samples, stream, windows);
+        stream.part = 1;
+        *count = dataset_deal(windows, *count, p->parts, p->most_of_part, stream, begins);
         noise_wipe(&stream, sizeof stream);
     }
-    if (t->drawn[step & 1] != step + 1) { comm_broadcast(&t->comm, windows, (size_t)(t->most_samples + 1) * sizeof *windows, 0); }
+    if (!known) { comm_broadcast(&t->comm, windows, (size_t)drawn_words(t) * sizeof *windows, 0); }
     t->drawn[step & 1] = step + 1;
-    pass->windows = windows, pass->samples = windows[t->most_samples];
+    pass->windows = windows, pass->samples = *count, pass->begins = p->parts > 1 ? begins : NULL;
 }
 // The loss of a step: the mean over its targets, or, where each sample's mean counts, over its samples.
 static inline double step_loss(const Trainer *t, const Pass *pass, double sum, int64_t targets) {
@@ -177,7 +195,7 @@ static inline Pass make_pass(Trainer *t, int ahead) {
     const int64_t first = t->progress.position + ahead * t->samples;
     int64_t targets = t->privacy.on || first < 0 ? 0 : dataset_count_targets(&t->train, first, t->samples);
     const int64_t host_row = ((t->progress.step + ahead) & 1) * t->executor.host_rows;
-    Pass pass = {&t->train, first, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL, host_row};
+    Pass pass = {&t->train, first, NULL, NULL, t->samples, t->executor.losses, (float)(1.0 / (double)max_i64(targets, 1)), true, NULL, host_row};
     return pass;
 }
 static inline OptimizerStep make_update(const Options *o, double lr, double norm) {
@@ -198,14 +216,15 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
     Executor *e = &t->executor;
     Pass passes[3] = {make_pass(t, -1), *pass, make_pass(t, 1)};
     if (t->privacy.on) { draw_samples(t, t->progress.step + 1, &passes[2]); }
-    const Schedule *schedule = &t->program.rank[t->comm.rank];
     const int64_t step = t->progress.step;
     int at = 0;
     e->asked = asked_to_stop(t), e->update[step & 1] = make_update(&t->options, lr, 0);
     e->last_step = min_i64(e->stop_after, step + !pauses_after(t, step + 1));
-    executor_lead(e, schedule, passes, step);
-    executor_run(e, schedule, &at, passes + 1, NULL, step, NULL);
-    executor_drain(e, schedule, passes + 1, step);
+    if (e->first_step == step) { executor_lead(e, step_schedule(t, step - 1), passes, step); }
+    executor_run(e, step_schedule(t, step), &at, passes + 1, NULL, step, NULL);
+    for (int64_t later = step + 1; e->last_step <= step && later <= step + DRAINS; later++) {
+        executor_drain(e, step_schedule(t, later), passes + 1, step, later);
+    }
     const int64_t counted = t->privacy.on ? pass->samples : dataset_count_targets(&t->train, t->progress.position, t->samples);
     *loss = e->telling.loss / (double)max_i64(counted, 1);
     *norm = sqrt(exact_value(e->telling.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
@@ -246,7 +265,6 @@ static inline void train_step(Trainer *t) {
         program_free(&t->program);
         t->program = make_program(t, pass.samples, true);
     }
-    const Schedule *schedule = &t->program.rank[t->comm.rank];
     ops_range_begin("step", "", -1);
     profile_begin(&t->profile, &t->executor, t->progress.step + 1);
     if (t->cyclic.rule) {
@@ -254,6 +272,8 @@ static inline void train_step(Trainer *t) {
     } else {
         run_step(t, &pass, lr, &loss, &norm);
     }
+    const Program *program = step_program(t, t->progress.step);
+    const Schedule *schedule = &program->rank[t->comm.rank];
     profile_end(&t->profile, &t->executor, schedule, schedule->count);
     ops_range_end();
     t->progress.step++;
@@ -261,7 +281,7 @@ static inline void train_step(Trainer *t) {
     double seconds = seconds_now() - start;
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     tell_step(t, &pass, loss, norm, lr, seconds);
-    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, &t->program, t->options.trace, &t->bar, &t->log); }
+    if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, program, t->options.trace, &t->bar, &t->log); }
     t->spent.telling_s += seconds_now() - start - seconds;
 }
 

@@ -4,7 +4,7 @@
 // Stream     A NoiseStream is a key and a nonce: {domain << 24 | part, lower and upper half of the step}. Its words are the key stream of
 //            RFC 8439 from block 0 on, in order, each block 16 words. Domain, part and step are public; the key is not.
 //            gradient     element i of storage `part` takes word i, so the block counter is i / 16: a storage has below 2^36 elements
-//            sampling     draw i of a step takes words 2i and 2i + 1
+//            sampling     draw i of a step takes words 2i and 2i + 1; of part 1 the i-th of its samples, which says to whom it is dealt
 //            fingerprint  words 0 and 1 tell two keys apart. They tell nothing else: no other use has this domain
 // Normal     Box-Muller on each pair of words (a, b): u = (a + (b' + 1/2) / 2^32) / 2^32 where b' is b with its bytes reversed,
 //            angle = 2 pi (b >> 8) / 2^24, z = sqrt(-2 ln u) {cos, sin}(angle). b' brings first the byte of b that is not in the angle, then the

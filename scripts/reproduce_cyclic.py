@@ -11,8 +11,10 @@ traffic  what each link carries over a step, DP's all-reduce beside CDP's messag
 speed    step times of DP (this program's own, whose messages hide behind the backward pass), CDP-v1, v2 and v2 with slack 1, on the same
          cluster, over link rates given by c, DP's time of messages when a forward pass takes 1 and a backward pass 2; and with a rank that
          stops now and then. What an ideal DP takes: 1 + max(2, c), CDP: max(3, c).
-quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each at the best of the same learning rates.
-zero     ZeRO-3 beside CDP that passes the states round (--cyclic-mode zero), where the program has it.
+quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each at the best of the same learning rates. Many
+         steps of 128 bytes: where steps are large and few, rates are as high as stability allows, and that is lower for gradients a step old.
+zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times over an unlimited link, at c = F + B, with ranks
+         that stop now and then, and, where the kernel can delay messages, with 2 ms more for each; bytes, and memory.
 images   the paper's own task, classification: the share of right labels on the images of PREFIX (prepare_data.py --images; default:
          data/digits_images; CIFAR-10 too), SGD with momentum and AdamW. Left out without them.
 
@@ -70,10 +72,10 @@ class Plan:
 
 WARMUP = 3
 PLANS = {
-    "quick": Plan(memory_cuts=(8,), cluster_steps=WARMUP + 8, loads=(UNLIMITED, BALANCE), rounds=1, cuts=(4,), seeds=(1,), text_steps=300, text_rates=("3e-3", "6e-3"),
+    "quick": Plan(memory_cuts=(8,), cluster_steps=WARMUP + 8, loads=(UNLIMITED, BALANCE), rounds=1, cuts=(4,), seeds=(1,), text_steps=1000, text_rates=("2e-3", "4e-3"),
                   image_steps=150, image_rates={"adamw": ("5e-3",), "sgd": ("1e-1",)}),
     "full": Plan(memory_cuts=(2, 4, 8), cluster_steps=WARMUP + 20, loads=(UNLIMITED, 1, 2, BALANCE, 4.5, 6), rounds=3, cuts=(2, 4, 8), seeds=(1, 2, 3),
-                 text_steps=6000, text_rates=("7.5e-4", "1.5e-3", "3e-3", "6e-3", "1.2e-2"), image_steps=2000,
+                 text_steps=12000, text_rates=("1e-3", "2e-3", "4e-3", "8e-3"), image_steps=2000,
                  image_rates={"adamw": ("2.5e-3", "5e-3", "1e-2"), "sgd": ("3e-2", "1e-1", "3e-1")}),
 }
 
@@ -116,6 +118,10 @@ def found_events(log, kind):
 
 def step_ms(log):
     return statistics.median(step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP)
+
+
+def mean_ms(log):
+    return statistics.mean(step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -284,11 +290,11 @@ class Pulses(Watch):
             os.kill(chosen, signal.SIGCONT)
 
 
-def cluster_run(bench, name, flags, rate, watch=None):
+def cluster_run(bench, name, flags, rate, watch=None, words=()):
     """The log. rate: Mbit/s of a link, 0: unlimited."""
     link = ["--rate", f"{rate:.1f}mbit"] if rate else []
     quota = 90 // -(-RANKS // len(os.sched_getaffinity(0)))  # a tenth is left to the kernel's side of the network and to mpirun
-    command = [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, "--cpu", quota, "--", *bench.train(TEXT, DP, *MODEL, *flags),
+    command = [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--", *bench.train(TEXT, DP, *MODEL, *flags),
                "--steps", bench.plan.cluster_steps, "--val-every", 0]
     if watch is None or (bench.options.into / name / "run.json").exists():
         return bench.run(name, command)
@@ -307,9 +313,9 @@ def rate_of(bench, c):
     return sent_bytes(log) * 8 / (step_ms(log) / 3 * c) / 1000 if c else 0
 
 
-def no_cluster():
+def no_cluster(*words):
     """What this machine lacks for a cluster, empty where it lacks nothing."""
-    check = subprocess.run([CLUSTER, "check", "--cpu", "10"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    check = subprocess.run([CLUSTER, "check", "--cpu", "10", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return check.returncode and (check.stdout.strip() or "no cluster")
 
 
@@ -402,7 +408,7 @@ def measured_jitter(bench, pulse):
             watch = Pulses(cluster_name(bench.options.into), bench.options.program, pulse)
             name = f"speed/jitter_{rule}_round{round_}".replace(" ", "_")
             log = cluster_run(bench, name, RULES[rule], 0, watch)
-            times.setdefault(rule, []).append(statistics.mean(step["ms"] for step in found_events(log, "step") if step["step"] > WARMUP))
+            times.setdefault(rule, []).append(mean_ms(log))
     return {rule: min(found) for rule, found in times.items()}
 
 
@@ -448,7 +454,7 @@ def speed(bench):
 # ----------------------------------------------------------------------------------------------------------------------
 # Quality: losses on text, labels of images
 
-TEXT_MODEL = ("--model", "layers=6,heads=4,channels=32,vocab=256", "--seq-len", 64, "--micro-batch", 4, "--batch-tokens", 1024)
+TEXT_MODEL = ("--model", "layers=6,heads=4,channels=64,vocab=256", "--seq-len", 16, "--micro-batch", 8, "--batch-tokens", 128, "--final-lr-fraction", 0)
 IMAGE_CUT = 4
 
 
@@ -490,14 +496,14 @@ def tuned(bench, part, every, rates, command, score, better):
 
 
 def training(bench, data, steps, model, validation, one, rate, seed):
-    return bench.train(data, DP, *model, "--steps", steps, "--lr", rate, "--warmup", steps // 10, "--final-lr-fraction", 0.1, "--weight-decay", 0.1,
+    return bench.train(data, DP, *model, "--steps", steps, "--lr", rate, "--warmup", steps // 10, "--weight-decay", 0.1,
                        "--val-every", steps, "--val-batches", validation, "--seed", seed, *one.flags())
 
 
 def quality(bench):
     steps, cuts = bench.options.steps or bench.plan.text_steps, bench.plan.cuts
     every = [Candidate(DP), *(Candidate(rule, N) for N in cuts for rule in (V1, V2))]
-    found = tuned(bench, "quality", every, {"adamw": bench.plan.text_rates}, lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 200, *job),
+    found = tuned(bench, "quality", every, {"adamw": bench.plan.text_rates}, lambda *job: training(bench, TEXT, steps, TEXT_MODEL, 400, *job),
                   lambda log: last_validation(log)["loss"], min)
     means = {one: statistics.mean(losses) for one, (_, losses) in found.items()}
     base = means[Candidate(DP)]
@@ -515,7 +521,7 @@ def quality(bench):
     spread = (max(found[Candidate(DP)][1]) - min(found[Candidate(DP)][1])) / base if len(bench.plan.seeds) > 1 else None
     claims = [[f"{rule}: validation loss against DP, text, AdamW (goal {goal} %)", "as good as DP (CNNs, SGD)",
                "; ".join(f"N={N}: {more(means[Candidate(rule, N)] / base)}" for N in cuts),
-               f"{steps} steps of a small GPT; momentum 0.9 bears a step size 38 times smaller with gradients a step old (docs/cyclic.md)" + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else "")] for rule, goal in ((V1, 1), (V2, 0.5))]
+               f"{steps} steps of a small GPT; fewer, and larger, keep them farther apart (docs/results.md)" + (f"; DP's seeds are {100 * spread:.1f} % apart" if spread else "")] for rule, goal in ((V1, 1), (V2, 0.5))]
     return table, claims
 
 
@@ -525,7 +531,8 @@ def image_model(prefix):
     labels, first = struct.unpack_from("<2i", shard, 12)
     tokens = memoryview(shard)[1024:].cast("H")
     pixels = next(at for at in range(1, len(tokens)) if tokens[at] == tokens[0]) - 2
-    return ["--model", f"layers=4,heads=8,channels=64,vocab={first + labels}", "--seq-len", pixels + 1, "--micro-batch", 4, "--batch-tokens", 16 * (pixels + 1)], pixels
+    return ["--model", f"layers=4,heads=8,channels=64,vocab={first + labels}", "--seq-len", pixels + 1, "--micro-batch", 4, "--batch-tokens", 16 * (pixels + 1),
+            "--final-lr-fraction", 0.1], pixels
 
 
 def images(bench):
@@ -548,33 +555,53 @@ def images(bench):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# ZeRO: the states are passed round
+# ZeRO: a stage's states have one owner
 
-ZERO = {"ZeRO-3": ("--zero", "3"), "ZeRO-CDP, v2": ("--cyclic", "v2", "--cyclic-mode", "zero")}
+ZERO3, LATENCY = "ZeRO-3", "2ms"
+ZERO = {ZERO3: ("--zero", "3"), **{f"ZeRO-{rule}": (*RULES[rule], "--cyclic-mode", "zero") for rule in (V1, V2, SLACK)}}
 
 
-def has_zero(bench):
-    """Whether the program accepts --cyclic-mode zero: exit status 2 says no."""
-    command = ["mpirun", "--oversubscribe", "-np", RANKS, *bench.train(TEXT, DP, *MODEL, *ZERO["ZeRO-CDP, v2"]), "--val-every", 0, "--dry-run"]
-    bench.options.into.mkdir(parents=True, exist_ok=True)
-    return bench.runner.run(list(map(str, command)), bench.options.into / "zero_asked.txt") == 0
+def zero_links(bench):
+    """What the modes are compared over: name -> (rate, further words for the cluster, whether ranks stop now and then)."""
+    links = {"unlimited": (0, (), False), "c = F + B": (rate_of(bench, BALANCE), (), False), "unlimited, ranks that stop": (0, (), True)}
+    if not no_cluster("--latency", LATENCY):
+        links[f"unlimited, {LATENCY} later"] = (0, ("--latency", LATENCY), False)
+    return links
+
+
+def measured_zero(bench, links, pulse):
+    """(link, mode) -> the logs of all rounds. The modes take turns."""
+    logs = {}
+    for round_ in range(bench.plan.rounds):
+        for k, (link, (rate, words, stops)) in enumerate(links.items()):
+            for mode, flags in ZERO.items():
+                watch = Pulses(cluster_name(bench.options.into), bench.options.program, pulse) if stops else None
+                name = f"zero/link{k}_{mode}_round{round_}".replace(" ", "_")
+                logs.setdefault((link, mode), []).append(cluster_run(bench, name, flags, rate, watch, words))
+    return logs
 
 
 def zero(bench):
-    claim = "ZeRO-3 over ZeRO-CDP at c = F + B: step time"
-    if not has_zero(bench):
-        return "", [[claim, "O(log N) to O(1) messages in turn", "not there yet", "the program refuses --cyclic-mode zero"]]
     missing = no_cluster()
     if missing:
         return f"ZeRO: left out: {missing}\n\n", []
-    logs = {name: [cluster_run(bench, f"zero/{name}_round{k}".replace(" ", "_").replace(",", ""), flags, rate_of(bench, BALANCE)) for k in range(bench.plan.rounds)]
-            for name, flags in ZERO.items()}
-    times = {name: min(map(step_ms, found)) for name, found in logs.items()}
-    memories = {name: found_events(found[0], "end")[-1]["memory"]["measured"] for name, found in logs.items()}
-    table = markdown(["c = F + B", "ms a step", "MB sent by rank 0 in a step", "parameters, MiB", "all memory, MiB"],
-                     [[name, f"{times[name]:.0f}", f"{sent_bytes(logs[name][0]) / 1e6:.2f}", f"{memories[name]['parameters'] / plot.MIB:.2f}",
-                       f"{memories[name]['device'] / plot.MIB:.2f}"] for name in ZERO])
-    return table, [[claim, "O(log N) to O(1) messages in turn", f"{times['ZeRO-3'] / times['ZeRO-CDP, v2']:.2f}x", "ZeRO-3 gathers ahead of use"]]
+    links, pulse = zero_links(bench), round(step_ms(cluster_run(bench, "speed/calibration", (), 0)) / 3000, 3)
+    logs = measured_zero(bench, links, pulse)
+
+    def time_of(link, mode):
+        return min(map(mean_ms if links[link][2] else step_ms, logs[link, mode]))
+
+    def told(link):
+        return "; ".join(f"{mode} {time_of(link, ZERO3) / time_of(link, mode):.2f}x" for mode in ZERO if mode != ZERO3)
+
+    times = markdown(["ms a step", *ZERO], [[link, *(f"{time_of(link, mode):.0f}" for mode in ZERO)] for link in links])
+    memories = {mode: found_events(logs["unlimited", mode][0], "end")[-1]["memory"]["measured"] for mode in ZERO}
+    table = markdown(["rank 0", "MB sent in a step", "parameters, MiB", "optimizer, MiB", "all memory, MiB"],
+                     [[mode, f"{sent_bytes(logs['unlimited', mode][0]) / 1e6:.2f}", *(f"{memories[mode][kind] / plot.MIB:.2f}" for kind in ("parameters", "optimizer", "device"))]
+                      for mode in ZERO])
+    goals = {"unlimited": "0.98x", "c = F + B": "0.98x"}
+    return times + table, [[f"speed against ZeRO-3, {link} (goal {goals.get(link, '1.1x')})", "O(log N) to O(1) messages in turn", told(link),
+                            "ZeRO-3 gathers ahead of use; the owner of the longest stage sends most"] for link in links]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@
 
 enum {
     NORM_CHUNK = 256,
-    ROOMS = 2, // that blocks share: one is in use while the other's block travels
+    ROOMS = 2,       // that blocks share: one is in use while the other's block travels
+    GUEST_ROOMS = 2, // of a relay whose parameters come for each use: the same of stages
 };
 
 // How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., comes to be at the last micro-batch's rank, which owns it: each rank adds its own and
@@ -36,10 +37,11 @@ static inline int piece_number(const Pieces *p, int micro, int within) { return 
 static inline int piece_micro(const Pieces *p, int piece) { return p->in_turns ? piece % p->micros : piece / p->pieces; }
 static inline int piece_within(const Pieces *p, int piece) { return p->in_turns ? piece / p->micros : piece % p->pieces; }
 static inline bool piece_is_last(const Pieces *p, int piece) { return piece_within(p, piece) == p->pieces - 1; } // of its micro-batch
-// Its samples, of so many of the step.
-static inline int64_t piece_rows(const Pieces *p, int64_t samples, int piece, int64_t *first) {
+// Its samples, of so many of the step. begins: [micros + 1] where each micro-batch's begin; NULL: they are nearly equal.
+static inline int64_t piece_rows(const Pieces *p, int64_t samples, const int64_t *begins, int piece, int64_t *first) {
     const int micro = piece_micro(p, piece), within = piece_within(p, piece);
-    const int64_t begin = part_begin(samples, p->micros, micro), rows = part_begin(samples, p->micros, micro + 1) - begin;
+    const int64_t begin = begins ? begins[micro] : part_begin(samples, p->micros, micro);
+    const int64_t rows = (begins ? begins[micro + 1] : part_begin(samples, p->micros, micro + 1)) - begin;
     *first = begin + part_begin(rows, p->pieces, within);
     return begin + part_begin(rows, p->pieces, within + 1) - *first;
 }
@@ -51,15 +53,23 @@ typedef struct {
     int *keeper;           // [storages] the rank that saves the version before the newest, where one is kept
     unsigned char *places; // [storages] versions of the parameters that this rank keeps: 0, 1 or 2. Version v is in place v modulo places
     bool *adds;            // [storages] it contributes to the gradient
-    bool stays;            // sums stay on the owner from one micro-batch to the next, whose gradients are made in rooms; else they come, and go on
+    bool *comes;           // [storages] sums of it, or parts of them, come here
+    bool stays;            // sums stay here from one micro-batch to the next, whose gradients are made in rooms; else they come, and go on
     bool waits;            // updates wait for the norm of the whole gradient
     int sums;              // places of sums that stay: 2 where a step's is awaited while the next one's begins
     int heads;             // pieces whose gradient of wte is in the making: from the head's part to the embedding's
     const SumWay *way;     // [storages] NULL: SUM_CHAIN
     Pieces pieces;         // of a step
+    bool piles;            // those of a micro-batch are added up here; else there is one, or each is sent
     int parcels;           // rooms for sums that come: those of a storage come into room ...
     unsigned char *parcel; // ... [storages]
+    bool guests;           // only owners keep parameters: others get those of a stage for each use, and its gradients go to the owner as they are
+    int stages, uses;      // then: of a step, for which parameters come
+    int *stage;            // [storages] whose they are; wte is the first's, and used by the last one as well
+    int notice;            // steps that begin between the one that asks to stop and the last one, at most
 } Relay;
+// Which of the rooms has the parameters of a use, which count through the steps.
+static inline int relay_room(const Relay *r, int use, int64_t step) { return (int)((step * r->uses + use) % GUEST_ROOMS); }
 
 // What --zero and its companions ask for.
 typedef struct {
@@ -181,7 +191,7 @@ static inline void holders_free(Holders *h) {
 static inline int holders_of(const Holders *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
 
 // Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no gradients to divide.
-static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->stage >= 3 && !h->tied[storage]; }
+static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->relay ? z->relay->guests : z->stage >= 3 && !h->tied[storage]; }
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) {
     return z->stage >= 2 && !h->tied[storage] && holders_of(h, storage) > 1;
 }
@@ -200,6 +210,7 @@ static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, const H
     return zero_reduces_often(z, h, storage) ? shelf_room(m, h, storage, z->accumulates) : -1;
 }
 static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
+    if (z->relay && z->relay->guests) { return storage == m->storages - 1 ? 1 : storage % 2; } // the two of a unit lie in both
     return zero_gathers(z, h, storage) ? shelf_room(m, h, storage, zero_param_apart(z)) : -1;
 }
 
@@ -406,6 +417,22 @@ static inline Shelf shelf_plan_shared(const GptModel *m, const int *copies, cons
     }
     shelf.held = 0, shelf.rooms = at;
     return shelf;
+}
+// Rooms of a relay's stages, behind what the shelf holds: a stage's storages lie one after another, where they are here, and stages overlap. wte has the
+// same place in the first and in the last one. Returns the elements of a room, which are those of the longest.
+static inline int64_t shelf_add_stages(Shelf *shelf, const GptModel *m, const Relay *r, const bool *here, int rooms, size_t size) {
+    int64_t most = 0;
+    for (int stage = 0; stage < r->stages; stage++) {
+        int64_t at = 0;
+        for (int i = 0; i < m->storages; i++) {
+            if (!here[i] || (r->stage[i] != stage && (i || stage != r->stages - 1))) { continue; }
+            shelf->slice[i] = shelf->whole[i] = (int64_t)(shelf->held + shelf->rooms) + at * (int64_t)size;
+            at += gpt_storage_elements(m, i);
+        }
+        most = max_i64(most, at);
+    }
+    shelf->rooms += (size_t)(rooms * most) * size;
+    return most;
 }
 static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
     if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }

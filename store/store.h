@@ -57,7 +57,7 @@ typedef struct {
 
 // Messages that use a place: it is written again when they are complete.
 typedef struct {
-    Ticket *open; // [ranks]
+    Ticket *open; // [MAIL_USES * ranks]
     int count;
 } Mail;
 
@@ -78,8 +78,9 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf making, coming; // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;         // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    Shelf making, coming;  // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;          // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements; // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
     double *partials;             // [my chunks] of the norm
@@ -109,7 +110,14 @@ typedef struct {
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
-typedef enum { MAIL_COMING, MAIL_GOING = 2, MAIL_COMING_SUM = 4, MAIL_GOING_SUM, MAIL_KINDS } MailKind; // versions of parameters: of each place
+typedef enum {
+    MAIL_COMING,
+    MAIL_GOING = GUEST_ROOMS,
+    MAIL_COMING_SUM = MAIL_GOING + 2,
+    MAIL_GOING_SUM,
+    MAIL_KINDS
+} MailKind;             // parameters: of each place, or room
+enum { MAIL_USES = 4 }; // messages to each rank at most, of a version: of the first one, for two uses in each of two steps
 
 // Where a version of the parameters of a storage lies. Without a relay there is one.
 static inline char *store_parameters(const Store *s, int storage, int64_t version) {
@@ -125,8 +133,14 @@ static inline float *store_sum(const Store *s, int storage, int64_t step) {
     return (float *)(void *)shelf_slice(&s->grads, storage) + (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
 }
 
+// Where parameters are that came for a use.
+static inline char *store_guest(const Store *s, int storage, int room) {
+    return shelf_slice(&s->params, storage) + room * s->room_elements * (int64_t)dtype_size(s->dtype);
+}
+
 static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
 static inline bool store_holds(const Store *s, int storage) { return layout_holds(&s->layout, storage); }
+static inline bool store_is_guest(const Store *s, int storage) { return s->policy.relay && s->policy.relay->guests && !store_holds(s, storage); }
 static inline const Party *store_party(const Store *s, int storage) { return layout_party(&s->layout, storage); }
 static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.holders, storage); }
 static inline bool store_has_secondary(const Store *s, int storage) { return s->policy.partition > 1 && store_gathers_for_use(s, storage); }
@@ -159,7 +173,7 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
         size_t bytes = 0;
         bool mine = true; // who holds all of a unit computes it
         for (int i = 0; i < n; i++) {
-            mine = mine && (policy->relay ? policy->relay->places[storages[i]] > 0 : layout_holds(l, storages[i]));
+            mine = mine && (policy->relay ? policy->relay->adds[storages[i]] : layout_holds(l, storages[i]));
             bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
         }
         if (unit == m->units - 1 && policy->lends) { bytes += block; }
@@ -220,6 +234,24 @@ static inline void store_plan_batches(Store *s) {
     }
 }
 
+// Of a relay whose parameters come for each use: rooms for them, and for gradients on their way to the owners. The gradient of wte has its own, from the
+// head's part to the embedding's; sums of what is owned, its parts.
+static inline void store_plan_guests(Store *s) {
+    const Relay *r = s->policy.relay;
+    const GptModel *m = s->model;
+    const size_t n = (size_t)m->storages;
+    bool *here = (bool *)checked_calloc(n, sizeof(bool), "relay");
+    int *copies = (int *)checked_calloc(n, sizeof(int), "relay");
+    for (int i = 0; i < m->storages; i++) { here[i] = !layout_holds(&s->layout, i), copies[i] = !here[i]; }
+    s->room_elements = shelf_add_stages(&s->params, m, r, here, GUEST_ROOMS, dtype_size(s->dtype));
+    s->coming = shelf_plan_copies(m, copies, sizeof(float));
+    for (int i = 0; i < m->storages; i++) { here[i] = i > 0, copies[i] = !i; }
+    s->making = shelf_plan_copies(m, copies, sizeof(float));
+    const int64_t room = shelf_add_stages(&s->making, m, r, here, r->parcels, sizeof(float));
+    for (int i = 1; i < m->storages; i++) { s->making.slice[i] += r->parcel[i] * room * (int64_t)sizeof(float); }
+    s->making.rooms += s->making.held, s->making.held = 0, s->coming.rooms += s->coming.held, s->coming.held = 0;
+    free(here), free(copies);
+}
 // Of a relay: copies of parameters, gradients and sums for what this rank computes, besides what it owns.
 static inline void store_plan_relay(Store *s) {
     const Relay *r = s->policy.relay;
@@ -231,14 +263,18 @@ static inline void store_plan_relay(Store *s) {
     s->params = shelf_plan_copies(m, copies, dtype_size(s->dtype));
     for (int i = 0; i < m->storages; i++) { copies[i] = (r->stays ? layout_holds(&s->layout, i) : r->adds[i]) ? r->sums : 0; }
     s->grads = shelf_plan_copies(m, copies, sizeof(float));
+    if (r->guests) {
+        store_plan_guests(s), free(copies), free(room);
+        return;
+    }
     for (int i = 0; i < m->storages; i++) { // where sums come, there is room for those that are made here before this rank's own part
         const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
         copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
     }
     s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
-    for (int i = 0; i < m->storages; i++) { copies[i] = !r->stays && r->adds[i]; }
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
     s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
-    for (int i = 0; i < m->storages; i++) { copies[i] = r->pieces.pieces > 1 && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->piles && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
     s->piling = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), !r->stays);
     free(copies), free(room);
 }
@@ -337,7 +373,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->version = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->head_begun = (bool *)checked_calloc((size_t)s->policy.relay->heads, 1, "store");
     s->head_coming = (Ticket *)checked_calloc((size_t)s->policy.relay->heads, sizeof(Ticket), "store");
     s->mail = (Mail *)checked_calloc(n * MAIL_KINDS, sizeof(Mail), "store");
-    for (size_t i = 0; i < n * MAIL_KINDS; i++) { s->mail[i].open = (Ticket *)checked_malloc((size_t)comm->ranks * sizeof(Ticket), "store"); }
+    for (size_t i = 0; i < n * MAIL_KINDS; i++) { s->mail[i].open = (Ticket *)checked_malloc(MAIL_USES * (size_t)comm->ranks * sizeof(Ticket), "store"); }
 }
 
 static inline void store_free(Store *s) {

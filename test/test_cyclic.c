@@ -1,5 +1,6 @@
 // test_cyclic.c: proves cyclic.h. That its windows, one after another, are the paper's time tables, keep its invariants and use the versions of its rule;
-// that new parameters are there in time and nobody sends more than others; that every one of these programs is valid, and damaged ones are refused
+// that new parameters are there in time and nobody sends more than others; that owners' states travel as often as ZeRO-3's at most, one message at a
+// time, and take the room that they should; that every one of these programs is valid, and damaged ones are refused
 // for the right reason; and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of all parameters.
 #include "ops_cpu.h"
 #include "checkpoint.h"
@@ -32,6 +33,13 @@ static CyclicPlan plan_of(CyclicRule rule, CyclicMode mode, int N, int slack, in
     p.weight = weight;
     return p;
 }
+// The same of N (N + 1) / 2 ranks, which take turns.
+static CyclicPlan triangle_of(CyclicRule rule, int N, int slack, int units, int pieces) {
+    const GptModel m = model_of(units);
+    CyclicPlan p = plan_of(rule, CYCLIC_MODEL, N, slack, units);
+    p.ranks = N * (N + 1) / 2, p.pieces = pieces, p.way = cyclic_turns(&p) ? cyclic_ways_to_owner(&m) : NULL;
+    return p;
+}
 static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int slack) { return plan_of(rule, mode, N, slack, (int)max_i64(N, 3)); }
 static Program window_of(const CyclicPlan *plan, int64_t samples) {
     const Stage *last = &plan->cut.stage[plan->N - 1];
@@ -43,13 +51,9 @@ static Program window_of(const CyclicPlan *plan, int64_t samples) {
     memset(&p, 0, sizeof p);
     p.map = unit_map(&m, &policy, &placement, false), p.ranks = plan->ranks;
     p.rank = (Schedule *)calloc((size_t)p.ranks, sizeof(Schedule));
-    schedule_cyclic(&p, plan, samples);
+    schedule_cyclic(&p, plan, samples, 0);
     placement_free(&placement), relay_free(&relay, m.storages);
     return p;
-}
-static void unrolled_free(Program *p) { // its map is the window's
-    for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free(p->rank), free(p->limits);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -86,7 +90,7 @@ static Table *table_of(const CyclicPlan *plan, int steps) {
     Table *t = (Table *)checked_malloc(sizeof *t, "table");
     memset(t, -1, sizeof *t); // nothing anywhere
     t->N = plan->N, t->slots = 0, t->good = true;
-    Program window = window_of(plan, plan->N), p = cyclic_unroll(&window, steps, steps);
+    Program window = window_of(plan, plan->N), p = cyclic_unroll(&window, plan, steps, steps);
     for (int r = 0; r < p.ranks; r++) {
         int slot = -1;
         for (int i = 0; i < p.rank[r].count; i++) {
@@ -96,7 +100,7 @@ static Table *table_of(const CyclicPlan *plan, int steps) {
             if (a->kind == ACT_UPDATE) { t->updated[slot][0] = cyclic_stage_of_storage(plan, &p.map, a->storage), t->updated[slot][1] = (int)a->step + 1; }
         }
     }
-    unrolled_free(&p), program_free(&window);
+    cyclic_window_free(&p), program_free(&window);
     return t;
 }
 // A row: what each rank does, in the paper's words, and the update after it.
@@ -140,8 +144,8 @@ static const char *const rows_of_four[] = {
     "F3.2 F1.2 B2.1 B4.1 4=2",
 };
 static void check_rows(int N, const char *const *rows, int count) {
-    for (CyclicRule rule = CYCLIC_V1; rule <= CYCLIC_V2; rule = (CyclicRule)(rule + 1)) {
-        CyclicPlan plan = plan_of_units(rule, CYCLIC_DATA, N, 0);
+    for (int kind = 0; kind < 3; kind++) { // whoever updates, it is in the same slot; of v1 an owner may wait
+        CyclicPlan plan = plan_of_units(kind ? CYCLIC_V2 : CYCLIC_V1, kind < 2 ? CYCLIC_DATA : CYCLIC_ZERO, N, 0);
         Table *t = table_of(&plan, STEPS);
         for (int slot = 0; slot < count; slot++) {
             char row[200];
@@ -199,7 +203,7 @@ static void test_single_is_all_of_data(void **state) {
     (void)state;
     for (int N = 1; N <= 12; N++) {
         CyclicPlan plan = plan_of_units(CYCLIC_V2, CYCLIC_SINGLE, N, 0);
-        Program window = window_of(&plan, N), p = cyclic_unroll(&window, STEPS, STEPS);
+        Program window = window_of(&plan, N), p = cyclic_unroll(&window, &plan, STEPS, STEPS);
         int before = 0, forwards = 0;
         bool went_forward = false;
         for (int i = 0; i < p.rank[0].count; i++) {
@@ -212,7 +216,130 @@ static void test_single_is_all_of_data(void **state) {
             went_forward = forward, before = slot, forwards += forward;
         }
         assert_int_equal(forwards, STEPS * N * window.map.units);
-        unrolled_free(&p), program_free(&window), cyclic_free(&plan);
+        cyclic_window_free(&p), program_free(&window), cyclic_free(&plan);
+    }
+}
+
+// Who takes turns: what the ranks of a triangle do, one after another, as step.micro-batch from 0.1 on, for as long as it does not repeat itself.
+typedef struct {
+    int N, steps;
+    const char *ranks[10];
+} Turns;
+static const Turns turns[] = {
+    {2, 1, {"F0.1 B0.1", "F0.2 B0.2", "F0.1 B0.1 F0.2 B0.2"}},
+    {3,
+     2,
+     {"F0.1 B0.1 F1.1 B1.1", "F0.2 B0.2 F1.2 B1.2", "F0.3 B0.3 F1.3 B1.3", "F0.1 B0.1 F0.3 B0.3 F1.2 B1.2", "F0.2 B0.2 F1.1 B1.1 F1.3 B1.3",
+      "F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3"}},
+    {4,
+     3,
+     {"F0.1 B0.1 F1.1 B1.1 F2.1 B2.1", "F0.2 B0.2 F1.2 B1.2 F2.2 B2.2", "F0.3 B0.3 F1.3 B1.3 F2.3 B2.3", "F0.4 B0.4 F1.4 B1.4 F2.4 B2.4",
+      "F0.1 B0.1 F0.4 B0.4 F1.3 B1.3 F2.2 B2.2", "F0.2 B0.2 F1.1 B1.1 F1.4 B1.4 F2.3 B2.3", "F0.3 B0.3 F1.2 B1.2 F2.1 B2.1 F2.4 B2.4",
+      "F0.1 B0.1 F0.3 B0.3 F1.1 B1.1 F1.3 B1.3 F2.1 B2.1 F2.3 B2.3", "F0.2 B0.2 F0.4 B0.4 F1.2 B1.2 F1.4 B1.4 F2.2 B2.2 F2.4 B2.4",
+      "F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F0.4 B0.4 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3 F1.4 B1.4 F2.1 B2.1 F2.2 B2.2 F2.3 B2.3 F2.4 B2.4"}},
+};
+static int period_of(const CyclicPlan *plan) {
+    int steps = 1;
+    while (!cyclic_alike(plan, steps, 0)) { steps++; }
+    return steps;
+}
+// What a rank does in a slot: -1 nothing, or the number of its micro-batch. Backward: of the last unit of its stage, the first action there.
+static int turn_slot(const CyclicPlan *plan, const Action *a) {
+    const Stage *units = &plan->cut.stage[cyclic_stage_of_unit(plan, a->unit)];
+    const bool forward = a->kind == ACT_FORWARD && a->unit == units->first_unit;
+    const bool backward = a->kind == ACT_BACKWARD_WEIGHT && a->unit == units->first_unit + units->units - 1;
+    const int stage = cyclic_stage_of_unit(plan, a->unit), piece = a->micro % cyclic_step_pieces(plan);
+    return forward ? cyclic_forward_slot(plan, (int)a->step, piece, stage) : backward ? cyclic_backward_slot(plan, (int)a->step, piece, stage) : -1;
+}
+static void test_turns(void **state) {
+    (void)state;
+    for (size_t k = 0; k < sizeof turns / sizeof *turns; k++) {
+        const Turns *t = &turns[k];
+        CyclicPlan plan = triangle_of(CYCLIC_V2, t->N, 0, 6, 1);
+        Program window = window_of(&plan, t->N), p = cyclic_unroll(&window, &plan, t->steps, t->steps);
+        assert_int_equal(period_of(&plan), t->steps);
+        for (int r = 0; r < p.ranks; r++) {
+            char found[1000] = "";
+            size_t n = 0;
+            for (int i = 0; i < p.rank[r].count; i++) {
+                const Action *a = &p.rank[r].actions[i];
+                if (turn_slot(&plan, a) < 0) { continue; }
+                n += (size_t)snprintf(found + n, sizeof found - n, "%s%c%d.%d", n ? " " : "", a->kind == ACT_FORWARD ? 'F' : 'B', (int)a->step,
+                                      a->micro % t->N + 1);
+            }
+            assert_string_equal(found, t->ranks[r]);
+        }
+        cyclic_window_free(&p), program_free(&window), cyclic_free(&plan);
+    }
+}
+// Each rank holds one piece's activations, always from its first forward on; in each slot one rank of each stage works.
+static void test_triangles(void **state) {
+    (void)state;
+    for (int N = 2; N <= 8; N++) {
+        CyclicPlan plan = triangle_of(CYCLIC_V2, N, 0, N + 2, 1 + N % 3);
+        const int steps = period_of(&plan) + 2;
+        const int all = cyclic_step_pieces(&plan);
+        Program window = window_of(&plan, all), p = cyclic_unroll(&window, &plan, steps, steps);
+        int *busy = (int *)checked_calloc((size_t)(2 * all * (steps + 2) * N), sizeof(int), "test"); // [slot][stage]
+        for (int r = 0; r < p.ranks; r++) {
+            int ended = -1, holds = -1;
+            for (int i = 0; i < p.rank[r].count; i++) {
+                const Action *a = &p.rank[r].actions[i];
+                const int slot = turn_slot(&plan, a);
+                if (slot < 0) { continue; }
+                assert_int_equal(cyclic_stage_of_unit(&plan, a->unit), cyclic_stage_of_rank(&plan, r));
+                busy[slot * N + cyclic_stage_of_rank(&plan, r)]++;
+                if (a->kind == ACT_FORWARD) {
+                    assert_int_equal(holds, -1), assert_true(ended < 0 || slot == ended + 1);
+                    holds = a->micro;
+                } else {
+                    assert_int_equal(holds, a->micro);
+                    holds = -1, ended = slot;
+                }
+            }
+        }
+        for (int k = (2 * N - 2) * N; k < 2 * all * steps * N; k++) { assert_int_equal(busy[k], 1); }
+        free(busy), cyclic_window_free(&p), program_free(&window), cyclic_free(&plan);
+    }
+}
+// What a rank keeps, sends and receives: a stage's parameters once or twice; over a period each piece's gradient goes to the owner, unless it is made there,
+// and each version to all others.
+static void test_triangles_send(void **state) {
+    (void)state;
+    for (int N = 2; N <= 6; N++) {
+        CyclicPlan plan = triangle_of(N % 2 ? CYCLIC_V1 : CYCLIC_V2, N, 0, N + 2, 1 + N % 3);
+        const GptModel m = model_of(N + 2);
+        const int period = period_of(&plan);
+        Program window = window_of(&plan, cyclic_step_pieces(&plan));
+        int *sums = (int *)checked_calloc(2 * (size_t)m.storages, sizeof(int), "test"), *versions = sums + m.storages;
+        for (int step = 0; step < period; step++) {
+            Program p = cyclic_window(&window, &plan, step);
+            for (int r = 0; r < p.ranks; r++) {
+                for (int i = 0; i < p.rank[r].count; i++) {
+                    const Action *a = &p.rank[r].actions[i];
+                    const int owner = a->storage < 0 ? -1 : cyclic_owner(&plan, cyclic_stage_of_storage(&plan, &p.map, a->storage));
+                    if (a->kind == ACT_SEND_SUM) { sums[a->storage]++, assert_int_equal(a->peer, owner); }
+                    if (a->kind == ACT_SEND_PARAMETERS) { versions[a->storage]++, assert_int_equal(r, owner); }
+                }
+            }
+            cyclic_window_free(&p);
+        }
+        for (int s = 0; s < m.storages; s++) {
+            const int width = N - cyclic_stage_of_storage(&plan, &window.map, s);
+            assert_int_equal(sums[s] * width, period * cyclic_step_pieces(&plan) * (width - 1));
+            assert_int_equal(versions[s], period * (width - 1 + (s == 0))); // and of wte one to the head's
+        }
+        for (int r = 0; r < plan.ranks; r++) {
+            Relay relay = cyclic_relay(&plan, &m, r);
+            for (int s = 0; s < m.storages; s++) {
+                const int stage = cyclic_stage_of_storage(&plan, &window.map, s);
+                const bool takes = stage == cyclic_stage_of_rank(&plan, r) || (s == 0 && r == plan.ranks - 1);
+                assert_int_equal(relay.places[s] > 0, takes), assert_true(relay.places[s] <= 2), assert_int_equal(relay.adds[s], takes);
+                assert_int_equal(relay.comes[s], r == relay.owner[s] && stage < N - 1);
+            }
+            relay_free(&relay, m.storages);
+        }
+        free(sums), program_free(&window), cyclic_free(&plan);
     }
 }
 
@@ -370,6 +497,96 @@ static void test_received(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Parameters that come for each use
+
+static int stage_of_storage(const CyclicPlan *plan, const UnitMap *map, int storage) { return cyclic_stage_of_storage(plan, map, storage); }
+// How often parameters of a storage travel in a step, to one rank that does not own them: to each forward and backward pass, which in the last stage
+// follow each other; the embedding's backward pass needs none, and wte is wanted by the head, too.
+static int guest_uses(const CyclicPlan *plan, const UnitMap *map, int storage) {
+    const int stage = stage_of_storage(plan, map, storage);
+    return storage == 0 ? 2 : storage == 1 || stage == plan->N - 1 ? 1 : 2;
+}
+// Between two slots of computing a rank sends the parameters of one stage at most (and wte to the head), and the gradient of one, and receives as much.
+typedef struct {
+    int use[2], peer[2], owner; // of parameters that go, that come, or -1; whose stage's gradient goes
+} Gap;
+static void check_gap(Gap *gap, const Action *a, const CyclicPlan *plan, const UnitMap *map) {
+    const bool send = action_sends(a->kind), head = a->kind <= ACT_RECV_PARAMETERS && a->kind >= ACT_SEND_PARAMETERS && !a->storage && a->use == plan->N - 1;
+    int *use = &gap->use[send], *peer = &gap->peer[send];
+    if (a->kind == ACT_SEND_SUM) {
+        const int stage = stage_of_storage(plan, map, a->storage);
+        assert_true(gap->owner < 0 || gap->owner == stage);
+        gap->owner = stage;
+    }
+    if ((a->kind != ACT_SEND_PARAMETERS && a->kind != ACT_RECV_PARAMETERS) || head) { return; }
+    assert_true(*use < 0 || (*use == a->use && (*peer == a->peer || !send)));
+    *use = a->use, *peer = a->peer;
+}
+static void check_volume(const CyclicPlan *plan, const GptModel *m) {
+    Program p = window_of(plan, plan->N);
+    int64_t parameters = 0, gradients = 0, expected = 0, zero3 = 0;
+    for (int r = 0; r < p.ranks; r++) {
+        Gap gap = {{-1, -1}, {-1, -1}, -1};
+        for (int i = 0; i < p.rank[r].count; i++) {
+            const Action *a = &p.rank[r].actions[i];
+            if (action_computes(a->kind)) { gap = (Gap){{-1, -1}, {-1, -1}, -1}; }
+            check_gap(&gap, a, plan, &p.map);
+            parameters += a->kind == ACT_SEND_PARAMETERS ? gpt_storage_elements(m, a->storage) : 0;
+            gradients += a->kind == ACT_SEND_SUM ? gpt_storage_elements(m, a->storage) : 0;
+        }
+    }
+    for (int s = 0; s < m->storages; s++) {
+        const int64_t each = (plan->N - 1) * gpt_storage_elements(m, s);
+        expected += guest_uses(plan, &p.map, s) * each, zero3 += 2 * each;
+    }
+    assert_int_equal(parameters, expected), assert_int_equal(gradients, (plan->N - 1) * m->parameters);
+    assert_true(parameters <= zero3); // which gathers everything twice
+    program_free(&p);
+}
+// A rank's bytes: its stage, in as many versions as are in use; two rooms of the longest stage that others own, and what its gradients take on their way.
+static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
+    const Group ranks = group_cluster(1, plan->N), seen = group_seen_from(&ranks, rank);
+    Placement placement = pipeline_placement("1", m->units, plan->N);
+    Relay relay = cyclic_relay(plan, m, rank);
+    ZeroPolicy policy = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, &relay};
+    Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, true);
+    Program window = window_of(plan, plan->N);
+    int64_t own = 0, guest = 0, making = 0;
+    bool old = false;
+    for (int stage = 0; stage < plan->N; stage++) {
+        int64_t comes = 0, made = 0;
+        for (int s = 0; s < m->storages; s++) {
+            const int of = stage_of_storage(plan, &window.map, s);
+            const bool mine = of == plan->N - 1 - rank, here = of == stage || (s == 0 && stage == plan->N - 1);
+            comes += here && !mine ? gpt_storage_elements(m, s) : 0, made += here && s ? gpt_storage_elements(m, s) : 0;
+            own += mine && of == stage ? gpt_storage_elements(m, s) : 0;
+        }
+        guest = max_i64(guest, comes), making = max_i64(making, made);
+        for (int i = 0; i < plan->N; i++) { old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage); }
+    }
+    assert_int_equal(store.params.held, own * 2 * (1 + old)), assert_int_equal(store.params.rooms, 2 * guest * 2);
+    assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1)), assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
+    assert_int_equal(store.making.rooms, 4 * (gpt_storage_elements(m, 0) + 2 * making)), assert_int_equal(store.coming.rooms, own * 4);
+    store_free(&store), program_free(&window), relay_free(&relay, m->storages), placement_free(&placement);
+    Group all[] = {ranks, seen};
+    group_free(&all[0]), group_free(&all[1]);
+}
+static void test_owners(void **state) {
+    (void)state;
+    for (int N = 1; N <= 9; N++) {
+        for (int kind = 0; kind < 4; kind++) { // v1, v1 that waits, v2, with slack
+            const int units = 3 * N - kind % 2;
+            CyclicPlan plan = plan_of(kind < 2 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_ZERO, N, kind == 3, units);
+            const GptModel m = model_of(units);
+            plan.waits = kind == 1;
+            check_volume(&plan, &m);
+            for (int r = 0; r < N; r++) { check_memory(&plan, &m, r); }
+            cyclic_free(&plan);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Proof
 
 static void check_valid(const CyclicPlan *plan, int units, int steps, int pause) {
@@ -385,15 +602,30 @@ static void check_valid(const CyclicPlan *plan, int units, int steps, int pause)
 // Rules, slacks, ways of sums, with and without updates that wait and steps that drain.
 static void test_all_are_valid(void **state) {
     (void)state;
-    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL};
+    const CyclicMode modes[] = {CYCLIC_SINGLE, CYCLIC_DATA, CYCLIC_MODEL, CYCLIC_ZERO};
     for (int N = 1; N <= MOST; N += N < 8 || getenv("TEST_ALL") ? 1 : 8) {
-        for (int kind = 0; kind < 3 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
-            const int rule = kind / 3 % 5, units = (int)max_i64(N, 3) + N % 3;
-            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 3], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
+        for (int kind = 0; kind < 4 * 5 * 2; kind++) { // v1, v1 that waits, v2, with slack
+            const int rule = kind / 4 % 5, units = (int)max_i64(N, 3) + N % 3;
+            CyclicPlan plan = plan_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, modes[kind % 4], N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units);
             const GptModel m = model_of(units);
-            plan.waits = rule == 1, plan.pauses = kind / 15, plan.recompute = N % 2, plan.pieces = N < 8 ? 1 + kind % 4 : 1;
+            plan.waits = rule == 1, plan.pauses = kind / 20, plan.recompute = N % 2, plan.pieces = N < 8 && plan.mode != CYCLIC_ZERO ? 1 + kind / 4 % 4 : 1;
             if (plan.mode == CYCLIC_DATA) { plan.way = cyclic_ways(&m, N); }
             check_valid(&plan, units, plan.pauses ? 5 : 4, plan.pauses ? 1 + kind % 3 : 4);
+            cyclic_free(&plan);
+        }
+    }
+}
+
+// The same of triangles: all steps that differ, of more than 5 stages by one rule in turn.
+static void test_triangles_are_valid(void **state) {
+    (void)state;
+    for (int N = 1; N <= 8; N++) {
+        for (int kind = 0; kind < 5 * 2; kind++) {
+            const int rule = kind % 5, units = (int)max_i64(N, 3) + N % 3;
+            CyclicPlan plan = triangle_of(rule < 2 ? CYCLIC_V1 : CYCLIC_V2, N, rule == 3 ? 1 : rule == 4 ? N / 2 : 0, units, 1 + kind % 3);
+            const int steps = getenv("TEST_ALL") ? period_of(&plan) + 3 : (int)min_i64(period_of(&plan) + 3, 15);
+            plan.waits = rule == 1, plan.pauses = kind / 5, plan.recompute = N % 2;
+            if (N < 6 || kind == N || getenv("TEST_ALL")) { check_valid(&plan, units, steps, plan.pauses ? 1 + kind % 3 : steps); }
             cyclic_free(&plan);
         }
     }
@@ -402,7 +634,20 @@ static void test_all_are_valid(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Refused: one change each to the window, of the first action of this rank, kind, unit or storage, micro-batch, and step behind or ahead.
 
-typedef enum { SINGLE, DATA, MODEL, WAITS, RECOMPUTES, PIECES, PIECES_DATA, BASES } Base; // data: 4 ranks, sums by all ways; waits: v1 of 3 ranks; pieces: 2
+typedef enum {
+    SINGLE,
+    DATA,
+    MODEL,
+    ZERO,
+    TRIANGLE,
+    WAITS,
+    RECOMPUTES,
+    PIECES,
+    PIECES_DATA,
+    PIECES_TRIANGLE,
+    BASES
+} Base; // data: 4 ranks, sums by all ways;
+        // triangle: 6 ranks; waits: v1 of 3 ranks; pieces: 2
 typedef enum {
     DROP,
     REPEAT,
@@ -415,7 +660,9 @@ typedef enum {
     STORAGE,
     MICRO,
     PEER,
-    KIND, // = value
+    USE,         // = value
+    MESSAGE_USE, // = value, at both ends
+    KIND,        // = value
     ROWS,
     PAUSE // nothing; but steps drain
 } Change;
@@ -452,6 +699,17 @@ static const Damage damages[] = {
     {"one end of another version", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, VERSION, 0, "deadlock"},
     {"parameters to nobody", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, PEER, 3, "deadlock"},
     {"one end missing", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP, 0, "deadlock"},
+    // parameters that come for each use: of three ranks rank 0 owns storages 5 and 6, rank 1 storages 3 and 4
+    {"a use without parameters", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, DROP_MESSAGE, 0, "is not in its room"},
+    {"parameters for one use twice", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, REPEAT_MESSAGE, 0, "has come already"},
+    {"parameters of the other version", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_VERSION, -1, "is not in its room|is not here to be sent"},
+    {"parameters for another use", ZERO, 1, ACT_SEND_PARAMETERS, 3, ANY, 0, MESSAGE_USE, 2, "is not in its room|is in use|of a later use|has come already"},
+    {"parameters in the room of another use", ZERO, 0, ACT_ACQUIRE, 3, ANY, 0, USE, 2, "is not in its room"},
+    {"a room that is still used", ZERO, 0, ACT_RELEASE, 3, ANY, 0, DROP, 0, "in its room is in use|is acquired already"},
+    {"parameters sent by another", ZERO, 2, ACT_SEND_PARAMETERS, 2, ANY, 0, STORAGE, 3, "is not here to be sent|deadlock"},
+    {"an owner that does not add", ZERO, 1, ACT_ADD, ANY, 0, 0, DROP, 0, "is not of those before it|has not been added"},
+    {"an owner that updates before the last gradient", ZERO, 1, ACT_UPDATE, 3, ANY, 0, UP, 1, "has not the sum of all"},
+    {"a gradient that is not sent", ZERO, 0, ACT_SEND_SUM, 3, ANY, 0, DROP_MESSAGE, 0, "is not here|its room holds"},
     // sums
     {"not reduced", SINGLE, 0, ACT_REDUCE, 2, 1, 0, DROP, 0, "gradient holds storage 2's"},
     {"reduced twice", SINGLE, 0, ACT_REDUCE, 2, 1, 0, REPEAT, 0, "runs twice"},
@@ -483,6 +741,17 @@ static const Damage damages[] = {
     {"gradients not sent", MODEL, 1, ACT_SEND_BACKWARD, ANY, ANY, 0, DROP_MESSAGE, 0, "the gradient of its output is not there|its backward input has not run"},
     {"the head's part not sent", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, DROP_MESSAGE, 0, "gradient holds|the head's part is missing"},
     {"the head's part sent twice", MODEL, 2, ACT_SEND_PART, 0, ANY, 0, REPEAT_MESSAGE, 0, "has no such part to send"},
+    // triangles, in which stage 1 is of ranks 3 and 4, and has storages 3 and 4. A change is of the windows of even steps
+    {"of another's turn", TRIANGLE, 3, ACT_FORWARD, 2, ANY, 0, DROP, 0, "its input is not there|its forward has not run|gradient of its output"},
+    {"a turn's gradient not sent", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0, "gradient holds|is not of those before it|is not here"},
+    {"a turn's gradient sent twice", TRIANGLE, 4, ACT_SEND_SUM, ANY, ANY, 0, REPEAT_MESSAGE, 0, "has no such sum to send"},
+    {"a turn's gradient not added", TRIANGLE, 3, ACT_ADD, ANY, ANY, 0, DROP, 0, "is not of those before it|has not been added|has not the sum"},
+    {"a turn without the new version", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, DROP_MESSAGE, 0, "is not here|does not follow"},
+    {"a turn's version twice", TRIANGLE, 3, ACT_SEND_PARAMETERS, ANY, ANY, 0, REPEAT_MESSAGE, 0, "does not follow"},
+    {"a stage that is not updated", TRIANGLE, 3, ACT_UPDATE, ANY, ANY, 0, DROP, 0, "is not here to be sent|is not whole"},
+    {"the head's part to another's turn", TRIANGLE, 5, ACT_SEND_PART, 0, ANY, 0, PEER, 3, "deadlock"},
+    {"a turn's piece not added", PIECES_TRIANGLE, 4, ACT_ADD, ANY, ANY, 0, DROP, 0, "the pieces before it are not here|has not been added|has not the sum"},
+    {"a turn's piece not sent", PIECES_TRIANGLE, 3, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0, "gradient holds|the part is not here"},
     // the tally
     {"a rank does not add", DATA, 1, ACT_TALLY, ANY, ANY, 0, DROP, 0, "has nothing to tell of this step"},
     {"a rank adds twice", DATA, 1, ACT_TALLY, ANY, ANY, 0, REPEAT, 0, "has added already"},
@@ -492,7 +761,11 @@ static const Damage damages[] = {
 };
 static CyclicPlan base_plan(Base base) {
     const int N = base == DATA || base == PIECES_DATA ? 4 : 3;
-    const CyclicMode mode = base == DATA || base == WAITS || base == PIECES_DATA ? CYCLIC_DATA : base == MODEL ? CYCLIC_MODEL : CYCLIC_SINGLE;
+    const CyclicMode mode = base == DATA || base == WAITS || base == PIECES_DATA ? CYCLIC_DATA
+                            : base == MODEL                                      ? CYCLIC_MODEL
+                            : base == ZERO                                       ? CYCLIC_ZERO
+                                                                                 : CYCLIC_SINGLE;
+    if (base == TRIANGLE || base == PIECES_TRIANGLE) { return triangle_of(CYCLIC_V2, 3, 0, 6, base == TRIANGLE ? 1 : 2); }
     CyclicPlan p = plan_of(base == WAITS ? CYCLIC_V1 : CYCLIC_V2, mode, N, 0, 6);
     const GptModel m = model_of(6);
     p.waits = base == WAITS, p.recompute = base == RECOMPUTES, p.pieces = base == PIECES || base == PIECES_DATA ? 2 : 1;
@@ -536,6 +809,8 @@ static void damage(Program *p, const Damage *d) {
     case STORAGE: a->storage = d->value; break;
     case MICRO: a->micro = d->value; break;
     case PEER: a->peer = d->value; break;
+    case USE: a->use = d->value; break;
+    case MESSAGE_USE: a->use = t->actions[j].use = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
     case ROWS: a->rows = d->value; break;
     case PAUSE: break;
@@ -589,7 +864,7 @@ typedef struct {
     GptModel m;
     Stream stream;
     float *now[REF_STORAGES], *before[REF_STORAGES], *first[REF_STORAGES], *second[REF_STORAGES]; // parameters, moments
-    float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES]; // gradients of a piece, of a micro-batch, of those so far
+    float *own[REF_STORAGES], *whole[REF_STORAGES], *sum[REF_STORAGES];                           // gradients of a piece, of a micro-batch, of those so far
     BlockActs blocks[REF_LAYERS];
     BlockGradients work;
     HeadActs head;
@@ -784,12 +1059,17 @@ int main(void) {
         cmocka_unit_test(test_tables),
         cmocka_unit_test(test_invariants),
         cmocka_unit_test(test_single_is_all_of_data),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_triangles),
+        cmocka_unit_test(test_triangles_send),
         cmocka_unit_test(test_versions),
         cmocka_unit_test(test_fresh_are_those_that_can_be),
         cmocka_unit_test(test_slack),
         cmocka_unit_test(test_routes),
         cmocka_unit_test(test_received),
+        cmocka_unit_test(test_owners),
         cmocka_unit_test(test_all_are_valid),
+        cmocka_unit_test(test_triangles_are_valid),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_the_program_is_the_reference),
     };

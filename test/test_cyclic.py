@@ -4,9 +4,9 @@
     python3 test/test_cyclic.py         TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
                                         TRAIN_GPT=FILE: another binary than ./train_gpt
 
-    Equality    one rank that runs all micro-batches, a rank for each, and a rank for each stage, are one computation: losses, norms and weights, bit by bit, whatever
-                the rule, the clipping, the batch, the precision; N = 1, and rules that cannot differ, equal plain training
-    Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; activations are those of N (N + 1) / 2 of N^2 stages
+    Equality    one rank that runs all micro-batches, a rank for each (with all states, or with a stage's), and one or several for each stage, are one computation: losses,
+                norms, weights and texts, bit by bit, whatever the rule, the clipping, the batch, the precision; N = 1, and rules that cannot differ, equal plain training
+    Numbers     what all ranks send adds up to 2 (N - 1) times the parameters, balanced; of mode zero to less than 3 (N - 1), and states to a stage's; activations are those of N (N + 1) / 2 of N^2 stages
     Resume      bit-equal to the uninterrupted run, in either mode, and after a graceful stop; a plain run goes on with a cyclic one's
                 checkpoint, and the other way round; validation on the way changes nothing
     Refusals    what does not fit ends with exit 2 and one message
@@ -16,13 +16,14 @@ Every run is checked for memory and traffic as predicted (test_train.Job). The m
 """
 import os
 import random
+import re
 import shutil
 import signal
 import tempfile
 import unittest
 
 import test_train
-from test_faults import EXIT_PEER, Faulty, at_once, sample
+from test_faults import EXIT_PEER, FAULTY, Faulty, at_once, sample
 from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
 from test_train import ALL, EXIT_DONE, EXIT_INPUT, SAME, SEED, T, Job, checkpoints, get, scratch, train, train_all
 
@@ -48,7 +49,17 @@ def model(N, **changes):
     return dict(data(N, **changes), cyclic_mode="model")
 
 
-MODES = (single, data, model)
+def triangle(N, **changes):
+    """Stage j (from 0) has N - j ranks, which take turns."""
+    return dict(model(N, **changes), ranks=N * (N + 1) // 2, cyclic_stages=N)
+
+
+def zero(N, **changes):
+    """A rank for each micro-batch, which is of one piece, and for each stage's states."""
+    return dict(data(N, **dict(changes, micro_batch=8)), cyclic_mode="zero")
+
+
+MODES = (single, data, model, triangle, zero)
 
 
 class Check(test_train.TestCase):
@@ -75,8 +86,14 @@ class Equality(Check):
                 dict(lr_schedule="cosine", warmup=2, seq_len=T - 3, batch_tokens=6 * (T - 3)), dict(model="layers=9,heads=2,channels=8,vocab=101"),
                 dict(micro_batch=1), dict(micro_batch=2, batch_tokens=17 * T, recompute="block"), dict(micro_batch=1, batch_tokens=9 * T, dtype="bf16", val_every=3, val_batches=2)]
 
+    @staticmethod
+    def runs(mode, i, case):
+        """Triangles have many ranks: every third, and pieces; of mode zero, which takes no pieces, every other."""
+        pieces = "micro_batch" in case
+        return (ALL or i % {triangle: 3, zero: 2}.get(mode, 1) == 0 or (mode is triangle and pieces)) and not (mode is zero and pieces)
+
     def test_single_is_data(self):
-        """Every rule x N x variant; a sample has each rule, each N and each variant."""
+        """Every rule x N x variant; a sample has each rule, each N and each variant, and of triangles, which have many ranks, each rule and N, and pieces."""
         cases = [(N, dict(rule, **variant)) for N in (1, 2, 3, 4) for rule in RULES for variant in self.VARIANTS]
         if not ALL:
             draw = random.Random(SEED)
@@ -84,12 +101,18 @@ class Equality(Check):
             cases = [(1 + (i + 1) % 4, dict(rules[i % 5], **variant)) for i, variant in enumerate(rows)]
         for begin in range(0, len(cases), 64):
             some = cases[begin:begin + 64]
-            jobs = self.trained([mode(N, **case) for N, case in some for mode in MODES])
-            for i, (N, case) in enumerate(some):
-                for job, mode in zip(jobs[3 * i + 1:3 * i + 3], MODES[1:]):
-                    with self.subTest(mode=mode.__name__, N=N, **case):
-                        self.assert_same(job, jobs[3 * i], (mode.__name__, N, case))
+            runs = [(mode, N, case) for i, (N, case) in enumerate(some) for mode in MODES if self.runs(mode, i, case)]
+            for (mode, N, case), job in zip(runs, self.trained([mode(N, **case) for mode, N, case in runs])):
+                one = job if mode is single else one
+                with self.subTest(mode=mode.__name__, N=N, **case):
+                    self.assert_same(job, one, (mode.__name__, N, case))
 
+    def test_uneven_pieces(self):
+        """Micro-batches of 2, 3 and 3 samples, in two pieces each: nobody cuts the step's 8 in six."""
+        modes = [mode for mode in MODES if mode is not zero]  # which takes none
+        one, *others = self.trained([mode(3, **V2, batch_tokens=8 * T, micro_batch=2) for mode in modes])
+        for job, mode in zip(others, modes[1:]):
+            self.assert_same(job, one, mode.__name__)
 
     def test_one_stage_is_plain(self):
         """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
@@ -99,6 +122,19 @@ class Equality(Check):
             self.assertNotEqual(old.steps()[2:], plain.steps()[2:], "a step later")
             self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
 
+    def test_late(self):
+        """Store work that is put off, by lot and on each rank otherwise: messages are posted in other orders, and something often has to wait. The same bits."""
+        cases = [(N, dict(rule, **variant)) for N in (2, 3, 4) for rule in RULES for variant in (dict(), dict(dtype="bf16"), dict(micro_batch=1, batch_tokens=4 * N * T),
+                                                                                         dict(val_every=2, val_batches=1))]
+        for N, case in sample(cases, 3):
+            expected, = self.trained([single(N, **case)])
+            for percent in (1, 50):
+                export = os.path.join(scratch(), "export")
+                job = Job(binary=FAULTY, environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"}, **dict(data(N, **case), export=export))
+                job.done()
+                job.export = export
+                self.assert_same(job, expected, (N, case, percent))
+
     def test_without_a_step_rules_agree(self):
         """lr 0: all versions are alike; plain training adds the same numbers in another order."""
         plain, *jobs = self.trained([dict(RUN, batch_tokens=6 * T, lr=0, grad_clip=0)] + [mode(3, **rule, lr=0) for rule in (V1_FREE, V2, V2_SLACK) for mode in (single, data)])
@@ -106,6 +142,16 @@ class Equality(Check):
             self.assert_same(job, jobs[0], "rules")
         self.assert_close(jobs[0].losses(), plain.losses(), SAME)
         self.assertTrue(get(jobs[0].export) == get(plain.export))
+
+    def test_texts(self):
+        """Samples of text, of parameters that are here and of those that come."""
+        rule, N = random.Random(SEED).choice(RULES), random.Random(SEED).randrange(2, 5)
+        jobs = self.trained([mode(N, **rule, sample_every=3, sample_tokens=12, temperature=1) for mode in MODES])
+        texts = [re.findall(r"(?s)--- sample at step \d+ ---\n.*?\n---\n", job.out) for job in jobs]
+        self.assertEqual([len(text) for text in texts], [2] * len(MODES))
+        self.assertEqual([text for text in texts if text != texts[0]], [], (rule, N))
+        for job in jobs[1:]:
+            self.assert_same(job, jobs[0], (rule, N))
 
     def test_rules_differ(self):
         """And with a step they do, from the second step on at the latest; so does a slack. One that is as large as N is v1."""
@@ -124,10 +170,10 @@ PARAMETERS = sum(map(elements, range(UNITS + 1)))
 
 
 class Numbers(Check):
-    def sent(self, N, word, **case):
+    def sent(self, word, **case):
         """Bytes that each rank sends in a step, by the schedule."""
         sent = []
-        for line in train(**data(N, **case), show_schedule=1).out.splitlines():
+        for line in train(**case, show_schedule=1).out.splitlines():
             words = line.split()
             if words[:1] == ["rank"] and words[-1] == "actions":
                 sent.append(0)
@@ -141,25 +187,47 @@ class Numbers(Check):
         """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and a tally of each."""
         for N, word, case in sample([(2, 4, V1), (2, 2, V2), (3, 4, V2), (3, 2, V1), (4, 4, V2_SLACK), (4, 2, V2)], 3):
             precision = dict(dtype="bf16") if word == 2 else {}
-            sent = self.sent(N, word, **case, **precision)
+            sent = self.sent(word, **data(N, **case, **precision))
             self.assertEqual(sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * TALLY, (N, case))
             measured = train(**data(N, **case, **precision)).end()["traffic"]["measured"]
             self.assertEqual(measured["total"]["intra"], sent[0], (N, case))
             self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
 
+    def test_zero(self):
+        """Parameters travel once for each use of a stage, which in the last one are one, and wte to the head, too; the embedding's backward pass reads none.
+        What a rank keeps is a stage's: rank 0 the last one's, of v2 in one version."""
+        cases = [(N, word, rule) for N in (2, 3, 4) for word in (4, 2) for rule in RULES]
+        for N, word, rule in sample(cases, 4):
+            case = zero(N, **rule, **(dict(dtype="bf16") if word == 2 else {}))
+            last = range(UNITS + 1 - UNITS // N, UNITS + 1)  # storages: blocks are storages 2 .. UNITS - 1
+            once = [1, UNITS, *last]
+            travels = sum(elements(s) * (1 if s in once else 2) for s in range(UNITS + 1))
+            tallies = N + (N - 2 if rule is V1 else 0)
+            sent = self.sent(word, **case)
+            self.assertEqual(sum(sent), (N - 1) * (travels * word + PARAMETERS * 4) + tallies * TALLY, case)
+            end = train(**case).end()
+            self.assertEqual(end["traffic"]["measured"]["intra"]["send"], sent[0], case)
+            own = sum(map(elements, last))
+            fresh = "v2" in rule.values() and not rule.get("cyclic_slack")
+            memory = end["memory"]["measured"]
+            self.assertEqual(memory["parameters"], own * word * (1 if fresh else 2), case)
+            self.assertEqual(memory["gradients"], own * 4 * (2 if rule is V1 else 1), case)
+            self.assertEqual(memory["optimizer"], own * (8 + 4 * (word == 2)), case)
+
     def test_activations(self):
-        """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each."""
+        """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each; a triangle's first, one of stage 0."""
         rows, boundary = 2, aligned(2 * T * CHANNELS * 4)
         tensors = [1, 3, 1, 1, 1, 4, 4]
         block = sum(aligned(4 * rows * T * CHANNELS * n) for n in tensors) + 4 * aligned(4 * rows * T) + aligned(4 * rows * T * HEADS)
         of_unit = [aligned(4 * rows * T)] + [boundary + block] * 4 + [boundary + 2 * boundary + 4 * aligned(4 * rows * T)]
         stages = lambda N: [j for j in range(N) for _ in range(UNITS // N + (j < UNITS % N))]
-        jobs = train_all([mode(N, **V2, steps=2) for N in (1, 2, 3, 4, 6) for mode in (single, data) if mode is single or N < 5])
+        jobs = train_all([mode(N, **V2, steps=2) for N in (1, 2, 3, 4, 6) for mode in (single, data) if mode is single or N < 5] + [triangle(3, **V2, steps=2)])
         for N in (1, 2, 3, 4, 6):
             live = sum((N - j) * bytes_ for j, bytes_ in zip(stages(N), of_unit))
             self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], live, N)
             if N < 5:
                 self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], sum(of_unit), N)
+        self.assertEqual(jobs.pop(0).end()["memory"]["measured"]["activations"], sum(of_unit[:2]) + 2 * boundary, "and two places of what is sent")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -193,14 +261,18 @@ class Resume(Check):
         """From one rank to several and back: the same bits. And another number of stages: in either mode alike."""
         for rule in sample(RULES, 2):
             whole = self.legs([single(3, **rule)] * 3)
-            self.assertTrue(self.legs([single(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([model(3, **rule), single(3, **rule), data(3, **rule)]) == whole, rule)
+            self.assertTrue(self.legs([triangle(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
+            self.assertTrue(self.legs([model(3, **rule), triangle(3, **rule), single(3, **rule)]) == whole, rule)
             self.assertTrue(self.legs([single(2, **rule), single(3, **rule), single(1, **rule)]) == self.legs([data(2, **rule), data(3, **rule), data(1, **rule)]), rule)
+            one = dict(rule, micro_batch=8)
+            whole, cut = (self.legs([single(N, **one) for N in legs]) for legs in ((3, 3, 3), (2, 3, 1)))
+            self.assertTrue(self.legs([zero(3, **rule), data(3, **one), zero(3, **rule)]) == whole, rule)
+            self.assertTrue(self.legs([zero(2, **rule), zero(3, **rule), zero(1, **rule)]) == cut, rule)
 
     def test_with_plain_runs(self):
         """One stage of v2 is plain training: so plain runs take its place, before and after. A plain run has no version before its newest: both are it."""
         plain, one = dict(RUN, micro_batch=6, ranks=1, grad_clip=0), single(1, **V2)
-        for mode in (single, data):
+        for mode in (single, data, zero):
             rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
             for legs in ((0, 3, 0), (3, 0, 3)):
                 found, expected = ([other if leg == 0 else mode(leg, **rule) for leg in legs] for other in (plain, one))
@@ -232,8 +304,9 @@ class Resume(Check):
 class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
-             (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
-             (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
+             (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
+             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
+             (2, dict(V2, cyclic_mode="zero", micro_batch=1), "--cyclic-mode zero adds no pieces up"), (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
              (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (2, dict(V2, cyclic_mode="model", dp_noise=1), "--dp-noise")]
 
@@ -251,24 +324,42 @@ class Lost(Check):
     KINDS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "SEND_SUM", "RECV_SUM", "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_TALLY", "RECV_TALLY", "TALLY", "REDUCE", "UPDATE")
 
     def test_in_each_action(self):
-        """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had been. Only the last rank updates, and receives sums of all before."""
+        """Nobody waits for a rank that is gone; and the checkpoint before goes on as if nothing had been. In mode data only the last rank updates, and receives sums of all before."""
         def lose(case):
-            how, kind, rank, rule = case
-            rank = 2 if kind == "UPDATE" else rank
-            rank = 1 if kind in ("SEND_SUM", "RECV_SUM") or (kind == "RECV_PARAMETERS" and rank == 2) else rank
-            rank = 2 if kind == "SEND_PARAMETERS" else rank
-            fault = Faulty(how, rank, kind, **self.changes(rule))
+            how, kind, rank, rule, mode = case
+            if mode is data:
+                rank = self.who(kind, rank)
+            fault = Faulty(how, rank, kind, **self.changes(rule, mode))
             job = fault.ends()
             if how == "kill":
                 self.assertNotEqual(job.code, EXIT_DONE, (case, job.err))
             else:
                 self.assertEqual(job.code, EXIT_PEER, (case, job.err))
-        at_once(lose, sample([(how, kind, rank, rule) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)], 4))
+        at_once(lose, sample([(how, kind, rank, rule, mode) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)
+                              for mode in (data, zero)], 4))
+
+    def test_in_a_triangle(self):
+        """The same of two stages on three ranks; 1 adds up and updates what 0 and 1 make."""
+        kinds = [("FORWARD", 0), ("BACKWARD_WEIGHT", 1), ("SEND_FORWARD", 1), ("RECV_FORWARD", 2), ("SEND_BACKWARD", 2), ("RECV_BACKWARD", 0), ("SEND_SUM", 0), ("RECV_SUM", 1), ("ADD", 1),
+                 ("SEND_PARAMETERS", 1), ("RECV_PARAMETERS", 0), ("RECV_PARAMETERS", 2), ("SEND_PART", 2), ("RECV_PART", 1), ("TALLY", 0), ("UPDATE", 2)]
+
+        def lose(case):
+            how, (kind, rank) = case
+            job = Faulty(how, rank, kind, **dict(self.changes(V2), cyclic_mode="model", cyclic_stages=2)).ends()
+            self.assertTrue(job.code != EXIT_DONE if how == "kill" else job.code == EXIT_PEER, (case, job.code, job.err))
+        at_once(lose, sample([(how, kind) for how in ("kill", "stop") for kind in kinds], 3))
 
     @staticmethod
-    def changes(rule):
+    def who(kind, rank):
+        """A rank of mode data that does so."""
+        if kind in ("SEND_SUM", "RECV_SUM") or (kind == "RECV_PARAMETERS" and rank == 2):
+            return 1
+        return 2 if kind in ("UPDATE", "SEND_PARAMETERS") else rank
+
+    @staticmethod
+    def changes(rule, mode=data):
         left_out = ("ranks", "steps", "shuffle")
-        return {name: value for name, value in data(3, **rule).items() if name not in left_out}
+        return {name: value for name, value in mode(3, **rule).items() if name not in left_out}
 
     def test_not_finite(self):
         """Steps that lead nowhere: no rank waits for ever, and the run ends as any other."""

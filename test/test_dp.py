@@ -827,6 +827,18 @@ class Cyclic(PrivateCheck):
         self.assertEqual(one.steps("samples"), plain.steps("samples"))
         self.assert_near(one, plain, "one stage")
 
+    def test_dealt_by_chance(self):
+        """Each sample's micro-batch is drawn for itself: cut by their order, one more would move others to other versions of the parameters. All 28 windows are
+        taken in each of 100 steps; where the list goes down, the second of two micro-batches begins."""
+        job, = self.exported([dict(PRIVATE, cyclic="v2", cyclic_stages=2, steps=100, batch_tokens=28 * 20, seq_len=20, micro_batch=14, lr=1e-3, dp_show_private=1)])
+        ends = [[k for k in range(1, 28) if taken[k] < taken[k - 1]] for taken, in job.steps("samples")]
+        self.assertTrue(all(len(end) == 1 for end in ends), "two lists, each ascending; of 2^28 one has none")
+        first = np.array([[w in taken[:end[0]] for w in range(28)] for (taken,), end in zip(job.steps("samples"), ends)])
+        most = 5 / (2 * math.sqrt(first.size))  # deviations of a share
+        for name, share in dict(first=first.mean(), neighbours=(first[:, 1:] == first[:, :-1]).mean(), steps=(first[1:] == first[:-1]).mean()).items():
+            self.assertLess(abs(share - 0.5), most, name)
+        self.assertEqual({len(taken) for taken, in job.steps("samples")}, {28})
+
     def test_resume(self):
         """Bit by bit, in either mode; with other micro-batches the steps after the checkpoint would have other gradients, and the same noise."""
         run = dict(Trajectories.RUN, steps=6, save_every=3, dp_key=None, grad_clip=None, out=os.path.join(scratch(), "out"), **random.Random(SEED).choice(self.RULES))

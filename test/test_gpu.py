@@ -243,7 +243,9 @@ class Ranks(TestCase):
         """Micro-batches that are delayed against each other: parameters, sums and activations go from device to device, the tally from host to host."""
         self.check_run(2, 2, "nccl", SAME, cyclic="v1", steps=4, val_every=0)
         self.check_run(3, 1, "staged", SAME, cyclic="v1", cyclic_mode="model", steps=4, val_every=0)
+        self.check_run(3, 4, "nccl", SAME, cyclic="v1", cyclic_mode="zero", steps=4, val_every=2)
         if ALL:
+            self.check_run(3, 1, "staged", SAME, cyclic="v1", cyclic_mode="zero", steps=4, val_every=2)
             self.check_run(3, 4, "nccl", SAME, cyclic="v1", cyclic_mode="model", steps=4, val_every=0)
             self.check_run(3, 4, "nccl", SAME, cyclic="v1", steps=4, val_every=4)
             self.check_run(3, 1, "staged", SAME, cyclic="v1", steps=4, val_every=0)

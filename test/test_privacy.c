@@ -123,7 +123,7 @@ static void test_plan(void **state) {
     PrivacyLoss expected = account_epsilon(&s, NAN), found = privacy_epsilon(&r.p, STEPS);
     assert_true(found.high >= expected.low && found.high < expected.high + 1e-3); // delta is shorter by CAP_SHARE
     assert_true(privacy_epsilon(&r.p, STEPS).high == found.high);                 // the same again
-    r.p.most = WINDOWS;                                                           // nothing can be cut: nothing is taken off
+    r.p.most = r.p.most_of_part = WINDOWS;                                        // nothing can be cut: nothing is taken off
     assert_true(privacy_setting(&r.p, 1).delta == 0.1 / WINDOWS);
     assert_true(privacy_epsilon(&r.p, STEPS - 10).high < found.low && privacy_epsilon(&r.p, 0).high == 0);
     parse_run(&r, "--dp-noise 1 --dp-delta 1e-6 --dp-neighbours replace-one --dp-unit document --windows document --dp-windows-per-document 3");

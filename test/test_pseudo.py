@@ -125,8 +125,8 @@ class Numbers(Check):
 
 # ---------------------------------------------------------------------------------------------------------------------
 class Delink(Check):
-    AT = 7  # steps of 8 samples: two epochs of 28 windows, after which a run without shuffling begins anew
-    RUN = dict(RUN, steps=AT + 3, shuffle=0, share="2x3", delink_at=AT)
+    AT = 4
+    RUN = dict(RUN, steps=AT + 3, share="2x3", delink_at=AT)
 
     def test_function(self):
         """The loss of the first step of copies is what it would be of what they are copies of; then they go their own ways."""
@@ -145,15 +145,29 @@ class Delink(Check):
         for layout, job in zip(cases, self.trained([dict(self.RUN, **layout) for layout in cases])):
             self.assert_close(job.losses(), alone[layout["delink_moments"]].losses(), SAME, layout)
 
-    def test_between_runs(self):
-        """From a checkpoint another way leads to the same: states come from files."""
-        for changes in sample([dict(delink_moments=moments, dtype=dtype) for moments in ("mean", "reset") for dtype in ("fp32", "bf16")], 2):
-            out, run = os.path.join(scratch(), "out"), dict(self.RUN, **changes)
-            train(**dict(run, delink_at=None, delink_moments=None, steps=self.AT, out=out, save_every=self.AT))
-            begun = dict(run, model=os.path.join(out, f"step_{self.AT:08}"), share=None, delink_at=None, delink=1, steps=3)
-            inside, outside = self.trained([run, begun])
-            self.assertEqual(outside.steps("loss", "grad_norm"), inside.steps("loss", "grad_norm")[self.AT:], changes)
-            self.assertTrue(outside.weights == inside.weights, changes)
+    def assert_mean(self, delinked, shared, of, what):
+        """sgd with momentum is linear: the mean of what copies do is what the shared layer does, where they have its moments."""
+        for group in sorted(set(of)):
+            users = [number for number in range(LAYERS) if of[number] == group]
+            mean = [sum(values) / len(users) for values in zip(*(layer(delinked, number) for number in users))]
+            self.assertLess(max(abs(a - b) for a, b in zip(mean, layer(shared, users[0]))), 1e-6, what)
+            self.assertGreater(max(abs(a - b) for a, b in zip(layer(delinked, users[0]), layer(delinked, users[1]))), 1e-5, what)
+        self.assertLess(max(abs(a - b) for a, b in zip(rest(delinked), rest(shared))), 1e-6, what)
+
+    def test_moments_are_copied(self):
+        """Within a run, and between runs, where they come from files."""
+        linear = dict(self.RUN, optimizer="sgd", momentum=0.9, lr=0.1, grad_clip=0, delink_at=None)
+        for share, layout in sample([(share, layout) for share in ("all", "3x2", "2") for layout in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", zero=1))], 3):
+            out, one = os.path.join(scratch(), "out"), dict(linear, share=share, steps=self.AT + 1, **layout)
+            shared, inside = self.trained([one, dict(one, delink_at=self.AT)])
+            self.assert_mean(inside.weights, shared.weights, SHARES[share], (share, layout))
+            train(**dict(one, steps=self.AT, out=out, save_every=self.AT))
+            begun = dict(one, model=os.path.join(out, f"step_{self.AT:08}"), share=None, steps=1)
+            shared, outside, anew = self.trained([begun, dict(begun, delink=1), dict(begun, delink=1, delink_moments="reset")])
+            self.assertEqual(shared.steps(), outside.steps(), (share, layout))
+            self.assert_mean(outside.weights, shared.weights, SHARES[share], (share, layout))
+            with self.assertRaises(AssertionError):
+                self.assert_mean(anew.weights, shared.weights, SHARES[share], (share, layout))
 
     def test_moments_begin_anew(self):
         """The first update of Adam is lr x the sign of the gradient."""
