@@ -141,6 +141,24 @@ static inline Placement cyclic_cut(int units, int N) {
     for (int j = 0, unit = 0; j < N; unit += cut.stage[j++].units) { cut.stage[j].first_unit = unit, cut.stage[j].units = units / N + (j < units % N); }
     return cut;
 }
+// Or as --cyclic-cut says. Ends the program where that does not fit.
+static inline void cyclic_cut_by(Placement *cut, const char *text, int units) {
+    const char *at = text, *hint = "units of each stage, such as 5,3,3,3: as many as stages, adding up to the blocks + 2";
+    int all = 0;
+    for (int j = 0; j < cut->stages; j++) {
+        int n = 0, used = 0;
+        const bool read = sscanf(at, "%6d%n", &n, &used) == 1 && n > 0 && isdigit((unsigned char)*at) && at[used] == (j + 1 < cut->stages ? ',' : 0);
+        if (!read) { die(EXIT_INPUT, hint, "--cyclic-cut %.80s: expected the units of %d stages", text, cut->stages); }
+        cut->stage[j].first_unit = all, cut->stage[j].units = n, all += n, at += used + 1;
+    }
+    if (all != units) { die(EXIT_INPUT, hint, "--cyclic-cut %.80s: these are %d units, the model has %d", text, all, units); }
+}
+// Units of the longest stage.
+static inline int cyclic_longest(const CyclicPlan *p) {
+    int64_t most = 0;
+    for (int j = 0; j < p->N; j++) { most = max_i64(most, p->cut.stage[j].units); }
+    return (int)most;
+}
 static inline void cyclic_free(CyclicPlan *p) {
     placement_free(&p->cut);
     free((void *)(uintptr_t)p->weight), free((void *)(uintptr_t)p->way);
@@ -387,6 +405,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     }
     if (p.N > m->units) { die(EXIT_INPUT, "give fewer --cyclic-stages (or ranks)", "%d cyclic stages are more than the model's %d units", p.N, m->units); }
     p.cut = cyclic_cut(m->units, p.N);
+    if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
     double *weight = (double *)checked_calloc((size_t)p.N, sizeof(double), "cyclic stages");
     for (int u = 0, used[2]; u < m->units; u++) {
         const int n = gpt_unit_storages(m, u, used), own = u == m->units - 1 ? 1 : n; // wte is the first stage's
@@ -407,7 +426,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = cyclic_stays(p, rank), r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
     r.heads = cyclic_wte_gradients(p, rank), r.parcels = p->mode == CYCLIC_DATA ? p->N : 2, r.way = p->way, r.pieces = cyclic_pieces(p);
-    r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
+    r.errands = p->mode == CYCLIC_DATA, r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
     r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
     r.piles = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
@@ -499,7 +518,7 @@ static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int
     return a;
 }
 // Mode data goes through a slot in parts, of a unit each, so that what a unit completes leaves at once. The units of a stage in a part:
-static inline int cyclic_parts(const CyclicPlan *p) { return p->mode == CYCLIC_DATA ? p->cut.stage[0].units : 1; } // the first stage is the longest
+static inline int cyclic_parts(const CyclicPlan *p) { return p->mode == CYCLIC_DATA ? cyclic_longest(p) : 1; }
 static inline Stage cyclic_part(const CyclicPlan *p, int stage, int part, bool backward) {
     Stage units = p->cut.stage[stage];
     if (p->mode != CYCLIC_DATA) { return units; }

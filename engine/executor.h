@@ -339,7 +339,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
     e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
-    if (store->policy.relay && store->policy.relay->way && comm_has_channels(comm)) {
+    if (store->policy.relay && store->policy.relay->errands && comm_has_channels(comm)) {
         e->errands = (Errand *)checked_malloc(ERRANDS * sizeof(Errand), "executor");
         comm->chores = executor_do_errands, comm->chores_of = e;
     }
