@@ -114,6 +114,15 @@ class Equality(Check):
         for job, mode in zip(others, modes[1:]):
             self.assert_same(job, one, mode.__name__)
 
+    def test_stages_as_given(self):
+        """Of any length: the first alone the embedding, the last alone the head, one with all blocks."""
+        for cut in sample(["1,3,2", "1,4,1", "4,1,1", "2,3,1"], 2):
+            rule = random.Random(SEED).choice(RULES)
+            one, *others = self.trained([mode(3, **rule, cyclic_cut=cut) for mode in MODES])
+            for job, mode in zip(others, MODES[1:]):
+                self.assert_same(job, one, (mode.__name__, cut, rule))
+        self.assertNotEqual(one.steps(), train(**single(3, **rule)).steps(), "another cut is another rule")
+
     def test_one_stage_is_plain(self):
         """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
         for changes in (dict(), dict(optimizer="sgd", lr=0.05), dict(dtype="bf16", recompute="block")):
@@ -305,7 +314,7 @@ class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
              (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
-             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
+             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"), *((2, dict(V1, cyclic_cut=cut), "--cyclic-cut") for cut in ("6", "3,2", "3,3,0", "0,6", "3;3", "3,3,", "x")),
              (2, dict(V2, cyclic_mode="zero", micro_batch=1), "--cyclic-mode zero adds no pieces up"), (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
              (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (2, dict(V2, cyclic_mode="model", dp_noise=1), "--dp-noise")]
