@@ -167,16 +167,20 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
     store_masters_changed(s);
 }
 
-// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of which tensor.
+// A piece of a storage, elements begin .. begin + count - 1, to where the file has what of it is of which tensor. The file has each layer for
+// itself, shared or not.
 static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin, int64_t count) {
     TensorPart parts[TENSORS];
+    const int64_t size = (int64_t)dtype_size(s->dtype);
+    int64_t stride = 1, end = 1;
     int n = gpt_storage_parts(s->model, storage, parts);
+    if (gpt_storage_class(s->model, storage) == STORAGE_BLOCK) { gpt_storage_layers(s->model, storage, &stride, &end); }
     for (int i = 0; i < n; i++) {
         int64_t low = max_i64(begin, parts[i].offset), high = min_i64(begin + count, parts[i].offset + parts[i].elements);
-        int64_t size = (int64_t)dtype_size(s->dtype), element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + low - parts[i].offset;
-        if (low >= high) { continue; }
-        writer_seek(w, DATA_HEADER_BYTES + element * size);
-        writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
+        for (int64_t layer = parts[i].layer; low < high && layer < end; layer += stride) {
+            writer_seek(w, DATA_HEADER_BYTES + (model_file_offset(s->model, parts[i].tensor, layer) + low - parts[i].offset) * size);
+            writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
+        }
     }
 }
 // A storage's slices, from those who own them to rank 0, a piece at a time: nobody needs room for more. Owners and rank 0 call it, w is there
@@ -293,34 +297,57 @@ static inline bool read_checked(FILE *f, Checksum *sum, void *p, size_t n) {
     if (sum) { checksum_add(sum, p, n); }
     return true;
 }
-static inline bool state_piece_fits(const Store *s, const StatePiece *p) {
-    if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= s->model->storages) { return false; }
-    int64_t elements = gpt_storage_elements(s->model, (int)p->storage);
+static inline bool state_piece_fits(const Store *s, const GptModel *from, const StatePiece *p) {
+    if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= from->storages) { return false; }
+    int64_t elements = gpt_storage_elements(from, (int)p->storage);
     return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin &&
            (p->state == STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
-// The data of a piece; what lies in my slice goes into the store. sum NULL: what is not needed is passed over.
-static inline bool state_piece_read(FILE *f, Store *s, const StatePiece *p, Checksum *sum) {
-    const bool previous = p->state == STATE_PREVIOUS;
-    int64_t first, own = store_own(s, (int)p->storage, &first), end = p->begin + p->count;
-    if (previous) { first = 0, own = store_keeps_previous(s, (int)p->storage) ? gpt_storage_elements(s->model, (int)p->storage) : 0; }
-    float *slice = previous ? NULL : store_state(s, (StateKind)p->state, (int)p->storage);
-    if (!sum && (p->begin >= first + own || end <= first)) { return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR); }
+// Which elements of a state of a storage this rank has: *first and how many.
+static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {
+    if (kind != STATE_PREVIOUS) { return store_own(s, storage, first); }
+    *first = 0;
+    return store_keeps_previous(s, storage) ? gpt_storage_elements(s->model, storage) : 0;
+}
+// Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its copies?
+static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
+    for (int i = 0; i < s->model->storages; i++) {
+        int64_t first, own = state_own(s, (StateKind)p->state, i, &first);
+        if (gpt_storage_source(from, s->model, i) == p->storage && own && p->begin < first + own && p->begin + p->count > first) { return true; }
+    }
+    return false;
+}
+// n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece: what is in my slices, of it or its copies, goes
+// into the store.
+static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage, int64_t at, int64_t n) {
+    for (int i = 0; i < s->model->storages; i++) {
+        int64_t first, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
+        if (gpt_storage_source(from, s->model, i) != storage || low >= high) { continue; }
+        if (kind == STATE_PREVIOUS) {
+            previous_from_host(s, i, at, n);
+        } else {
+            ops_from_host(s->stream, store_state(s, kind, i) + (low - first), state_piece.floats + (low - at), (size_t)(high - low) * sizeof(float));
+        }
+    }
+}
+// The data of a piece; what lies in my slices goes into the store. sum NULL: what is not needed is passed over.
+static inline bool state_piece_read(FILE *f, Store *s, const GptModel *from, const StatePiece *p, Checksum *sum) {
+    const int64_t end = p->begin + p->count;
+    if (!sum && !state_wanted(s, from, p)) { return !fseeko(f, (off_t)(p->count * (int64_t)sizeof(float)), SEEK_CUR); }
     for (int64_t at = p->begin, n; at < end; at += n, keep_alive()) {
         n = min_i64(end - at, STATE_PIECE_FLOATS);
         if (!read_checked(f, sum, state_piece.bytes, (size_t)n * sizeof(float))) { return false; }
-        int64_t low = max_i64(at, first), high = min_i64(at + n, first + own);
-        if (previous && own) { previous_from_host(s, (int)p->storage, at, n); }
-        if (!previous && low < high) { ops_from_host(s->stream, slice + (low - first), state_piece.floats + (low - at), (size_t)(high - low) * sizeof(float)); }
+        state_piece_take(s, from, (StateKind)p->state, (int)p->storage, at, n);
     }
     return true;
 }
 
-// Copies the pieces of a state file into the store: all of them and with a look at the checksum where this rank is the one to
-// verify the file, else those it needs. filled[state * storages + storage] counts elements: pieces must follow one another
+// Copies the pieces of a state file, of model `from`, into the store: all of them and with a look at the checksum where this rank is the one to
+// verify the file, else those it needs. filled[state * storages of `from` + storage] counts elements: pieces must follow one another
 // without gap or overlap, in the order of the files. False, with the reason: the file must not be used.
-static inline bool state_file_read(const char *path, Store *s, bool verify, uint64_t bytes, uint64_t checksum, int64_t *filled, char *why, size_t why_bytes) {
+static inline bool state_file_read(const char *path, Store *s, const GptModel *from, bool verify, uint64_t bytes, uint64_t checksum, int64_t *filled, char *why,
+                                   size_t why_bytes) {
     FILE *f = open_regular(path);
     if (!f) {
         snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
@@ -329,17 +356,17 @@ static inline bool state_file_read(const char *path, Store *s, bool verify, uint
     Checksum checked = checksum_begin(), *sum = verify ? &checked : NULL;
     StateHeader header;
     struct stat info;
-    uint64_t most = (uint64_t)STATE_KINDS * (uint64_t)s->model->storages;
+    uint64_t most = (uint64_t)STATE_KINDS * (uint64_t)from->storages;
     bool good = !fstat(fileno(f), &info) && (uint64_t)info.st_size == bytes && read_checked(f, sum, &header, sizeof header) && header.magic == STATE_MAGIC &&
                 header.version == STATE_VERSION && header.pieces <= most;
     StatePiece *pieces = good ? (StatePiece *)checked_malloc((size_t)header.pieces * sizeof(StatePiece), "piece table") : NULL;
     good = good && read_checked(f, sum, pieces, (size_t)header.pieces * sizeof(StatePiece));
     for (uint64_t i = 0; good && i < header.pieces; i++) {
         const StatePiece *piece = &pieces[i];
-        good = state_piece_fits(s, piece);
+        good = state_piece_fits(s, from, piece);
         if (!good) { break; }
-        int64_t *count = &filled[piece->state * s->model->storages + piece->storage];
-        good = piece->begin == *count && state_piece_read(f, s, piece, sum);
+        int64_t *count = &filled[piece->state * from->storages + piece->storage];
+        good = piece->begin == *count && state_piece_read(f, s, from, piece, sum);
         *count += piece->count;
     }
     good = good && (uint64_t)ftello(f) == bytes && (!verify || checksum_end(sum) == checksum);
@@ -372,9 +399,11 @@ static inline double outlier_z(OutlierWindow *w, double value) {
 
 // Where a run stands besides the states: what resuming needs.
 typedef struct {
-    int64_t step;     // updates taken or skipped
-    int64_t position; // samples consumed
-    int64_t updates;  // of the moments
+    int64_t step;      // updates taken or skipped
+    int64_t position;  // samples consumed
+    int64_t updates;   // of the moments
+    int64_t delinked;  // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
+    int64_t restarted; // of their moments' counters, updates before they began (store.h)
     OutlierWindow loss, norm;
     char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
 } Progress;
@@ -418,6 +447,10 @@ static inline bool manifest_int(const char *text, const char *key, int64_t *valu
     if (line) { *value = strtoll(line, &end, 10); }
     return line && end != line && *end == '\n' && *value >= 0 && *value <= MANIFEST_COUNT_MAX;
 }
+static inline bool manifest_count_or_none(const char *text, const char *key, int64_t *value) { // 0 where there is no such line
+    *value = 0;
+    return !manifest_line(text, key) || manifest_int(text, key, value);
+}
 static inline bool manifest_window(const char *text, const char *key, OutlierWindow *w) {
     const char *line = manifest_line(text, key);
     char *end = NULL;
@@ -441,11 +474,15 @@ static inline bool manifest_text(const char *text, const char *key, const char *
     return true;
 }
 
-static inline void manifest_add_model(TextBuffer *t, const Store *s) {
-    const GptConfig *c = &s->model->config;
-    text_add(
-        t, "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s\n",
-        c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, s->adam ? "adamw" : "sgd");
+static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool adam) {
+    const GptConfig *c = &m->config;
+    const GptShare *share = &m->share;
+    char shared[64] = "";
+    if (share_is(*share)) { snprintf(shared, sizeof shared, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run), share->cycle ? "x" : ""); }
+    text_add(t,
+             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64
+             ",optimizer=%s%s\n",
+             c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, adam ? "adamw" : "sgd", shared);
 }
 
 // The last line: the checksum of all the text before it.
@@ -483,6 +520,21 @@ static inline char *manifest_read(const char *folder, char *why, size_t why_byte
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Folders
+// The model of a checkpoint's manifest; false where the text has none. optimizer: at least 8 characters.
+static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share, char *optimizer) {
+    const char *line = manifest_line(text, "model");
+    int64_t n = 0;
+    char cycle = 0;
+    const int found = line ? sscanf(line,
+                                    "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64 ",padded_vocab=%" SCNd64 ",max_seq_len=%" SCNd64
+                                    ",optimizer=%7[a-z],share=%" SCNd64 "%c",
+                                    &c->layers, &c->heads, &c->channels, &c->vocab, &c->padded_vocab, &c->max_seq_len, optimizer, &n, &cycle)
+                           : 0;
+    *share = GPT_SHARE_NONE;
+    if (found >= 8 && cycle == 'x') { share->cycle = n; }
+    if (found >= 8 && cycle != 'x') { share->run = n; }
+    return found >= 7 && (found == 7 || (n >= 1 && n <= c->layers));
+}
 static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step, const char *suffix) {
     snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);
 }
@@ -592,8 +644,9 @@ typedef struct {
 static inline int manifest_write(const char *folder, const Store *s, const Progress *p, const char *flags, const StateReport *reports) {
     TextBuffer t = {NULL, 0, 0};
     text_add(&t, "train_gpt checkpoint 1\n");
-    manifest_add_model(&t, s);
+    manifest_add_model(&t, s->model, s->adam);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
+    if (p->delinked) { text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted); }
     bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
     const OutlierWindow empty = {0, {0}};
     manifest_add_window(&t, "losses", shown ? &p->loss : &empty);
@@ -670,20 +723,21 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     return !error;
 }
 
-// Fills the store and progress from one checkpoint. Each rank reads what it needs and verifies its share of the files, so it
+// Fills the store and progress from one checkpoint, of model `from`: the store's, or one in which more blocks share. Each rank reads what it needs and verifies its share of the files, so it
 // counts only if all of them call it good; false with the reason when it is not complete, not valid or of another model.
-static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, char *why, size_t why_bytes) {
+static inline bool checkpoint_load(const char *folder, Store *s, const GptModel *from, Progress *p, char *why, size_t why_bytes) {
     char *text = manifest_read(folder, why, why_bytes);
     if (!text) { return false; }
     TextBuffer model = {NULL, 0, 0};
-    manifest_add_model(&model, s);
+    manifest_add_model(&model, from, s->adam);
     const char *line = manifest_line(text, "model");
-    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * s->model->storages), sizeof(int64_t), "checkpoint");
+    int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * from->storages), sizeof(int64_t), "checkpoint");
     bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
     if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.200s", folder, line ? line : "?"); }
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
-                files <= MANIFEST_FILES && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+                files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) && manifest_count_or_none(text, "restarted", &p->restarted) &&
+                manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
     for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = p->step; }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
@@ -694,22 +748,73 @@ static inline bool checkpoint_load(const char *folder, Store *s, Progress *p, ch
         const char *entry = manifest_line(text, key);
         good = entry && sscanf(entry, "%llu %16llx", &bytes, &checksum) == 2;
         if (!good) { snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i); }
-        good = good && state_file_read(path, s, i % s->comm->ranks == s->comm->rank, bytes, checksum, filled, why, why_bytes);
+        good = good && state_file_read(path, s, from, i % s->comm->ranks == s->comm->rank, bytes, checksum, filled, why, why_bytes);
     }
-    for (int i = 0; good && i < STATE_KINDS * s->model->storages; i++) {
-        int storage = i % s->model->storages;
-        const int64_t elements = gpt_storage_elements(s->model, storage);
-        const StateKind kind = (StateKind)(i / s->model->storages);
+    for (int i = 0; good && i < STATE_KINDS * from->storages; i++) {
+        int storage = i % from->storages;
+        const int64_t elements = gpt_storage_elements(from, storage);
+        const StateKind kind = (StateKind)(i / from->storages);
         int64_t expected = kind == STATE_PREVIOUS ? (filled[i] ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
         good = filled[i] == expected;
-        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not whole", folder, state_names[i / s->model->storages], storage); }
+        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not whole", folder, state_names[kind], storage); }
     }
-    s->knows_previous = filled[STATE_PREVIOUS * s->model->storages] > 0; // wte's: where one is delayed, the first stage is
+    s->knows_previous = filled[STATE_PREVIOUS * from->storages] > 0; // wte's: where one is delayed, the first stage is
     free(filled);
     free(model.text), free(text);
     return good;
 }
 
+// Which updates the states have seen.
+static inline void store_count_updates(Store *s, const Progress *p) {
+    for (int i = 0; i < s->model->storages; i++) {
+        s->updates[i] = p->updates, s->restarted[i] = gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
+    }
+}
+// The model of a checkpoint's folder; false where there is no such folder. All ranks call it.
+static inline bool checkpoint_model(const char *folder, GptConfig *config, GptShare *share) {
+    struct stat info;
+    char why[1400] = "", optimizer[8];
+    if (stat(folder, &info) || !S_ISDIR(info.st_mode)) { return false; }
+    char *text = manifest_read(folder, why, sizeof why);
+    const bool good = text && manifest_model(text, config, share, optimizer);
+    if (!good) { die(EXIT_INPUT, "--model takes a descriptor, a model file, or the folder of a checkpoint", "%s: no checkpoint: %s", folder, why); }
+    gpt_config_check(config, folder);
+    free(text);
+    return true;
+}
+// The model of the newest checkpoint of OUT whose manifest is whole; false where there is none. All ranks call it.
+static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfig *config, GptShare *share) {
+    int count = 0, found = 0;
+    int64_t *steps = comm->rank == 0 ? checkpoint_list(out, &count) : NULL;
+    for (int i = 0; i < count && !found; i++) {
+        char path[1100], why[1400], optimizer[8];
+        checkpoint_folder(path, sizeof path, out, steps[i], "");
+        char *text = manifest_read(path, why, sizeof why);
+        found = text && manifest_model(text, config, share, optimizer);
+        free(text);
+    }
+    comm_broadcast(comm, &found, sizeof found, 0), comm_broadcast(comm, share, sizeof *share, 0);
+    free(steps);
+    return found;
+}
+// Fills the store of a new run with the states of a checkpoint of model `from`. anew: the moments of blocks are left out. All ranks call it.
+static inline void checkpoint_begin(const char *folder, Store *s, const GptModel *from, bool anew, Progress *p) {
+    Progress of;
+    char why[1400] = "";
+    memset(&of, 0, sizeof of);
+    bool good = checkpoint_load(folder, s, from, &of, why, sizeof why);
+    if (!comm_agree_min(s->comm, good)) {
+        die(EXIT_INPUT, "another checkpoint may be whole", "--model %s: %s", folder, good ? "not valid on another rank" : why);
+    }
+    p->updates = of.updates, p->restarted = anew ? of.updates : of.restarted;
+    for (int i = 0; anew && i < s->model->storages; i++) {
+        const size_t bytes = (size_t)store_own_elements(s, i) * sizeof(float);
+        if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !bytes) { continue; }
+        ops_zero(s->stream, store_state(s, STATE_M, i), bytes);
+        if (s->adam) { ops_zero(s->stream, store_state(s, STATE_V, i), bytes); }
+    }
+    store_count_updates(s, p), store_masters_changed(s);
+}
 // Loads the newest valid checkpoint of OUT; ends the program with exit code 2 when there is none.
 static inline void checkpoint_resume(const char *out, Store *s, Progress *p, char *path, size_t path_bytes) {
     int count = 0;
@@ -720,10 +825,9 @@ static inline void checkpoint_resume(const char *out, Store *s, Progress *p, cha
         comm_broadcast(s->comm, &step, sizeof step, 0);
         checkpoint_folder(path, path_bytes, out, step, "");
         char why[1400] = "";
-        bool good = checkpoint_load(path, s, p, why, sizeof why);
+        bool good = checkpoint_load(path, s, s->model, p, why, sizeof why);
         if (comm_agree_min(s->comm, good)) {
-            for (int storage = 0; storage < s->model->storages; storage++) { s->updates[storage] = p->updates; }
-            store_masters_changed(s);
+            store_count_updates(s, p), store_masters_changed(s);
             free(steps);
             return;
         }

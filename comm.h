@@ -44,7 +44,7 @@ enum {
     TAG_NODES = 2,
     TAG_QUESTION = 3, // between a rank that waits and those it waits for
     TAG_ANSWER = 4,
-    TAG_MESSAGE = 5,        // between two ranks
+    TAG_MESSAGE = 5,        // between two ranks: of channel 0; the others follow
     COMM_MESSAGES = 1024,   // of these posted and not complete
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
     // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls, and small enough that
@@ -145,6 +145,10 @@ struct Comm {
     const char *what;
     int unit;
     int64_t step;
+    int channel; // of messages: see below
+    // What else can go on while this rank waits, NULL: nothing.
+    void (*chores)(void *of);
+    void *chores_of;
     // private
     MPI_Comm world, questions;
     CommOp queue[COMM_QUEUE]; // ring: operations first .. started - 1 are not complete
@@ -718,6 +722,20 @@ static inline bool comm_message_done(Comm *c, Ticket t) {
     return done;
 }
 
+// Notes which messages are complete, all at one look: so comm_message_noted() costs nothing.
+static inline void comm_note_messages(Comm *c) {
+    MPI_Request open[COMM_MESSAGES];
+    Ticket of[COMM_MESSAGES];
+    int n = 0, done = 0, which[COMM_MESSAGES];
+    for (Ticket t = c->settled + 1; t <= c->posted; t++) {
+        if (c->message[t % COMM_MESSAGES].request != MPI_REQUEST_NULL) { of[n] = t, open[n++] = c->message[t % COMM_MESSAGES].request; }
+    }
+    if (!n) { return; }
+    comm_check(c, MPI_Testsome(n, open, &done, which, MPI_STATUSES_IGNORE), -1, "a message");
+    for (int i = 0; i < done; i++) { c->message[of[which[i]] % COMM_MESSAGES].request = MPI_REQUEST_NULL, c->fresh = c->clock; }
+}
+static inline bool comm_message_noted(const Comm *c, Ticket t) { return t <= c->settled || c->message[t % COMM_MESSAGES].request == MPI_REQUEST_NULL; }
+
 // Moves what is in flight on. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
     if (c->transport.poll) { c->transport.poll(c); }
@@ -848,6 +866,7 @@ static inline void comm_wait_until(Comm *c, bool (*done)(Comm *c, int64_t what),
         double before = c->fresh;
         comm_idle(c, turn);
         comm_advance(c);
+        if (c->chores) { c->chores(c->chores_of); }
         if (c->fresh != before) { turn = 0; }
     }
     c->waited_s += seconds_now() - start;
@@ -860,8 +879,10 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Messages between two ranks, by MPI or the transport. Those from one rank to another match in the order in which both post them. They return
-// at once; `data` belongs to the message until comm_wait_message() has returned.
+// Messages between two ranks, by MPI or the transport. Those of a channel from one rank to another match in the order in which both post them; channels
+// do not know of each other, but where a transport carries messages, which has but one. They return at once; `data` belongs to the message until
+// comm_wait_message() has returned.
+static inline bool comm_has_channels(const Comm *c) { return !c->transport.post; }
 static inline void comm_wait_message_by_mpi(Comm *c, Ticket t) {
     if (comm_message_done(c, t)) { return; }
     c->awaited = t;
@@ -873,8 +894,8 @@ static inline Ticket comm_post_by_mpi(Comm *c, bool send, int peer, void *data, 
     CommMessage *m = &c->message[++c->posted % COMM_MESSAGES];
     m->send = send, m->peer = peer, m->what = c->what, m->unit = c->unit, m->step = c->step;
     int n = (int)bytes;
-    int error =
-        send ? MPI_Isend(data, n, MPI_BYTE, peer, TAG_MESSAGE, c->world, &m->request) : MPI_Irecv(data, n, MPI_BYTE, peer, TAG_MESSAGE, c->world, &m->request);
+    const int tag = TAG_MESSAGE + c->channel;
+    int error = send ? MPI_Isend(data, n, MPI_BYTE, peer, tag, c->world, &m->request) : MPI_Irecv(data, n, MPI_BYTE, peer, tag, c->world, &m->request);
     comm_check(c, error, peer, "a message");
     return c->posted;
 }

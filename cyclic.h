@@ -23,11 +23,13 @@
 //            model   rank j runs stage j, of all micro-batches: a pipeline without bubbles. Or, with N (N + 1) / 2 ranks, stage j has N - j of them
 //                    that take turns: each holds the activations of one micro-batch, always. One of them, the stage's owner, adds up what the
 //                    others send, updates, and sends each the new version before its first use. Who runs what then depends on the step
+//            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
+//                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them.
+//                    What a unit completes leaves in its part of the slot. The order is one in which all could be posted and waited for; who
+//                    can does not wait (relay.h: errands), which only takes constraints away
 //            zero    as data, but a stage's states have one owner, rank N - 1 - j, which is the first to use what it updates. Parameters go from it
 //                    to who uses the stage next, a slot before, gradients to it, as they are; it adds them. So each rank sends a stage's parameters and
 //                    a stage's gradient at most in a slot, and gets as much
-//            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
-//                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them
 #ifndef CYCLIC_H
 #define CYCLIC_H
 
@@ -124,17 +126,38 @@ static inline int cyclic_owner(const CyclicPlan *p, int stage) {
     return p->mode == CYCLIC_ZERO ? p->N - 1 - stage : cyclic_rank(p, cyclic_step_pieces(p) - 1, stage);
 }
 static inline int cyclic_stage_of_unit(const CyclicPlan *p, int unit) { return placement_stage_of_unit(&p->cut, unit); }
-// The stage whose versions a storage has: of the first unit that uses it.
-static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+// The first unit that uses a storage, whose stage's versions it has.
+static inline int cyclic_unit_of_storage(const UnitMap *map, int storage) {
     int unit = 0;
     while (map->of_unit[unit][0] != storage && !(map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage)) { unit++; }
-    return cyclic_stage_of_unit(p, unit);
+    return unit;
+}
+static inline int cyclic_stage_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+    return cyclic_stage_of_unit(p, cyclic_unit_of_storage(map, storage));
 }
 // The cut: N stages, as even as possible by count of units, the first ones take the rest.
 static inline Placement cyclic_cut(int units, int N) {
     Placement cut = placement_make(N);
     for (int j = 0, unit = 0; j < N; unit += cut.stage[j++].units) { cut.stage[j].first_unit = unit, cut.stage[j].units = units / N + (j < units % N); }
     return cut;
+}
+// Or as --cyclic-cut says. Ends the program where that does not fit.
+static inline void cyclic_cut_by(Placement *cut, const char *text, int units) {
+    const char *at = text, *hint = "units of each stage, such as 5,3,3,3: as many as stages, adding up to the blocks + 2";
+    int all = 0;
+    for (int j = 0; j < cut->stages; j++) {
+        int n = 0, used = 0;
+        const bool read = sscanf(at, "%6d%n", &n, &used) == 1 && n > 0 && isdigit((unsigned char)*at) && at[used] == (j + 1 < cut->stages ? ',' : 0);
+        if (!read) { die(EXIT_INPUT, hint, "--cyclic-cut %.80s: expected the units of %d stages", text, cut->stages); }
+        cut->stage[j].first_unit = all, cut->stage[j].units = n, all += n, at += used + 1;
+    }
+    if (all != units) { die(EXIT_INPUT, hint, "--cyclic-cut %.80s: these are %d units, the model has %d", text, all, units); }
+}
+// Units of the longest stage.
+static inline int cyclic_longest(const CyclicPlan *p) {
+    int64_t most = 0;
+    for (int j = 0; j < p->N; j++) { most = max_i64(most, p->cut.stage[j].units); }
+    return (int)most;
 }
 static inline void cyclic_free(CyclicPlan *p) {
     placement_free(&p->cut);
@@ -382,6 +405,7 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     }
     if (p.N > m->units) { die(EXIT_INPUT, "give fewer --cyclic-stages (or ranks)", "%d cyclic stages are more than the model's %d units", p.N, m->units); }
     p.cut = cyclic_cut(m->units, p.N);
+    if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
     double *weight = (double *)checked_calloc((size_t)p.N, sizeof(double), "cyclic stages");
     for (int u = 0, used[2]; u < m->units; u++) {
         const int n = gpt_unit_storages(m, u, used), own = u == m->units - 1 ? 1 : n; // wte is the first stage's
@@ -401,8 +425,8 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.comes = (bool *)checked_calloc(n, sizeof(bool), "relay"),
     r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = cyclic_stays(p, rank), r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
-    r.heads = cyclic_wte_gradients(p, rank), r.parcels = 2, r.way = p->way, r.pieces = cyclic_pieces(p);
-    r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
+    r.heads = cyclic_wte_gradients(p, rank), r.parcels = p->mode == CYCLIC_DATA ? p->N : 2, r.way = p->way, r.pieces = cyclic_pieces(p);
+    r.errands = p->mode == CYCLIC_DATA, r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
     r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
     r.piles = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
@@ -413,7 +437,8 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
             if (r.guests && u && !i) { continue; } // the first stage's alone
             r.stage[i] = stage;
             for (int q = 0; q < p->ranks && !r.guests; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
-            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage), r.parcel[i] = (unsigned char)(stage % 2);
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage),
+            r.parcel[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
             r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
             r.adds[i] = r.guests || r.taken[i][rank];
             r.comes[i] = r.stays ? (r.guests || cyclic_width(p, stage) > 1) && r.owner[i] == rank : r.adds[i] && !cyclic_turns(p);
@@ -492,10 +517,18 @@ static inline Action cyclic_compute(const CyclicBuilder *b, ActionKind kind, int
     a.rows = piece_rows(&pieces, b->program->samples, NULL, piece, &a.first_row);
     return a;
 }
-static inline void cyclic_forward(CyclicBuilder *b, int step, int piece, int stage) {
-    const Stage *units = &b->plan->cut.stage[stage];
+// Mode data goes through a slot in parts, of a unit each, so that what a unit completes leaves at once. The units of a stage in a part:
+static inline int cyclic_parts(const CyclicPlan *p) { return p->mode == CYCLIC_DATA ? cyclic_longest(p) : 1; }
+static inline Stage cyclic_part(const CyclicPlan *p, int stage, int part, bool backward) {
+    Stage units = p->cut.stage[stage];
+    if (p->mode != CYCLIC_DATA) { return units; }
+    units.first_unit += backward ? units.units - 1 - part : part, units.units = part < units.units;
+    return units;
+}
+static inline void cyclic_forward(CyclicBuilder *b, int step, int piece, int stage, int part) {
+    const Stage units = cyclic_part(b->plan, stage, part, false);
     Schedule *list = cyclic_list(b, cyclic_at(b, step, piece, stage));
-    for (int u = units->first_unit; u < units->first_unit + units->units; u++) {
+    for (int u = units.first_unit; u < units.first_unit + units.units; u++) {
         const Action a = cyclic_compute(b, ACT_FORWARD, u, piece, step);
         cyclic_hold(b, list, &a, ACT_ACQUIRE), schedule_add(list, a), cyclic_hold(b, list, &a, ACT_RELEASE);
     }
@@ -512,10 +545,10 @@ static inline void cyclic_sums(CyclicBuilder *b, int step, int piece, int unit) 
         if (updates) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
-static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int stage) {
-    const Stage *units = &b->plan->cut.stage[stage];
+static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int stage, int part) {
+    const Stage units = cyclic_part(b->plan, stage, part, true);
     Schedule *list = cyclic_list(b, cyclic_at(b, step, piece, stage));
-    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+    for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         const bool block = u > 0 && u < b->program->map.units - 1;
         const Action input = cyclic_compute(b, ACT_BACKWARD_INPUT, u, piece, step);
         if (u) { cyclic_hold(b, list, &input, ACT_ACQUIRE); } // the embedding has no input gradient
@@ -525,16 +558,16 @@ static inline void cyclic_backward(CyclicBuilder *b, int step, int piece, int st
         cyclic_sums(b, step, piece, u);
     }
 }
-// Sums, and parts of them, go on when the slot is over. A part that joins a sum which is made elsewhere than by the next
+// Sums, and parts of them, go on when that part of the slot is over. A part that joins a sum which is made elsewhere than by the next
 // micro-batch's rank is added a slot later; the last one at once, since the update follows, but where mode zero leaves it a slot.
-static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int stage, bool later) {
+static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int stage, int part, bool later) {
     const UnitMap *map = &b->program->map;
     const CyclicPlan *p = b->plan;
-    const Stage *units = &p->cut.stage[stage];
+    const Stage units = cyclic_part(p, stage, part, true);
     const int micro = cyclic_micro(p, piece), from = cyclic_at(b, step, piece, stage);
     const bool last = piece == b->program->micro_batches - 1;
     if (piece != cyclic_last_piece(p, micro) && !cyclic_turns(p)) { return; } // each of those that take turns has another piece of it
-    for (int u = units->first_unit + units->units - 1; u >= units->first_unit; u--) {
+    for (int u = units.first_unit + units.units - 1; u >= units.first_unit; u--) {
         for (int k = map->of_unit_count[u] - 1; k >= 0; k--) {
             const int storage = map->of_unit[u][k], to = cyclic_sum_to(p, storage, cyclic_number(b, step, piece), stage);
             const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
@@ -551,8 +584,14 @@ static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int s
 static inline bool cyclic_is_of_unit(const UnitMap *map, int storage, int unit) {
     return map->of_unit[unit][0] == storage || (map->of_unit_count[unit] > 1 && map->of_unit[unit][1] == storage);
 }
-// Parameters that leave at the end of this slot, of this step and of those before. made: in this slot, as far as mode zero goes.
-static inline void cyclic_hand_back(CyclicBuilder *b, int slot, bool made) {
+// In which part of a slot the parameters of a storage leave: that of its unit's backward pass, or all in the last one after updates that waited.
+static inline int cyclic_part_of_storage(const CyclicPlan *p, const UnitMap *map, int storage) {
+    const Stage *units = &p->cut.stage[cyclic_stage_of_storage(p, map, storage)];
+    if (p->mode != CYCLIC_DATA || p->waits) { return cyclic_parts(p) - 1; }
+    return units->first_unit + units->units - 1 - cyclic_unit_of_storage(map, storage);
+}
+// Parameters that leave at the end of this part of a slot, of this step and of those before. made: in this slot, as far as mode zero goes.
+static inline void cyclic_hand_back(CyclicBuilder *b, int slot, int part, bool made) {
     const UnitMap *map = &b->program->map;
     const int period = cyclic_period(b->plan);
     for (int k = 0; k < b->routes.count; k++) {
@@ -563,7 +602,7 @@ static inline void cyclic_hand_back(CyclicBuilder *b, int slot, bool made) {
         for (int storage = 0; storage < map->storages; storage++) {
             if (cyclic_stage_of_storage(b->plan, map, storage) != h->stage || (h->head && storage)) { continue; }
             const bool read = h->use < 0 || !cyclic_use_is_backward(b->plan, h->use) || !cyclic_is_of_unit(map, storage, 0);
-            if (!read) { continue; } // the embedding has no input gradient
+            if (!read || cyclic_part_of_storage(b->plan, map, storage) != part) { continue; } // the embedding has no input gradient
             Action a = cyclic_action(ACT_SEND_PARAMETERS, -1, storage, -1, -behind);
             a.version = a.step + h->version, a.use = h->use;
             cyclic_message(b, a, h->from, h->to);
@@ -642,34 +681,35 @@ static inline void cyclic_go_to_owners(CyclicBuilder *b, int slot) {
         for (int k = 0; k < 2 * N * N; k++) {
             const int step = k / (N * N), micro = k / N % N, stage = k % N, behind = slot - cyclic_backward_slot(p, step, micro, stage);
             const bool later = micro < N - 1 || cyclic_adds_later(p, stage);
-            if (pass ? behind == later : behind == 0) { cyclic_pass_sums(b, step, micro, stage, pass); }
+            if (pass ? behind == later : behind == 0) { cyclic_pass_sums(b, step, micro, stage, 0, pass); }
         }
-        if (!pass) { cyclic_hand_back(b, slot, false); }
+        if (!pass) { cyclic_hand_back(b, slot, 0, false); }
     }
 }
-// A slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
-static inline void cyclic_slot(CyclicBuilder *b, int slot) {
+// A part of a slot: in it, backward before forward, since on one rank a boundary's place is written again by who comes next.
+static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
+    const bool last = part == cyclic_parts(b->plan) - 1;
     const int N = b->plan->N, all = b->program->micro_batches;                     // pieces of a step
     const int first = (int)max_i64(0, slot / 2 - N) * N, end = (slot / 2 + 1) * N; // of the pieces that are at work, or have just been, each stage
     for (int backward = 1; backward >= 0; backward--) {
         for (int k = first; k < end; k++) {
             const int step = k / N / all, piece = k / N % all, stage = k % N;
-            if (backward && cyclic_backward_slot(b->plan, step, piece, stage) == slot) { cyclic_backward(b, step, piece, stage); }
-            if (!backward && cyclic_forward_slot(b->plan, step, piece, stage) == slot) { cyclic_forward(b, step, piece, stage); }
+            if (backward && cyclic_backward_slot(b->plan, step, piece, stage) == slot) { cyclic_backward(b, step, piece, stage, part); }
+            if (!backward && cyclic_forward_slot(b->plan, step, piece, stage) == slot) { cyclic_forward(b, step, piece, stage, part); }
         }
     }
     if (b->plan->mode == CYCLIC_ZERO) { cyclic_go_to_owners(b, slot); }
     for (int k = first; k < end; k++) {
         const int step = k / N / all, piece = k / N % all, stage = k % N;
         const int behind = slot - cyclic_backward_slot(b->plan, step, piece, stage);
-        if (b->plan->mode != CYCLIC_ZERO && (behind == 0 || behind == 1)) { cyclic_pass_sums(b, step, piece, stage, behind == 1); }
+        if (b->plan->mode != CYCLIC_ZERO && (behind == 0 || behind == 1)) { cyclic_pass_sums(b, step, piece, stage, part, behind == 1); }
         for (int backward = 1; backward >= 0; backward--) {
             const int at = backward ? cyclic_backward_slot(b->plan, step, piece, stage) : cyclic_forward_slot(b->plan, step, piece, stage);
-            if (at == slot) { cyclic_cross(b, backward, step, piece, stage); }
+            if (last && at == slot) { cyclic_cross(b, backward, step, piece, stage); }
         }
     }
-    cyclic_tally(b, slot); // before parameters leave that wait for it
-    cyclic_hand_back(b, slot, true);
+    if (last) { cyclic_tally(b, slot); } // before parameters leave that wait for it
+    cyclic_hand_back(b, slot, part, true);
 }
 
 // The window of a step, of `samples` samples. p: its map, ranks and empty lists are there; all ranks' lists are filled.
@@ -677,7 +717,9 @@ static inline void schedule_cyclic(Program *p, const CyclicPlan *plan, int64_t s
     CyclicBuilder b = {p, plan, cyclic_route(plan), step};
     const int begin = 2 * plan->N - 2;
     p->samples = samples, p->micro_batches = cyclic_step_pieces(plan), p->recompute = plan->recompute;
-    for (int slot = begin; slot < begin + cyclic_period(plan); slot++) { cyclic_slot(&b, slot); }
+    for (int slot = begin; slot < begin + cyclic_period(plan); slot++) {
+        for (int part = 0; part < cyclic_parts(plan); part++) { cyclic_slot(&b, slot, part); }
+    }
     program_limit(p, limits_of_one());
     free(b.routes.message);
 }

@@ -3,6 +3,7 @@
 // Units      what a schedule computes: 0 the embedding, 1..L the blocks, L+1 the head (final layernorm + classifier).
 // Storages   contiguous buffers of parameters: wte | wpe | one per block | lnf. A unit names the storages it uses:
 //            embedding {wte, wpe}, block {its own}, head {lnf, wte}. That embedding and head name the same wte IS the tie.
+//            Blocks may share a storage in the same way (GptShare; pseudo.h): then there are fewer of these, and nothing else is different.
 //            Everything that shards, gathers, saves or moves parameters handles storages by number.
 // Tensors    ONE table (tensor_specs): name, class of storage, shape, decay, initial values. Its order is llm.c's order on
 //            disk, where all layers of a tensor lie together; in memory a block's tensors lie together.
@@ -153,21 +154,30 @@ static const TensorSpec tensor_specs[TENSORS] = {
     {"lnfb", STORAGE_LNF, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
 };
 
+// Which blocks use one storage: so many that follow each other; or, where cycle is not 0, each block l that of l modulo cycle.
+typedef struct {
+    int64_t run, cycle;
+} GptShare;
+static const GptShare GPT_SHARE_NONE = {1, 0};
+static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
+
 typedef struct {
     GptConfig config;
-    int units, storages;                     // L + 2, L + 3
+    GptShare share;
+    int units, storages;                     // L + 2; 3 and those of blocks: L where none is shared
     int64_t tensor_elements[TENSORS];        // of one layer
     int64_t tensor_offset[TENSORS];          // inside its storage
     int64_t class_elements[STORAGE_CLASSES]; // of one storage
     int64_t parameters;                      // over all storages, vocabulary padding included
 } GptModel;
 
-static inline GptModel gpt_model(GptConfig config) {
+static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
     GptModel m;
+    const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run); // storages of blocks
     memset(&m, 0, sizeof m);
-    m.config = config;
+    m.config = config, m.share = share;
     m.units = (int)config.layers + 2;
-    m.storages = (int)config.layers + 3;
+    m.storages = (int)blocks + 3;
     int64_t quantity[] = {1, config.channels, config.padded_vocab, config.max_seq_len};
     for (int t = 0; t < TENSORS; t++) {
         const TensorSpec *spec = &tensor_specs[t];
@@ -175,16 +185,37 @@ static inline GptModel gpt_model(GptConfig config) {
         m.tensor_offset[t] = m.class_elements[spec->storage];
         m.class_elements[spec->storage] += m.tensor_elements[t];
     }
-    for (int c = 0; c < STORAGE_CLASSES; c++) { m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? config.layers : 1); }
+    for (int c = 0; c < STORAGE_CLASSES; c++) { m.parameters += m.class_elements[c] * (c == STORAGE_BLOCK ? blocks : 1); }
     return m;
 }
+static inline GptModel gpt_model(GptConfig config) { return gpt_model_shared(config, GPT_SHARE_NONE); }
 
-// Storage numbers: 0 wte, 1 wpe, 2 .. L+1 the blocks, L+2 lnf.
+// Storage numbers: 0 wte, 1 wpe, 2 .. the blocks', the last one lnf.
 static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
     return storage == 0 ? STORAGE_WTE : storage == 1 ? STORAGE_WPE : storage == m->storages - 1 ? STORAGE_LNF : STORAGE_BLOCK;
 }
 static inline int64_t gpt_storage_elements(const GptModel *m, int storage) { return m->class_elements[gpt_storage_class(m, storage)]; }
-static inline int gpt_storage_of_layer(int layer) { return 2 + layer; }
+static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) { return 2 + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run); }
+// The layers first, first + *stride .. below *end use a storage of blocks; returns first.
+static inline int64_t gpt_storage_layers(const GptModel *m, int storage, int64_t *stride, int64_t *end) {
+    const int64_t block = storage - 2, cycle = m->share.cycle;
+    *stride = cycle ? cycle : 1, *end = cycle ? m->config.layers : min_i64(m->config.layers, (block + 1) * m->share.run);
+    return cycle ? block : block * m->share.run;
+}
+// The storage of `from` that one of `to` is a copy of, where both have the same layers, and those that share one in `to` do so in `from`.
+static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
+    int64_t stride, end;
+    const StorageClass c = gpt_storage_class(to, storage);
+    if (c == STORAGE_BLOCK) { return gpt_storage_of_layer(from, gpt_storage_layers(to, storage, &stride, &end)); }
+    return c == STORAGE_LNF ? from->storages - 1 : storage;
+}
+// How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are one tensor's, by the model's definition.
+static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
+    int64_t stride, end;
+    if (gpt_storage_class(m, storage) != STORAGE_BLOCK) { return 1; }
+    const int64_t first = gpt_storage_layers(m, storage, &stride, &end);
+    return ceil_div(end - first, stride);
+}
 
 static inline UnitClass gpt_unit_class(const GptModel *m, int unit) { return unit == 0 ? UNIT_EMBEDDING : unit < m->units - 1 ? UNIT_BLOCK : UNIT_HEAD; }
 // The storages that a unit uses, at most two; returns how many.
@@ -197,23 +228,25 @@ static inline int gpt_unit_storages(const GptModel *m, int unit, int storages[2]
         storages[0] = m->storages - 1, storages[1] = 0;
         return 2;
     }
-    storages[0] = gpt_storage_of_layer(unit - 1);
+    storages[0] = gpt_storage_of_layer(m, unit - 1);
     return 1;
 }
 
 // A run of elements of one tensor inside a storage: what initialisation, decay and files walk over.
 typedef struct {
     TensorId tensor;
-    int64_t layer;  // 0 outside blocks
+    int64_t layer;  // the first that uses it; 0 outside blocks
     int64_t offset; // in the storage
     int64_t elements;
 } TensorPart;
 static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart parts[TENSORS]) {
     int n = 0;
     StorageClass wanted = gpt_storage_class(m, storage);
+    int64_t stride, end;
+    const int64_t layer = wanted == STORAGE_BLOCK ? gpt_storage_layers(m, storage, &stride, &end) : 0;
     for (int t = 0; t < TENSORS; t++) {
         if (tensor_specs[t].storage != wanted) { continue; }
-        TensorPart part = {(TensorId)t, wanted == STORAGE_BLOCK ? storage - 2 : 0, m->tensor_offset[t], m->tensor_elements[t]};
+        TensorPart part = {(TensorId)t, layer, m->tensor_offset[t], m->tensor_elements[t]};
         parts[n++] = part;
     }
     return n;

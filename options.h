@@ -30,6 +30,7 @@ enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD }; // order of --lr-schedule
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };            // order of --optimizer
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };           // order of --recompute
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };          // order of --zero-gradient-bits
+enum { DELINK_MEAN, DELINK_RESET };                 // order of --delink-moments
 enum { DP_FLAT, DP_UNIT, DP_STAGE };                // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
 enum { DP_SEQUENCE, DP_DOCUMENT };                  // order of --dp-unit
 enum { DP_RDP, DP_PRV };                            // order of --dp-accountant
@@ -103,7 +104,13 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };             // order of --dp-neighbours
     X(PICK, "cyclic", cyclic_mode, "cyclic-mode", "", "auto", 0, 0, "auto|single|data|zero|model", "who runs a step's micro-batches: one rank, a rank each (zero: which has a stage's states only), a rank for each stage; auto: what fits the ranks") \
     X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "", "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; messages then have time") \
     X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches; mode model also runs on N (N + 1) / 2 ranks") \
+    X(TEXT, "cyclic", cyclic_cut, "cyclic-cut", "", "", 0, 0, "5,3,3,3", "units of each stage (blocks + 2 in all); empty: as even as possible, the first ones take the rest") \
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
+    X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
+    X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \
+    X(FLAG, "pseudo", delink, "delink", "", "0", 0, 1, "", "begin so with --model FOLDER, a checkpoint whose blocks share") \
+    X(PICK, "pseudo", delink_moments, "delink-moments", "", "mean", 0, 0, "mean|reset", "mean: copies have the moments of the mean gradient, and their counter; reset: none") \
+    X(INT, "pseudo", delink_warmup, "delink-warmup", "", "0", 0, 1e12, "steps", "the learning rate rises again from 0 after the switch")                      \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
     X(NUM, "privacy", dp_delta, "dp-delta", "", "0", 0, 0.999999, "", "chance that epsilon may not hold; 0: 0.1 / windows of the training data")   \
@@ -488,6 +495,7 @@ static inline bool options_cyclic(const Options *o) { return o->cyclic != 0; }
 static inline bool clash_mode_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_mode] && !options_cyclic(o); }
 static inline bool clash_slack_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_slack] && o->cyclic != 2; }
 static inline bool clash_stages_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_stages] && !options_cyclic(o); }
+static inline bool clash_cut_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, *o->cyclic_cut && !options_cyclic(o); }
 static inline bool clash_cyclic_pipeline(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && options_pipelined(o); }
 static inline bool clash_cyclic_zero(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero; }
 static inline bool clash_cyclic_quantized(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero_quantized_gradients; }
@@ -503,6 +511,16 @@ static inline bool clash_clip_cyclic(const Options *o, const OptionsGiven *g) { 
 static inline bool clash_cyclic_loss_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_loss_z > 0; }
 static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_grad_z > 0; }
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
+static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
+static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
+static inline bool clash_delink_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && o->steps >= 0 && o->delink_at >= o->steps; }
+static inline bool clash_delink_twice(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && o->delink; }
+static inline bool clash_moments_delink(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_delink_moments] && !o->delink_at && !o->delink; }
+static inline bool clash_rise_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_warmup && !o->delink_at; }
+static inline bool clash_delink_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && *o->profile_steps; }
+static inline bool clash_share_auto(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && (options_plans(o) || o->plan); }
+static inline bool clash_share_private(const Options *o, const OptionsGiven *g) { return options_shares(o) && options_private(o, g); }
+static inline bool clash_share_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && options_cyclic(o); }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
@@ -569,6 +587,7 @@ static const OptionPair option_pairs[] = {
     {"cyclic-mode", "cyclic", "needs --cyclic v1 or v2", clash_mode_cyclic},
     {"cyclic-slack", "cyclic", "only --cyclic v2 has pairs that could wait", clash_slack_cyclic},
     {"cyclic-stages", "cyclic", "needs --cyclic v1 or v2", clash_stages_cyclic},
+    {"cyclic-cut", "cyclic", "needs --cyclic v1 or v2", clash_cut_cyclic},
     {"cyclic", "pipeline", "both cut the model into stages, by rules of their own: give one", clash_cyclic_pipeline},
     {"cyclic", "zero", "states travel from rank to rank, not by collectives: leave --zero out", clash_cyclic_zero},
     {"cyclic", "zero-quantized-gradients", "sums go on from rank to rank: each would be quantized again", clash_cyclic_quantized},
@@ -585,6 +604,15 @@ static const OptionPair option_pairs[] = {
     {"cyclic", "skip-loss-z", "updates do not wait for the loss of the step", clash_cyclic_loss_z},
     {"cyclic", "skip-grad-z", "updates do not wait for the norm of the step", clash_cyclic_grad_z},
     {"cyclic", "cluster", "is not predicted for ranks that are not there", clash_cyclic_cluster},
+    {"delink-at", "share", "no blocks share: give --share all", clash_delink_share},
+    {"delink-at", "steps", "the run ends before", clash_delink_steps},
+    {"delink-at", "delink", "one is for the begin of a run, one for later: give one", clash_delink_twice},
+    {"delink-at", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_delink_profile},
+    {"delink-moments", "delink-at", "needs it or --delink: nothing is copied", clash_moments_delink},
+    {"delink-warmup", "delink-at", "needs it; a run that begins with --delink has --warmup", clash_rise_delink},
+    {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
+    {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
+    {"share", "cyclic", "a storage has one stage, whose versions it has", clash_share_cyclic},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };

@@ -308,6 +308,7 @@ static inline void show_schedule(const RunFacts *run) {
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
+    memset(p, 0, sizeof *p);
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->host = host_bytes("VmRSS:");
@@ -576,6 +577,18 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
+}
+// Blocks that shared their parameters have their own now: predictions are of the run from here on.
+static inline void report_delink(const RunFacts *run, int64_t step, ProgressBar *bar, Log *log) {
+    progress_break(bar);
+    printf("step %5" PRId64 " | delinked: each of %" PRId64 " blocks has its own parameters from here on, %.1f M in all; memory of rank 0:\n", step,
+           run->model->config.layers, (double)run->model->parameters / 1e6);
+    print_memory(run->predicted->memory, run->predicted->host, NULL, 0);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"predicted\":", step, run->model->parameters);
+    json_add_predicted(run->predicted, &line);
+    text_add(&line, "}");
+    log_line(log, &line);
 }
 
 static inline void json_add_privacy(Privacy *p, int64_t steps, TextBuffer *line) {

@@ -13,7 +13,7 @@
 //   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
 //   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
 //   cyclic.h      schedules of delayed micro-batches        proof.h       proves them before they run
-//   trainer.h     a run, and one step of it
+//   trainer.h     a run, and one step of it                 pseudo.h      blocks that share their parameters
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -31,11 +31,31 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 // ---------------------------------------------------------------------------------------------------------------------
 // Setting up
 
+// Which blocks share: as the flags say; as in the checkpoint that the run begins with, unless it delinks; none where a run goes on that has delinked.
+static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun) {
+    const Options *o = &t->options;
+    const GptShare asked = share_parse(o->share, config->layers);
+    const bool shares = share_is(asked);
+    if (o->delink && !share_is(begun)) {
+        die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run", "--delink: %s has no blocks that share", o->model);
+    }
+    if (shares && t->model_file && memcmp(&asked, &begun, sizeof asked)) {
+        die(EXIT_INPUT, "begin with a descriptor, such as d12", "--share %s with --model %s: its blocks are not the same", o->share, o->model);
+    }
+    if (t->model_begun.units) { return o->delink ? GPT_SHARE_NONE : begun; }
+    GptConfig of = *config;
+    GptShare newest = asked;
+    if (o->resume && o->delink_at && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = asked; }
+    return share_is(newest) ? asked : newest;
+}
 static void setup_model(Trainer *t) {
     const Options *o = &t->options;
     GptConfig config;
+    GptShare share = GPT_SHARE_NONE;
     t->dtype = o->dtype ? DTYPE_BF16 : DTYPE_FP32;
-    if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
+    if (checkpoint_model(o->model, &config, &share)) {
+        t->model_file = o->model, t->model_begun = gpt_model_shared(config, share);
+    } else if (!gpt_config_from_descriptor(&config, o->model, o->seq_len)) {
         t->model_file = o->model;
         config = model_file_config(o->model, &t->model_file_dtype);
         if (!t->given.at[OPTION_INDEX_dtype]) { t->dtype = t->model_file_dtype; }
@@ -46,7 +66,7 @@ static void setup_model(Trainer *t) {
     if (o->seq_len > config.max_seq_len) {
         die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
     }
-    t->model = gpt_model(config);
+    t->model = gpt_model_shared(config, setup_share(t, &config, share));
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
 }
 
@@ -215,11 +235,8 @@ static void setup_data(Trainer *t) {
     if (o->steps < 0) { t->steps = dataset_whole_windows(&t->train) / t->samples; }
 }
 
-static void setup_states(Trainer *t) {
+static void setup_executor(Trainer *t) {
     size_t unused[2];
-    t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &t->shape, t->stream.threads);
-    t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
-    store_allocate(&t->store, &t->comm, &t->stream);
     t->executor = executor_plan(&t->model, t->shape, &unused[0], &unused[1]);
     Program longest = make_program(t, t->most_samples, true);
     const int micro_batches = (int)max_i64(longest.micro_batches, t->evaluation.micro_batches);
@@ -227,10 +244,19 @@ static void setup_states(Trainer *t) {
     mine = max_i64(mine, t->cyclic.rule ? t->privacy.most_of_part : 0);
     mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples : ceil_div(t->most_samples, t->comm.ranks)); // of fewer it may be larger
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
+    t->executor.stop_after = INT64_MAX, t->executor.whole_clip = t->options.grad_clip;
+    t->executor.storage_clip = t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
     int actions = longest.rank[t->comm.rank].count; // whoever takes turns has had each of them after N steps
     for (int step = 1; step < t->cyclic.N; step++) { actions = (int)max_i64(actions, step_schedule(t, step)->count); }
     t->profile = profile_make(&t->options, actions);
     program_free(&longest);
+}
+static void setup_states(Trainer *t) {
+    memcpy(t->before, memory_taken, sizeof t->before);
+    t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &t->shape, t->stream.threads);
+    t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
+    store_allocate(&t->store, &t->comm, &t->stream);
+    setup_executor(t);
     t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
 }
 
@@ -240,8 +266,10 @@ static void setup_weights(Trainer *t) {
     if (o->resume) {
         char path[1100];
         checkpoint_resume(o->out, &t->store, &t->progress, path, sizeof path);
-        t->first_step = t->progress.step;
+        t->first_step = t->told_step = t->progress.step;
         if (t->comm.rank == 0) { printf("resumed from %s: step %" PRId64 "\n", path, t->progress.step); }
+    } else if (t->model_begun.units) {
+        checkpoint_begin(o->model, &t->store, &t->model_begun, o->delink_moments == DELINK_RESET, &t->progress);
     } else if (t->model_file) {
         model_file_load(t->model_file, &t->store, t->model_file_dtype);
     } else {
@@ -320,6 +348,33 @@ static void between_steps(Trainer *t) {
     memcpy(t->comm.bytes, sent, sizeof sent);
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// From shared to real blocks, between two steps. What works with the states is made anew: the plan of the store, the schedules, the executor.
+
+static bool delink_due(const Trainer *t) { return t->options.delink_at && t->progress.step >= t->options.delink_at && share_is(t->model.share); }
+static void delink(Trainer *t) {
+    const GptModel shared = t->model;
+    Store before = t->store;
+    store_settle(&before), ops_wait(&t->stream);
+    executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
+    before.model = before.layout.model = &shared;
+    t->model = gpt_model(shared.config);
+    setup_store(t);
+    setup_schedule(t);
+    store_join(&t->store, &t->comm);
+    memcpy(memory_taken, t->before, sizeof memory_taken);
+    RunFacts facts = run_facts(t);
+    predict(&facts);
+    memory_taken[MEMORY_BUFFERS] += t->stream.workspace_bytes;
+    store_allocate(&t->store, &t->comm, &t->stream);
+    delink_states(&t->store, &before, t->options.delink_moments, &t->progress);
+    store_free(&before);
+    setup_executor(t);
+    if (t->comm.rank == 0) { report_delink(&facts, t->progress.step, &t->bar, &t->log); }
+    store_settle(&t->store), comm_reset_counters(&t->comm);
+    memset(&t->spent, 0, sizeof t->spent), t->told_step = t->progress.step;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -411,10 +466,10 @@ static void prepare(Trainer *t) {
 
 static void train(Trainer *t) {
     Executor *e = &t->executor;
-    e->first_step = t->first_step, e->stop_after = INT64_MAX;
-    e->whole_clip = t->options.grad_clip, e->storage_clip = t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
+    e->first_step = t->first_step;
     between_steps(t);
     while (t->progress.step < t->end && !t->stopping) {
+        if (delink_due(t)) { delink(t); }
         train_step(t);
         between_steps(t);
     }
@@ -425,7 +480,7 @@ static int finish(Trainer *t) {
     store_settle(&t->store);
     profile_report(&t->profile, &t->comm, step_program(t, t->progress.step - 1), t->options.trace, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
-    report_end(&facts, t->progress.step, t->progress.step - t->first_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
+    report_end(&facts, t->progress.step, t->progress.step - t->told_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }

@@ -307,6 +307,8 @@ static inline void store_add_all_noise(Store *s, int64_t step) {
 // After the norm: this step makes no update.
 static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s->model->storages * sizeof *s->noised); }
 
+// The sum of the gradients of the layers that share a storage becomes their mean where it is read.
+static inline double store_mean(const Store *s, int storage) { return 1 / (double)gpt_storage_shared_by(s->model, storage); }
 // Adds the squares of my slices' elements, of the storages [first, end) of a step's gradient, to *sum.
 static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
     double *partial = s->partials;
@@ -316,7 +318,11 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
         partial += ceil_div(n, NORM_CHUNK);
     }
     ops_wait(s->stream);
-    for (const double *p = s->partials; p < partial; p++) { exact_add(sum, *p); }
+    partial = s->partials;
+    for (int i = first; i < end; i++) {
+        const double mean = store_mean(s, i);
+        for (int64_t k = ceil_div(store_own_elements(s, i), NORM_CHUNK); k > 0; k--) { exact_add(sum, mean * mean * *partial++); }
+    }
 }
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.
@@ -353,8 +359,8 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
     const float *grad = store_sum(s, storage, step);
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
     s->noised[storage] = false;
-    o.step = ++s->updates[storage];
-    if (o.step % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
+    o.step = ++s->updates[storage] - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
+    if (s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
     for (int i = 0; i < n; i++) {
         int64_t begin, count = store_own_part(s, storage, &parts[i], &begin), at = begin - first;
         if (!count) { continue; }
@@ -400,26 +406,30 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     return map;
 }
 
-// Does the next action of this direction read the parameters of a unit? Messages between do not count: the ranks of a stage have different
-// ones, and must gather alike.
-static inline bool lower_neighbour_reads(const Schedule *s, int i, int direction, int unit) {
-    do { i += direction; } while (i >= 0 && i < s->count && action_is_message(s->actions[i].kind));
-    return i >= 0 && i < s->count && action_reads_parameters(s->actions[i].kind) && s->actions[i].unit == unit;
+// Does the next action of this direction read a storage? Messages between do not count: the ranks of a stage have different ones, and must
+// gather alike. Nor do weight parts, where neighbours share a storage.
+static inline bool lower_neighbour_reads(const UnitMap *map, const Schedule *s, int i, int direction, int storage) {
+    do { i += direction; } while (i >= 0 && i < s->count && (action_is_message(s->actions[i].kind) || s->actions[i].kind == ACT_BACKWARD_WEIGHT));
+    if (i < 0 || i >= s->count || !action_reads_parameters(s->actions[i].kind)) { return false; }
+    const int *of = map->of_unit[s->actions[i].unit];
+    return of[0] == storage || (map->of_unit_count[s->actions[i].unit] > 1 && of[1] == storage);
 }
-// ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours of the same unit.
+// ACQUIRE before and RELEASE after each action that reads parameters, left out between neighbours that read the same storage.
 static inline void lower_uses(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     for (int i = 0; i < in->count; i++) {
         Action a = in->actions[i];
         bool reads = action_reads_parameters(a.kind);
-        bool held = reads && lower_neighbour_reads(in, i, -1, a.unit), kept = reads && lower_neighbour_reads(in, i, 1, a.unit);
-        for (int k = 0; reads && !held && k < map->of_unit_count[a.unit]; k++) {
-            schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1));
+        for (int k = 0; reads && k < map->of_unit_count[a.unit]; k++) {
+            const bool held = lower_neighbour_reads(map, in, i, -1, map->of_unit[a.unit][k]);
+            if (!held) { schedule_add(&out, action_make(ACT_ACQUIRE, -1, map->of_unit[a.unit][k], -1)); }
         }
         schedule_add(&out, a);
-        for (int k = 0; reads && !kept && k < map->of_unit_count[a.unit]; k++) {
-            bool lent = a.kind == ACT_BACKWARD_INPUT && map->of_unit[a.unit][k] == map->lent;
-            if (!lent) { schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1)); }
+        for (int k = 0; reads && k < map->of_unit_count[a.unit]; k++) {
+            const bool lent = a.kind == ACT_BACKWARD_INPUT && map->of_unit[a.unit][k] == map->lent;
+            if (!lent && !lower_neighbour_reads(map, in, i, 1, map->of_unit[a.unit][k])) {
+                schedule_add(&out, action_make(ACT_RELEASE, -1, map->of_unit[a.unit][k], -1));
+            }
         }
         if (a.kind == ACT_BACKWARD_WEIGHT && a.unit == 0 && map->lent >= 0) { schedule_add(&out, action_make(ACT_RELEASE, -1, map->lent, -1)); }
     }

@@ -12,6 +12,9 @@
 // Places     of activations: micro-batch m has place m modulo their number in each unit, the boundary before a unit from the forward that writes it on;
 //            gradients of boundaries are read before others are written there.
 // Tally      each rank adds once a step, when its losses and gradients are whole; what waits for the norm follows the sum of all ranks.
+// Errands    (relay.h) are not played. A rank that puts some off keeps the order of each storage's sums and of its parameters, and waits where something needs
+//            them; what it no longer waits for are constraints of the order played here, so the earliest action in it that is not done can
+//            always be done: nothing waits for ever. That no bit depends on it is tested (test_cyclic.py: test_late).
 #ifndef PROOF_H
 #define PROOF_H
 

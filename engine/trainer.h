@@ -5,6 +5,7 @@
 
 #include "engine/proof.h"
 #include "privacy.h"
+#include "pseudo.h"
 #include "engine/profile.h"
 #include "report.h"
 #include <signal.h> // graceful stop
@@ -25,6 +26,7 @@ typedef struct {
     GptModel model;
     DType dtype;
     const char *model_file; // NULL: random initial weights
+    GptModel model_begun;   // of a checkpoint that the run begins with; 0 layers: there is none
     DType model_file_dtype;
     Dataset train, val, hellaswag;
     Tokenizer tokenizer;
@@ -48,8 +50,10 @@ typedef struct {
     int64_t drawn[2]; // how many steps have been drawn, the last of which these are
     // where it stands
     Progress progress;
-    int64_t first_step; // 0, or where a resumed run began
-    int64_t end;        // of the run: its steps, or fewer where a private one has spent all it may
+    int64_t first_step;          // 0, or where a resumed run began
+    int64_t told_step;           // since which the figures of the end count
+    size_t before[MEMORY_KINDS]; // memory that was taken before the states
+    int64_t end;                 // of the run: its steps, or fewer where a private one has spent all it may
     Log log;
     ProgressBar bar;
     char flags[8192];     // as given, for the manifest
@@ -253,7 +257,8 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
     }
 }
 static inline void train_step(Trainer *t) {
-    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, loss = 0, lr = options_learning_rate(&t->options, t->progress.step, t->steps);
+    double start = seconds_now(), waited = t->comm.waited_s, norm = 0, loss = 0;
+    const double lr = options_learning_rate(&t->options, t->progress.step, t->steps) * delink_rate(&t->options, t->progress.step);
     Pass pass = make_pass(t, 0);
     if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, t->progress.step, &pass); }
     if (t->privacy.on && !t->cyclic.rule) {

@@ -5,6 +5,7 @@
 //            with equal lists of ranks share one Party, whose members divide each of them into slices.
 // Tied       A storage that several stages use (wte, of the embedding and of the head) travels once a step at every ZeRO stage: its users are at
 //            different micro-batches, and would wait for each other. That takes no more memory, since such a storage has its own room anyway.
+//            So does one that blocks use which do not follow each other (--share AxB): it would travel for each of them.
 // Shelves    a shelf for each kind of state, one allocation each, storages one after another. A shelf that holds slices and lends whole arrays
 //            has ROOMS for these: blocks share a few, in turns; the few other storages have their own, in which the slice has its place where
 //            nothing else must be kept beside it.
@@ -65,6 +66,7 @@ typedef struct {
     bool guests;           // only owners keep parameters: others get those of a stage for each use, and its gradients go to the owner as they are
     int stages, uses;      // then: of a step, for which parameters come
     int *stage;            // [storages] whose they are; wte is the first's, and used by the last one as well
+    bool errands;          // what waits for a message may wait apart (relay.h): each gradient that is passed on has a place of its own
     int notice;            // steps that begin between the one that asks to stop and the last one, at most
 } Relay;
 // Which of the rooms has the parameters of a use, which count through the steps.
@@ -99,7 +101,7 @@ typedef struct {
     int **ranks; // [count][size] ascending
     int *blocks; // [count] blocks of theirs that may share rooms
     int *of;     // [storages] the list of its ranks
-    bool *tied;  // [storages] several stages use it
+    bool *tied;  // [storages] several stages use it, or blocks that do not follow each other
 } Holders;
 
 static inline bool stage_uses(const GptModel *m, const Stage *stage, int storage) {
@@ -145,6 +147,10 @@ static inline int holders_list(Holders *h, const bool *marked, int ranks) {
     h->size[h->count] = n, h->ranks[h->count] = list;
     return h->count++;
 }
+// Blocks come and go in turns, but for those that are tied.
+static inline bool holders_in_turns(const GptModel *m, const Holders *h, int storage) {
+    return gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage];
+}
 static inline Holders holders_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
     Holders h = {0, NULL, NULL, NULL, NULL, NULL};
@@ -154,8 +160,9 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
     bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders");
     for (int i = 0; i < m->storages; i++) {
         memset(marked, 0, ranks * sizeof(bool));
-        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1, h.of[i] = holders_list(&h, marked, (int)ranks);
-        h.blocks[h.of[i]] += gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i];
+        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1 || (m->share.cycle && gpt_storage_class(m, i) == STORAGE_BLOCK),
+        h.of[i] = holders_list(&h, marked, (int)ranks);
+        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
     }
     free(marked);
     return h;
@@ -173,7 +180,7 @@ static inline Holders holders_of_owners(const GptModel *m, const int *owner) {
             h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "holders");
             h.ranks[h.count][0] = owner[i], h.size[h.count++] = 1;
         }
-        h.blocks[h.of[i]] += gpt_storage_class(m, i) == STORAGE_BLOCK;
+        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
     }
     return h;
 }
@@ -197,7 +204,7 @@ static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int st
 static inline int shelf_room(const GptModel *m, const Holders *h, int storage, bool apart) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage] && spared >= ROOMS;
+    bool shares = holders_in_turns(m, h, storage) && spared >= ROOMS;
     return shares ? storage % ROOMS : -1;
 }
 static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {

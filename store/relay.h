@@ -6,9 +6,14 @@
 // Sums       ((g_1 + g_2) + g_3) + ... of a step's micro-batches, always in this order: every execution gives the same bits. A gradient is made in a
 //            place of its own, and the sum of those before it is added. Of pieces each is made whole, and added to those of its micro-batch before it.
 // Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
+// Errands    What would wait for a message waits apart instead (Errand), and the rank computes on. Errands of a storage's parameters are done in their
+//            order, and so are those of its sums; others do not wait for them. The executor does one when nothing that it waits for is open, and waits where
+//            something needs it (executor.h). Each has a channel of its own, so that both ends may post in different orders; where a transport has but
+//            one, there are no errands.
 #ifndef RELAY_H
 #define RELAY_H
 
+#include "schedule.h"    // actions
 #include "store/store.h" // states
 
 static inline Mail *store_mail(const Store *s, int storage, MailKind kind) { return &s->mail[storage * MAIL_KINDS + kind]; }
@@ -19,9 +24,20 @@ static inline void mail_wait(Store *s, Mail *m) {
     for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
     m->count = 0;
 }
-static inline void mail_post(Store *s, Mail *m, bool send, int peer, void *data, size_t bytes) {
+static inline void mail_post(Store *s, Mail *m, bool send, int peer, int channel, void *data, size_t bytes) {
+    s->comm->channel = channel;
     m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
+    s->comm->channel = 0;
 }
+// Its first message that is not complete, as far as that is noted; 0: none.
+static inline Ticket mail_open(const Store *s, const Mail *m) {
+    for (int i = 0; i < m->count; i++) {
+        if (!comm_message_noted(s->comm, m->open[i])) { return m->open[i]; }
+    }
+    return 0;
+}
+static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
+static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // A version has come. It is here, or on its way.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
     assert(s->policy.relay->places[storage] && version <= s->version[storage] && version + s->policy.relay->places[storage] > s->version[storage]);
@@ -40,8 +56,8 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
         store_open_version(s, storage, version);
     }
     comm_label(s->comm, "parameters", storage, step);
-    mail_post(s, store_version_mail(s, storage, version, send ? MAIL_GOING : MAIL_COMING), send, peer, store_parameters(s, storage, version),
-              (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
+    mail_post(s, store_version_mail(s, storage, version, send ? MAIL_GOING : MAIL_COMING), send, peer, parameters_channel(storage),
+              store_parameters(s, storage, version), (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // The parameters of a version, from their owner to who uses them next: into a room, whose last use has ended.
 static inline void store_pass_guest(Store *s, bool send, int storage, int64_t version, int room, int peer, int64_t step) {
@@ -49,7 +65,7 @@ static inline void store_pass_guest(Store *s, bool send, int storage, int64_t ve
     assert(send == store_holds(s, storage));
     if (!send) { mail_wait(s, mail); }
     comm_label(s->comm, "parameters", storage, step);
-    mail_post(s, mail, send, peer, send ? store_parameters(s, storage, version) : store_guest(s, storage, room),
+    mail_post(s, mail, send, peer, 0, send ? store_parameters(s, storage, version) : store_guest(s, storage, room),
               (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // The newest one, to all, for a pass that does not train. All ranks call it, in one order.
@@ -137,19 +153,24 @@ static inline void store_join_gradients(Store *s, int storage, float *sum, const
         ops_accumulate(s->stream, sum, gradient, elements);
     }
 }
-// A piece's gradient is whole, and with the last one its micro-batch's: to this comes the sum of those before it in the step, where it is made here.
-// micro: number of the piece, in all; piece: in the step.
-static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
+// A piece's gradient is whole, and with the last one its micro-batch's. micro: number of the piece, in all; piece: in the step.
+static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
     const Relay *r = s->policy.relay;
     const int64_t elements = gpt_storage_elements(s->model, storage);
-    const int in_step = piece_micro(&r->pieces, piece);
-    const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
     bool accumulate, *begun = store_begun(s, storage, micro);
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
     *begun = false;
     if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % r->heads]); } // nobody has where there are no samples
     float *piled = store_making(s, storage, micro), *made = store_whole(s, storage, micro);
     if (made != piled) { store_join_gradients(s, storage, made, piled, piece_within(&r->pieces, piece) == 0); }
+}
+// To a micro-batch's gradient comes the sum of those before it in the step, where it is made here.
+static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
+    const Relay *r = s->policy.relay;
+    const int64_t elements = gpt_storage_elements(s->model, storage);
+    const int in_step = piece_micro(&r->pieces, piece);
+    const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
+    float *made = store_whole(s, storage, micro);
     if (!piece_is_last(&r->pieces, piece)) { return; }
     if (r->stays && !store_holds(s, storage)) { return; } // it goes to its owner as it is
     if (r->stays) {
@@ -190,13 +211,55 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     }
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); } // no samples
     *begun = false;
-    mail_post(s, store_mail(s, storage, MAIL_GOING_SUM), true, peer, made, bytes);
+    mail_post(s, store_mail(s, storage, MAIL_GOING_SUM), true, peer, 0, made, bytes);
 }
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
     Mail *mail = store_mail(s, storage, send ? MAIL_GOING_SUM : MAIL_COMING_SUM);
     comm_label(s->comm, "gradient", storage, step);
-    mail_post(s, mail, send, peer, send ? (void *)store_whole(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
+    mail_post(s, mail, send, peer, sum_channel(storage), send ? (void *)store_whole(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
               (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errands
+
+typedef struct {
+    Action action; // its step and version are absolute
+    int64_t micro; // through the steps
+} Errand;
+enum { LANE_PARAMETERS = 1, LANE_SUM = 2 };
+// What of its storage an errand is about; 0: the action is none.
+static inline int errand_lanes(ActionKind kind) {
+    switch (kind) {
+    case ACT_SEND_PARAMETERS:
+    case ACT_RECV_PARAMETERS: return LANE_PARAMETERS;
+    case ACT_SEND_SUM:
+    case ACT_RECV_SUM:
+    case ACT_REDUCE:
+    case ACT_ADD: return LANE_SUM;
+    case ACT_UPDATE: return LANE_PARAMETERS | LANE_SUM;
+    default: return 0;
+    }
+}
+static inline unsigned errand_bit(ActionKind kind) { return 1u << kind; }
+static inline bool errands_conflict(const Errand *a, const Errand *b) {
+    return a->action.storage == b->action.storage && (errand_lanes(a->action.kind) & errand_lanes(b->action.kind));
+}
+// The first message that an errand would have to wait for now, all before it being done; 0: none.
+static inline Ticket errand_awaits(Store *s, const Errand *errand) {
+    const Action *a = &errand->action;
+    const Pieces *pieces = &s->policy.relay->pieces;
+    const SumWay way = s->policy.relay->way[a->storage];
+    const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
+    const bool joins = way == SUM_CHAIN ? micro > 0 : way == SUM_FIRST && micro == pieces->micros - 1; // store_add_sum
+    switch (a->kind) {
+    case ACT_SEND_PARAMETERS: return mail_open(s, store_version_mail(s, a->storage, a->version, MAIL_COMING));
+    case ACT_RECV_PARAMETERS:
+    case ACT_UPDATE: return mail_open(s, store_version_mail(s, a->storage, a->kind == ACT_UPDATE ? a->step + 1 : a->version, MAIL_GOING));
+    case ACT_REDUCE: return joins && piece_is_last(pieces, a->micro) ? mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM)) : 0;
+    case ACT_ADD: return mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM));
+    default: return 0;
+    }
 }
 
 #endif

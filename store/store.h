@@ -92,7 +92,8 @@ typedef struct {
     bool *near_valid; // the secondary slice is of this version
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
-    int64_t *updates;    // updates so far: the version that exists, and the step counter of the moments
+    int64_t *updates;    // updates so far: the version that exists
+    int64_t *restarted;  // the version at which the moments began: their counter is the difference
     int64_t *version;    // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
     bool knows_previous; // of a relay: the version before the newest was filled from outside, too
     Mail *mail;          // of a relay: [storages][MAIL_KINDS]
@@ -359,7 +360,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->arriving = (int *)checked_calloc(n, sizeof(int), "store");
     s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
-    s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->restarted = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
     size_t chunks = 0;
@@ -386,7 +387,8 @@ static inline void store_free(Store *s) {
     free(s->batches), free(s->batch_of);
     layout_free(&s->layout), party_free(&s->world);
     ops_free(s->unpacked), ops_free(s->parcel_base);
-    free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates);
+    free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates),
+        free(s->restarted);
     free(s->sums), free(s->noised), free(s->unpacked_at);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);

@@ -179,7 +179,7 @@ static void save_step(Store *s, int64_t step, int64_t keep) {
 static bool load(const char *folder, Store *s, Progress *p) {
     char why[1400] = "";
     memset(p, 0, sizeof *p);
-    bool loaded = checkpoint_load(folder, s, p, why, sizeof why);
+    bool loaded = checkpoint_load(folder, s, s->model, p, why, sizeof why);
     assert_int_equal(loaded, !*why); // a refusal has a reason
     return loaded;
 }
@@ -270,7 +270,7 @@ static void test_other_models_are_refused(void **state) {
         Store t = make_store_of(&other, DTYPE_FP32, others[i].adam);
         Progress p;
         char why[1400] = "";
-        bool loaded = checkpoint_load(path_of("step_00000004"), &t, &p, why, sizeof why);
+        bool loaded = checkpoint_load(path_of("step_00000004"), &t, t.model, &p, why, sizeof why);
         if (loaded || !strstr(why, "another model or optimizer")) { fail_msg("another %s: %s", others[i].what, loaded ? "loaded" : why); }
         store_free(&t);
     }

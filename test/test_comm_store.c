@@ -317,7 +317,7 @@ static void load_everywhere(int saved, const char *path, const char *exported) {
             Progress p;
             char why[1400] = "";
             rig_make(&r, &cases[i], &s);
-            bool good = checkpoint_load(path, &r.store, &p, why, sizeof why);
+            bool good = checkpoint_load(path, &r.store, r.store.model, &p, why, sizeof why);
             check(good && p.step == 5, why, r.c, &s, -1);
             check_states(&r, "states of a checkpoint", STEPS);
             store_initialise(&r.store, 12);

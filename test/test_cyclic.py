@@ -23,7 +23,7 @@ import tempfile
 import unittest
 
 import test_train
-from test_faults import EXIT_PEER, Faulty, at_once, sample
+from test_faults import EXIT_PEER, FAULTY, Faulty, at_once, sample
 from test_pipeline import BLOCK, CHANNELS, HEADS, MODEL, PADDED, UNITS, aligned
 from test_train import ALL, EXIT_DONE, EXIT_INPUT, SAME, SEED, T, Job, checkpoints, get, scratch, train, train_all
 
@@ -109,9 +109,19 @@ class Equality(Check):
 
     def test_uneven_pieces(self):
         """Micro-batches of 2, 3 and 3 samples, in two pieces each: nobody cuts the step's 8 in six."""
-        one, *others = self.trained([mode(3, **V2, batch_tokens=8 * T, micro_batch=2) for mode in MODES])
-        for job, mode in zip(others, MODES[1:]):
+        modes = [mode for mode in MODES if mode is not zero]  # which takes none
+        one, *others = self.trained([mode(3, **V2, batch_tokens=8 * T, micro_batch=2) for mode in modes])
+        for job, mode in zip(others, modes[1:]):
             self.assert_same(job, one, mode.__name__)
+
+    def test_stages_as_given(self):
+        """Of any length: the first alone the embedding, the last alone the head, one with all blocks."""
+        for cut in sample(["1,3,2", "1,4,1", "4,1,1", "2,3,1"], 2):
+            rule = random.Random(SEED).choice(RULES)
+            one, *others = self.trained([mode(3, **rule, cyclic_cut=cut) for mode in MODES])
+            for job, mode in zip(others, MODES[1:]):
+                self.assert_same(job, one, (mode.__name__, cut, rule))
+        self.assertNotEqual(one.steps(), train(**single(3, **rule)).steps(), "another cut is another rule")
 
     def test_one_stage_is_plain(self):
         """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
@@ -120,6 +130,19 @@ class Equality(Check):
             self.assert_same(new, plain, changes)
             self.assertNotEqual(old.steps()[2:], plain.steps()[2:], "a step later")
             self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
+
+    def test_late(self):
+        """Store work that is put off, by lot and on each rank otherwise: messages are posted in other orders, and something often has to wait. The same bits."""
+        cases = [(N, dict(rule, **variant)) for N in (2, 3, 4) for rule in RULES for variant in (dict(), dict(dtype="bf16"), dict(micro_batch=1, batch_tokens=4 * N * T),
+                                                                                         dict(val_every=2, val_batches=1))]
+        for N, case in sample(cases, 3):
+            expected, = self.trained([single(N, **case)])
+            for percent in (1, 50):
+                export = os.path.join(scratch(), "export")
+                job = Job(binary=FAULTY, environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"}, **dict(data(N, **case), export=export))
+                job.done()
+                job.export = export
+                self.assert_same(job, expected, (N, case, percent))
 
     def test_without_a_step_rules_agree(self):
         """lr 0: all versions are alike; plain training adds the same numbers in another order."""
@@ -291,7 +314,7 @@ class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
              (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
-             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"),
+             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"), *((2, dict(V1, cyclic_cut=cut), "--cyclic-cut") for cut in ("6", "3,2", "3,3,0", "0,6", "3;3", "3,3,", "x")),
              (2, dict(V2, cyclic_mode="zero", micro_batch=1), "--cyclic-mode zero adds no pieces up"), (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
              (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (2, dict(V2, cyclic_mode="model", dp_noise=1), "--dp-noise")]
@@ -321,7 +344,7 @@ class Lost(Check):
                 self.assertNotEqual(job.code, EXIT_DONE, (case, job.err))
             else:
                 self.assertEqual(job.code, EXIT_PEER, (case, job.err))
-        at_once(lose, sample([(how, kind, rank, rule) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)
+        at_once(lose, sample([(how, kind, rank, rule, mode) for how in ("kill", "stop") for kind in self.KINDS for rank in (0, 1, 2) for rule in (V1, V2)
                               for mode in (data, zero)], 4))
 
     def test_in_a_triangle(self):

@@ -948,12 +948,16 @@ class Failures(TestCase):
             (("pipeline", "zero-hpz-partition-size"), dict(pipeline="auto", zero=3, zero_hpz_partition_size=2)),
             (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block")),
             (("cyclic-mode", "cyclic"), dict(cyclic_mode="single")), (("cyclic-slack", "cyclic"), dict(cyclic="v1", cyclic_slack=1)),
-            (("cyclic-stages", "cyclic"), dict(cyclic_stages=2)), (("cyclic", "pipeline"), dict(cyclic="v2", pipeline=2)), (("cyclic", "zero"), dict(cyclic="v2", zero=1)),
+            (("cyclic-stages", "cyclic"), dict(cyclic_stages=2)), (("cyclic-cut", "cyclic"), dict(cyclic_cut="3,2")), (("cyclic", "pipeline"), dict(cyclic="v2", pipeline=2)), (("cyclic", "zero"), dict(cyclic="v2", zero=1)),
             (("cyclic", "zero-quantized-gradients"), dict(cyclic="v2", zero_quantized_gradients=1)), (("cyclic", "reduce-dtype"), dict(cyclic="v2", reduce_dtype="bf16")),
             (("cyclic-mode", "dp-noise"), dict(cyclic="v2", cyclic_mode="model", dp_noise=1)),
             (("dp-clip-style", "cyclic"), dict(cyclic="v2", dp_clip_style="flat", dp_noise=1)), (("cyclic", "grad-clip"), dict(cyclic="v2", grad_clip=1)),
             (("cyclic-clip", "cyclic"), dict(cyclic="v1", cyclic_clip="storage")), (("cyclic", "skip-loss-z"), dict(cyclic="v1", skip_loss_z=3)),
-            (("cyclic", "skip-grad-z"), dict(cyclic="v1", skip_grad_z=3)), (("cyclic", "cluster"), dict(cyclic="v1", dry_run=1, cluster="1x1"))]
+            (("cyclic", "skip-grad-z"), dict(cyclic="v1", skip_grad_z=3)), (("cyclic", "cluster"), dict(cyclic="v1", dry_run=1, cluster="1x1")),
+            (("delink-at", "share"), dict(delink_at=1)), (("delink-at", "steps"), dict(share="all", delink_at=10)), (("delink-at", "delink"), dict(share="all", delink_at=1, delink=1)),
+            (("delink-at", "profile-steps"), dict(share="all", delink_at=1, profile_steps="2:3")), (("delink-moments", "delink-at"), dict(delink_moments="mean")),
+            (("delink-warmup", "delink-at"), dict(delink_warmup=1)), (("share", "pipeline"), dict(share="all", pipeline="auto")), (("share", "dp-noise"), dict(share="all", dp_noise=1)),
+            (("share", "cyclic"), dict(share="all", cyclic="v1"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS

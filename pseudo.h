@@ -1,0 +1,81 @@
+// pseudo.h: Pseudo-to-Real training (Lin et al., M6-10T, arXiv 2110.03888) by sharing weights (Yang et al., SWE, arXiv 2110.03848).
+//
+// Shared     --share says which blocks use one storage (gpt.h: GptShare): all of them, N that follow each other, or AxB: A distinct blocks, the whole
+//            row of them B times. Nothing else changes: a block computes what it would with its own copy, and its gradient is added to that of the
+//            others, in fp32, wherever they are: one rank, several stages of a pipeline (layout.h: tied), slices. The gradient of the storage is
+//            the mean of its layers' (zero.h: store_mean), and it counts once in the norm; states, traffic and checkpoints are as much smaller.
+// Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the storage it shared, and of its moments. So the function is
+//            the same, bit by bit, and so are the first updates but for the gradients, which are now each layer's own. The moments of the mean gradient
+//            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates: --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
+//            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
+#ifndef PSEUDO_H
+#define PSEUDO_H
+
+#include "checkpoint.h" // states in pieces
+#include "options.h"    // --share, --delink-...
+
+// What --share says for a model of so many layers. Ends the program where that is no such text, or does not fit.
+static inline GptShare share_parse(const char *text, int64_t layers) {
+    const char *hint = "none, all, N (blocks that follow each other) or AxB (A distinct blocks, repeated B times), such as 4 or 2x6";
+    GptShare share = GPT_SHARE_NONE;
+    long long a = 0, b = 0;
+    int used = 0;
+    if (!strcmp(text, "none")) { return share; }
+    share.run = layers;
+    if (!strcmp(text, "all")) { return share; }
+    if (sscanf(text, "%9lld%n", &a, &used) == 1 && !text[used] && isdigit((unsigned char)*text)) {
+        if (a < 1 || a > layers) { die(EXIT_INPUT, hint, "--share %.40s: the model has %" PRId64 " blocks", text, layers); }
+        share.run = a;
+        return share;
+    }
+    if (sscanf(text, "%9lldx%9lld%n", &a, &b, &used) != 2 || text[used] || !isdigit((unsigned char)*text) || !isdigit((unsigned char)strchr(text, 'x')[1])) {
+        die(EXIT_INPUT, hint, "--share takes none, all, N or AxB, found \"%.40s\"", text);
+    }
+    if (a < 1 || b < 1 || a * b != layers) {
+        die(EXIT_INPUT, hint, "--share %.40s: %lld times %lld is not the model's %" PRId64 " blocks", text, a, b, layers);
+    }
+    if (a > 1) { share.run = 1, share.cycle = b > 1 ? a : 0; }
+    return share;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Delinking
+
+// Of moments that begin anew nothing is copied.
+static inline bool delink_copies(const GptModel *from, int kind, int storage, int64_t moments) {
+    return kind == STATE_MASTER || moments == DELINK_MEAN || gpt_storage_class(from, storage) != STORAGE_BLOCK;
+}
+// A state of a storage, from those who own slices of it to all of its copies in `to`.
+static inline void delink_state(Store *to, const Store *from, StateKind kind, int storage) {
+    const Party *party = store_party(from, storage);
+    Slices slices = slices_make(from->model, party->all.n, zero_grain(&from->policy), NULL);
+    const int64_t *bounds = slices.of_class[gpt_storage_class(from->model, storage)];
+    for (int i = 0; i < party->all.n; i++) {
+        for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
+            n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
+            if (from->comm->rank == party->all.ranks[i]) {
+                ops_to_host(from->stream, state_piece.floats, store_state(from, kind, storage) + (at - bounds[i]), (size_t)n * sizeof(float));
+            }
+            comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float), party->all.ranks[i]);
+            state_piece_take(to, from->model, kind, storage, at, n);
+        }
+    }
+    slices_free(&slices);
+}
+// Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. *p: notes it. All ranks call it.
+static inline void delink_states(Store *to, const Store *from, int64_t moments, Progress *p) {
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
+            if (delink_copies(from->model, kind, i, moments)) { delink_state(to, from, (StateKind)kind, i); }
+        }
+    }
+    p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;
+    store_count_updates(to, p), store_masters_changed(to);
+}
+// What --delink-warmup makes of the learning rate of a step.
+static inline double delink_rate(const Options *o, int64_t step) {
+    const int64_t since = step - o->delink_at;
+    return o->delink_at && since >= 0 && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1;
+}
+
+#endif
