@@ -204,6 +204,7 @@ def memory(bench):
 
 EVERY = 0.004  # seconds between two looks at the counters
 MODEL = ("--model", "layers=12,heads=4,channels=128,vocab=256", "--seq-len", 64, "--micro-batch", 4, "--batch-tokens", RANKS * 4 * 64)
+CUT = ("--cyclic-cut", "4,3,3,4")  # three blocks a stage: by count the second would have four, and the last two
 
 
 def cluster_name(into):
@@ -294,7 +295,8 @@ def cluster_run(bench, name, flags, rate, watch=None, words=()):
     """The log. rate: Mbit/s of a link, 0: unlimited."""
     link = ["--rate", f"{rate:.1f}mbit"] if rate else []
     quota = 90 // -(-RANKS // len(os.sched_getaffinity(0)))  # a tenth is left to the kernel's side of the network and to mpirun
-    command = [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--", *bench.train(TEXT, DP, *MODEL, *flags),
+    cut = CUT if "--cyclic" in flags else ()
+    command = [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--", *bench.train(TEXT, DP, *MODEL, *flags, *cut),
                "--steps", bench.plan.cluster_steps, "--val-every", 0]
     if watch is None or (bench.options.into / name / "run.json").exists():
         return bench.run(name, command)
