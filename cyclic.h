@@ -377,6 +377,16 @@ static inline int cyclic_stages(const Options *o, const GptModel *m, int ranks) 
     if (o->cyclic_stages || ranks == 1) { return (int)o->cyclic_stages; }
     return o->cyclic_mode == CYCLIC_MODEL && ranks > m->units && side * (side + 1) / 2 == ranks ? side : ranks;
 }
+// Blocks of several stages may share a storage where a rank has one micro-batch at a time. Else its gradients would be under way for several at once, and
+// its owner would have to be where it is used.
+static inline void cyclic_check_share(const CyclicPlan *p, const GptModel *m, const char *share) {
+    for (int64_t layer = 0; layer < m->config.layers && p->mode != CYCLIC_DATA; layer++) {
+        const int first = cyclic_stage_of_unit(p, gpt_unit_of_storage(m, gpt_storage_of_layer(m, layer)));
+        if (first == cyclic_stage_of_unit(p, (int)layer + 1) && !m->share.cycle) { continue; }
+        die(EXIT_INPUT, "choose --cyclic-mode data, or a --cyclic-cut between blocks that share",
+            "--share %s: blocks of one stage may share here, those that follow each other; block %" PRId64 " does not", share, layer);
+    }
+}
 // The plan that the flags ask for; ends the program where the ranks or the model do not fit it. samples: of a step; micro: of --micro-batch.
 static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ranks, int64_t samples, int64_t micro) {
     CyclicPlan p;
@@ -406,11 +416,9 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     if (p.N > m->units) { die(EXIT_INPUT, "give fewer --cyclic-stages (or ranks)", "%d cyclic stages are more than the model's %d units", p.N, m->units); }
     p.cut = cyclic_cut(m->units, p.N);
     if (*o->cyclic_cut) { cyclic_cut_by(&p.cut, o->cyclic_cut, m->units); }
+    cyclic_check_share(&p, m, o->share);
     double *weight = (double *)checked_calloc((size_t)p.N, sizeof(double), "cyclic stages");
-    for (int u = 0, used[2]; u < m->units; u++) {
-        const int n = gpt_unit_storages(m, u, used), own = u == m->units - 1 ? 1 : n; // wte is the first stage's
-        for (int k = 0; k < own; k++) { weight[cyclic_stage_of_unit(&p, u)] += (double)gpt_storage_elements(m, used[k]); }
-    }
+    for (int i = 0; i < m->storages; i++) { weight[cyclic_stage_of_unit(&p, gpt_unit_of_storage(m, i))] += (double)gpt_storage_elements(m, i); }
     p.weight = weight, p.way = p.mode == CYCLIC_DATA ? cyclic_ways(m, p.N) : cyclic_turns(&p) ? cyclic_ways_to_owner(m) : NULL;
     return p;
 }
@@ -433,7 +441,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
             const bool head = u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
-            const int stage = head ? 0 : cyclic_stage_of_unit(p, u), i = used[k];
+            const int i = used[k], stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
             if (r.guests && u && !i) { continue; } // the first stage's alone
             r.stage[i] = stage;
             for (int q = 0; q < p->ranks && !r.guests; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
@@ -540,7 +548,7 @@ static inline void cyclic_sums(CyclicBuilder *b, int step, int piece, int unit) 
     const bool updates = piece == b->program->micro_batches - 1 && !b->plan->waits && rank == cyclic_owner(b->plan, stage);
     for (int k = map->of_unit_count[unit] - 1; k >= 0; k--) {
         const int storage = map->of_unit[unit][k];
-        if (map->made[unit][k] != MADE_BY_WEIGHT_PART) { continue; } // the head's part: the embedding's completes it
+        if (cyclic_unit_of_storage(map, storage) != unit) { continue; } // the last of its units in this direction completes it
         schedule_add(cyclic_list(b, rank), cyclic_action(ACT_REDUCE, -1, storage, piece, step));
         if (updates) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
@@ -571,7 +579,7 @@ static inline void cyclic_pass_sums(CyclicBuilder *b, int step, int piece, int s
         for (int k = map->of_unit_count[u] - 1; k >= 0; k--) {
             const int storage = map->of_unit[u][k], to = cyclic_sum_to(p, storage, cyclic_number(b, step, piece), stage);
             const SumWay way = p->way ? p->way[storage] : SUM_CHAIN;
-            if (to < 0 || map->made[u][k] != MADE_BY_WEIGHT_PART) { continue; }
+            if (to < 0 || cyclic_unit_of_storage(map, storage) != u) { continue; }
             const Action sum = cyclic_action(ACT_SEND_SUM, -1, storage, piece, step);
             if (!later) { cyclic_message(b, sum, from, to); }
             const bool adds = p->mode == CYCLIC_ZERO ? later : later == !last;

@@ -209,6 +209,12 @@ static inline int gpt_storage_source(const GptModel *from, const GptModel *to, i
     if (c == STORAGE_BLOCK) { return gpt_storage_of_layer(from, gpt_storage_layers(to, storage, &stride, &end)); }
     return c == STORAGE_LNF ? from->storages - 1 : storage;
 }
+// The first unit that uses a storage.
+static inline int gpt_unit_of_storage(const GptModel *m, int storage) {
+    int64_t stride, end;
+    const StorageClass c = gpt_storage_class(m, storage);
+    return c == STORAGE_BLOCK ? 1 + (int)gpt_storage_layers(m, storage, &stride, &end) : c == STORAGE_LNF ? m->units - 1 : 0;
+}
 // How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are one tensor's, by the model's definition.
 static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
     int64_t stride, end;

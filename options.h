@@ -520,7 +520,7 @@ static inline bool clash_rise_delink(const Options *o, const OptionsGiven *g) { 
 static inline bool clash_delink_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && *o->profile_steps; }
 static inline bool clash_share_auto(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && (options_plans(o) || o->plan); }
 static inline bool clash_share_private(const Options *o, const OptionsGiven *g) { return options_shares(o) && options_private(o, g); }
-static inline bool clash_share_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && options_cyclic(o); }
+static inline bool clash_delink_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && options_cyclic(o); }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
@@ -612,7 +612,7 @@ static const OptionPair option_pairs[] = {
     {"delink-warmup", "delink-at", "needs it; a run that begins with --delink has --warmup", clash_rise_delink},
     {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
     {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
-    {"share", "cyclic", "a storage has one stage, whose versions it has", clash_share_cyclic},
+    {"delink-at", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_delink_cyclic},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };

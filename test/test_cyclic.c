@@ -1054,6 +1054,46 @@ static void test_the_program_is_the_reference(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Stability: the limit of steps on a quadratic. A stage of curvature 1, whose gradient for a micro-batch is the version that this has: the share f
+// of fresh ones makes theta -= a (f theta + (1 - f) before), which has roots of z^2 - (1 - a f) z + a (1 - f): a is below 1 / (1 - f), and below
+// 2 / (2 f - 1) where f > 1 / 2. So 1 for v1, 2 for plain training.
+static double after_steps(const CyclicPlan *p, int stage, double rate) {
+    float theta[2] = {1, 1}, momentum = 0; // of even and odd steps
+    Stream s;
+    memset(&s, 0, sizeof s);
+    s.threads = 1;
+    OptimizerStep o;
+    memset(&o, 0, sizeof o);
+    o.lr = (float)rate, o.grad_scale = 1;
+    for (int step = 0; step < 4000; step++) {
+        double sum = 0;
+        for (int micro = 0; micro < p->N; micro++) { sum += (double)theta[(step + !cyclic_fresh(p, micro, stage)) & 1]; }
+        const float mean = (float)(sum / p->N);
+        theta[(step + 1) & 1] = theta[step & 1];
+        ops_sgd(&s, &theta[(step + 1) & 1], NULL, DTYPE_FP32, &momentum, &mean, 1, o);
+        if (!(fabs((double)theta[0]) + fabs((double)theta[1]) < 1e6)) { return INFINITY; }
+    }
+    return fabs((double)theta[0]) + fabs((double)theta[1]);
+}
+static void test_stability(void **state) {
+    (void)state;
+    for (int N = 1; N <= 8; N++) {
+        for (int slack = -1; slack <= N; slack++) { // -1: v1
+            CyclicPlan p = plan_of(slack < 0 ? CYCLIC_V1 : CYCLIC_V2, CYCLIC_SINGLE, N, (int)max_i64(slack, 0), N);
+            for (int stage = 0; stage < N; stage++) {
+                double f = 0;
+                for (int micro = 0; micro < N; micro++) { f += (double)cyclic_fresh(&p, micro, stage) / N; }
+                const double limit = fmin(f < 1 ? 1 / (1 - f) : INFINITY, f > 0.5 ? 2 / (2 * f - 1) : INFINITY);
+                if (slack < 0) { assert_true(limit == 1); }
+                assert_true(after_steps(&p, stage, 0.98 * limit) < 1e-3);
+                assert_true(after_steps(&p, stage, 1.02 * limit) > 1e3);
+            }
+            cyclic_free(&p);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tables),
@@ -1071,6 +1111,7 @@ int main(void) {
         cmocka_unit_test(test_all_are_valid),
         cmocka_unit_test(test_triangles_are_valid),
         cmocka_unit_test(test_damage_is_refused),
+        cmocka_unit_test(test_stability),
         cmocka_unit_test(test_the_program_is_the_reference),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

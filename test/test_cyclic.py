@@ -123,6 +123,17 @@ class Equality(Check):
                 self.assert_same(job, one, (mode.__name__, cut, rule))
         self.assertNotEqual(one.steps(), train(**single(3, **rule)).steps(), "another cut is another rule")
 
+    def test_blocks_that_share(self):
+        """Two blocks of each stage: one computation in every mode. Blocks of all stages, in v1, where all versions are old: whatever N is."""
+        rule = random.Random(SEED).choice(RULES)
+        one, *others = self.trained([mode(2, **rule, share="2", cyclic_cut="3,3") for mode in MODES])
+        for job, mode in zip(others, MODES[1:]):
+            self.assert_same(job, one, (mode.__name__, rule))
+        for share in ("all", "2x2"):
+            alone, *several = self.trained([data(1, **V1, share=share, batch_tokens=6 * T), *(data(N, **V1, share=share, batch_tokens=6 * T) for N in (2, 3)), data(3, **V2, share=share)])
+            for job in several[:2]:
+                self.assert_close(job.losses(), alone.losses(), SAME, share)
+
     def test_one_stage_is_plain(self):
         """N = 1 and v2: new parameters, the gradient of one micro-batch, copied to where sums are: every bit of a plain run. v1 and 1 stage is not."""
         for changes in (dict(), dict(optimizer="sgd", lr=0.05), dict(dtype="bf16", recompute="block")):
@@ -313,7 +324,7 @@ class Resume(Check):
 class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
-             (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
+             (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(V1, share="all", cyclic_mode="model"), "--share all"), (1, dict(V1, share="2x2", cyclic_stages=2), "--share 2x2"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
              (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"), *((2, dict(V1, cyclic_cut=cut), "--cyclic-cut") for cut in ("6", "3,2", "3,3,0", "0,6", "3;3", "3,3,", "x")),
              (2, dict(V2, cyclic_mode="zero", micro_batch=1), "--cyclic-mode zero adds no pieces up"), (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),

@@ -113,7 +113,7 @@ static Rig *rig_make(Setting setting) {
                            T,
                            setting.recompute,
                            LOGITS_PLENTY,
-                           {false, false, CLIPS_NOTHING, 1, false, false, 0, CLIP_ABADI},
+                           {false, false, CLIPS_NOTHING, 1, false, false, false, 0, CLIP_ABADI},
                            0,
                            r->model.units,
                            r->program.limits[0],
@@ -137,14 +137,14 @@ static double rig_loss(const Rig *r) {
 }
 // Forward and backward of step k on the data; returns the norm. *at is where the updates begin.
 static double rig_gradients(Rig *r, const Dataset *data, int64_t k, int *at) {
-    Pass pass = {data, k * B, NULL, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL, 0};
+    Pass pass = {data, k * B, NULL, NULL, B, r->sample_losses, (float)(1.0 / (B * T)), true, NULL, 0};
     double norm = -1;
     *at = 0;
     executor_run(&r->executor, &r->program.rank[0], at, &pass, NULL, k, &norm);
     return norm;
 }
 static void rig_update(Rig *r, int at, OptimizerStep optimizer) {
-    Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, true, NULL, 0};
+    Pass pass = {&r->batch, 0, NULL, NULL, B, r->sample_losses, 0, true, NULL, 0};
     executor_run(&r->executor, &r->program.rank[0], &at, &pass, &optimizer, 0, NULL);
     assert_int_equal(at, r->program.rank[0].count);
 }
@@ -263,7 +263,7 @@ static void test_evaluation(void **state) {
     for (int i = 0; i < SETTINGS; i++) {
         Rig *r = rig_make(settings[i]);
         Program evaluation = program_of(&r->model, settings[i], false);
-        Pass pass = {&r->batch, 0, NULL, B, r->sample_losses, 0, false, NULL, 0};
+        Pass pass = {&r->batch, 0, NULL, NULL, B, r->sample_losses, 0, false, NULL, 0};
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);

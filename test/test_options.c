@@ -536,7 +536,7 @@ static const char *const clashes[][3] = {
     {"--share 2 --pipeline auto", "share", "pipeline"},
     {"--share 2 --plan", "share", "pipeline"},
     {"--share 2 --dp-epsilon 1", "share", "dp-noise"},
-    {"--share 2 --cyclic v1", "share", "cyclic"},
+    {"--share 2 --delink-at 5 --cyclic v1", "delink-at", "cyclic"},
     {"--pipeline 2 --pipeline-schedule zero-bubble --recompute block", "pipeline-schedule", "recompute"},
     {"--profile-steps 3:4 --dp-noise 1", "profile-steps", "dp-noise"},
     {"--dtype fp32 --stochastic-rounding 1", "stochastic-rounding", "dtype"},

@@ -957,7 +957,7 @@ class Failures(TestCase):
             (("delink-at", "share"), dict(delink_at=1)), (("delink-at", "steps"), dict(share="all", delink_at=10)), (("delink-at", "delink"), dict(share="all", delink_at=1, delink=1)),
             (("delink-at", "profile-steps"), dict(share="all", delink_at=1, profile_steps="2:3")), (("delink-moments", "delink-at"), dict(delink_moments="mean")),
             (("delink-warmup", "delink-at"), dict(delink_warmup=1)), (("share", "pipeline"), dict(share="all", pipeline="auto")), (("share", "dp-noise"), dict(share="all", dp_noise=1)),
-            (("share", "cyclic"), dict(share="all", cyclic="v1"))]
+            (("delink-at", "cyclic"), dict(share="all", delink_at=1, cyclic="v1"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
