@@ -9,6 +9,7 @@ import glob
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -56,19 +57,25 @@ def counts(output, status):
     return found if sum(found) and (status == 0 or found[1]) else (found[0], found[1] + 1)
 
 
+def processor_seconds():
+    """Of all programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main():
     os.chdir(ROOT)
     env = environment("--all" in sys.argv[1:])
     print("seed of sampled tests:", env["TEST_SEED"], "(set TEST_SEED to repeat)")
     total = [0, 0]
     for name, command in commands():
-        start = time.time()
+        start, before = time.time(), processor_seconds()
         run = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", stdin=subprocess.DEVNULL)
         passed, failed = counts(run.stdout, run.returncode)
         total[0] += passed
         total[1] += failed
         skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", run.stdout)))
-        print(f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s"
+        print(f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s {processor_seconds() - before:7.1f} s of cores"
               + (f" {skipped} skipped" if skipped else ""), flush=True)
         if failed:
             print(run.stdout[-6000:], flush=True)
