@@ -5,18 +5,16 @@ Unit tests (build/test_*, cmocka) report on stderr; test_comm and test_comm_nccl
 unittests of the scripts and of the real binary. A program that ends without a report counts as one failure.
 `--all` asks for the exhaustive forms (TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
 """
-import concurrent.futures
 import glob
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LANES = 2  # programs at once
-ALONE = ("test_cluster.py", "test_faults.py")
 REPORTS = [  # regular expression -> (passed, failed)
     (r"\[  PASSED  \] (\d+) test", lambda m: (int(m), 0)),
     (r"\[  FAILED  \] (?:\S+: )?(\d+) test", lambda m: (0, int(m))),
@@ -59,23 +57,10 @@ def counts(output, status):
     return found if sum(found) and (status == 0 or found[1]) else (found[0], found[1] + 1)
 
 
-def run(name, command, env):
-    """Of one program: what it printed, passed, failed, seconds, and those of cores, its ranks' too."""
-    start = time.time()
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", stdin=subprocess.DEVNULL)
-    output = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return name, output, *counts(output, process.returncode), time.time() - start, used.ru_utime + used.ru_stime
-
-
-def results(env):
-    """As they end. Most programs leave a core idle half of the time: two run at once, but for those that count seconds."""
-    programs = list(commands())
-    with concurrent.futures.ThreadPoolExecutor(LANES) as pool:
-        jobs = [pool.submit(run, name, command, env) for name, command in programs if name not in ALONE]
-        yield from (job.result() for job in concurrent.futures.as_completed(jobs))
-    yield from (run(name, command, env) for name, command in programs if name in ALONE)
+def processor_seconds():
+    """Of all programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main():
@@ -83,14 +68,17 @@ def main():
     env = environment("--all" in sys.argv[1:])
     print("seed of sampled tests:", env["TEST_SEED"], "(set TEST_SEED to repeat)")
     total = [0, 0]
-    for name, output, passed, failed, seconds, cores in results(env):
+    for name, command in commands():
+        start, before = time.time(), processor_seconds()
+        run = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        passed, failed = counts(run.stdout, run.returncode)
         total[0] += passed
         total[1] += failed
-        skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", output)))
-        print(f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {seconds:7.1f} s {cores:7.1f} s of cores"
+        skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", run.stdout)))
+        print(f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s {processor_seconds() - before:7.1f} s of cores"
               + (f" {skipped} skipped" if skipped else ""), flush=True)
         if failed:
-            print(output[-6000:], flush=True)
+            print(run.stdout[-6000:], flush=True)
     print(f"{total[0]} passed, {total[1]} failed")
     return 1 if total[1] or not total[0] else 0
 
