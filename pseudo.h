@@ -6,7 +6,8 @@
 //            the mean of its layers' (zero.h: store_mean), and it counts once in the norm; states, traffic and checkpoints are as much smaller.
 // Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the storage it shared, and of its moments. So the function is
 //            the same, bit by bit, and so are the first updates but for the gradients, which are now each layer's own. The moments of the mean gradient
-//            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates: --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
+//            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
+//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
 //            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
 #ifndef PSEUDO_H
 #define PSEUDO_H

@@ -255,7 +255,11 @@ static inline Ticket errand_awaits(Store *s, const Errand *errand) {
     switch (a->kind) {
     case ACT_SEND_PARAMETERS: return mail_open(s, store_version_mail(s, a->storage, a->version, MAIL_COMING));
     case ACT_RECV_PARAMETERS:
-    case ACT_UPDATE: return mail_open(s, store_version_mail(s, a->storage, a->kind == ACT_UPDATE ? a->step + 1 : a->version, MAIL_GOING));
+    case ACT_UPDATE: { // store_open_version: also one that came and nobody used
+        const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
+        const Ticket coming = mail_open(s, store_version_mail(s, a->storage, version, MAIL_COMING));
+        return coming ? coming : mail_open(s, store_version_mail(s, a->storage, version, MAIL_GOING));
+    }
     case ACT_REDUCE: return joins && piece_is_last(pieces, a->micro) ? mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM)) : 0;
     case ACT_ADD: return mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM));
     default: return 0;
