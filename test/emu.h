@@ -429,9 +429,12 @@ static inline double emu_clock_ms() {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) {
+static inline void emu_queue(cudaStream_t stream, std::function<void()> run) {
     (stream->capturing ? stream->captured : stream->queue).push_back({run, NULL, 0, NULL});
     if (stream->queue.size() > emu_counts.queued) { emu_counts.queued = stream->queue.size(); }
+}
+static inline void emu_enqueue(cudaStream_t stream, std::function<void()> run) { // what counts as a launch; events do not
+    emu_queue(stream, run);
     emu_counts.launches += !stream->capturing && emu_counts.depth;
 }
 static inline void emu_not_captured(const EmuStream *s) {
@@ -515,7 +518,7 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     emu_not_captured(s);
     int64_t record = ++e->recorded;
-    emu_enqueue(s, [=] { e->happened = record, e->ms = emu_clock_ms(); });
+    emu_queue(s, [=] { e->happened = record, e->ms = emu_clock_ms(); });
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {

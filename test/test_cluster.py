@@ -388,7 +388,7 @@ class Lost(TestCase):
         wait_until(lambda: os.path.exists(log) and read(log).count(b'"event":"step"') > 2, "a step")
         how()
         self.assertNotIn(run.wait(self.LIMIT + 30), (0, None))
-        self.assertRegex(read(self.path("messages")).decode(errors="replace"), r"lost rank 1 on node1: no sign of progress for 3\.\d s, in [a-z_]+( of [a-z]+ \d+)?, step \d+")
+        self.assertRegex(read(self.path("messages")).decode(errors="replace"), r"lost rank 1 on node1: no sign of progress for 3\.\d s, in [a-z_ ]+( of [a-z]+ \d+)?, step \d+")
         wait_until(lambda: not self.ranks(), "the end of both ranks")
 
     def ranks(self):

@@ -139,9 +139,9 @@ class Step(TestCase):
             self.assertEqual(self.counted(recompute="block", dtype="bf16")[0], self.counted(recompute="block", dtype="bf16", profile_steps="1:6")[0])
 
     def test_the_host_keeps_near(self):
-        """A driver takes some thousand launches before it makes the host wait; one step of 30 micro-batches has four times as many."""
+        """A driver takes some thousand launches before it makes the host wait; one step of 30 micro-batches has more than three times as many."""
         counts = self.counted(steps=1, batch_tokens=600, profile_steps="1:1")[1]
-        self.assertGreater(counts["launches"], 4000)
+        self.assertGreater(counts["launches"], 3000)
         self.assertLess(counts["queued"], 1000)
 
     def test_profile(self):

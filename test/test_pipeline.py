@@ -195,9 +195,8 @@ def expected_collectives(plan, case):
         parts, gathers, reductions = slices(elements, len(members)), 1, 1
         if unit is not None and stage >= 2:
             reductions = M
-        if unit is not None and stage == 3:  # a use of a unit right after another of it needs no new gather; weight parts (None) use nothing
-            backward = [u for later in range(units - 1, 0, -1) for u in (later, None)] + [None]
-            uses = [u for how, _ in compute_order(plan, case) for u in (range(units) if how == "F" else backward)]
+        if unit is not None and stage == 3:  # a use of a unit right after another of it needs no new gather; weight parts use nothing, nor does the embedding's backward
+            uses = [u for how, _ in compute_order(plan, case) for u in (range(units) if how == "F" else range(units - 1, 0, -1))]
             gathers = sum(u == unit and (i == 0 or uses[i - 1] != u) for i, u in enumerate(uses))
         add("reduce_scatter", reductions, members, [reduce_word * n for n in parts])
         add("all_gather", gathers, members, [words(case) * n for n in parts])

@@ -156,7 +156,7 @@ class Delink(Check):
 
     def test_moments_are_copied(self):
         """Within a run, and between runs, where they come from files."""
-        linear = dict(self.RUN, optimizer="sgd", momentum=0.9, lr=0.1, grad_clip=0, delink_at=None)
+        linear = dict(self.RUN, optimizer="sgd", momentum=0.9, lr=2, grad_clip=0, delink_at=None)
         for share, layout in sample([(share, layout) for share in ("all", "3x2", "2") for layout in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", zero=1))], 3):
             out, one = os.path.join(scratch(), "out"), dict(linear, share=share, steps=self.AT + 1, **layout)
             shared, inside = self.trained([one, dict(one, delink_at=self.AT)])
