@@ -151,12 +151,12 @@ class Delink(Check):
             users = [number for number in range(LAYERS) if of[number] == group]
             mean = [sum(values) / len(users) for values in zip(*(layer(delinked, number) for number in users))]
             self.assertLess(max(abs(a - b) for a, b in zip(mean, layer(shared, users[0]))), 1e-6, what)
-            self.assertGreater(max(abs(a - b) for a, b in zip(layer(delinked, users[0]), layer(delinked, users[1]))), 1e-5, what)
+            self.assertGreater(max(abs(a - b) for a, b in zip(layer(delinked, users[0]), layer(delinked, users[1]))), 2e-6, what)
         self.assertLess(max(abs(a - b) for a, b in zip(rest(delinked), rest(shared))), 1e-6, what)
 
     def test_moments_are_copied(self):
         """Within a run, and between runs, where they come from files."""
-        linear = dict(self.RUN, optimizer="sgd", momentum=0.9, lr=2, grad_clip=0, delink_at=None)
+        linear = dict(self.RUN, optimizer="sgd", momentum=0.9, lr=0.5, grad_clip=0, delink_at=None)
         for share, layout in sample([(share, layout) for share in ("all", "3x2", "2") for layout in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", zero=1))], 3):
             out, one = os.path.join(scratch(), "out"), dict(linear, share=share, steps=self.AT + 1, **layout)
             shared, inside = self.trained([one, dict(one, delink_at=self.AT)])
