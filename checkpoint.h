@@ -261,7 +261,7 @@ static inline StatePiece state_piece_written(const Store *s, int kind, int stora
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
         piece.count = store_keeps_previous(s, storage) && s->comm->rank == s->policy.relay->keeper[storage] ? gpt_storage_elements(s->model, storage) : 0;
-    } else if (store_holds(s, storage)) {
+    } else if (store_holds(s, storage) && (kind != STATE_MEASURED || store_measures(s, storage))) {
         piece.count = store_own(s, storage, &piece.begin);
     }
     return piece;
@@ -277,7 +277,7 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
         for (int kind = 0; kind < STATE_KINDS; kind++) {
             for (int storage = 0; storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
                 const StatePiece piece = state_piece_written(s, kind, storage);
-                if (kind == STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
+                if (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
                 if (pass == 2 && kind == STATE_PREVIOUS && piece.count) { writer_add_previous(&w, s, storage); }
@@ -301,27 +301,36 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
     if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= from->storages) { return false; }
     int64_t elements = gpt_storage_elements(from, (int)p->storage);
     return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin &&
-           (p->state == STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
+           (p->state >= STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
+// What a state of a storage of `from` is in the store; -1: nothing.
+static inline int state_becomes(const Store *s, const GptModel *from, int kind, int storage) {
+    const bool replaced = s->takes_measured && gpt_storage_shared_by(from, storage) > 1;
+    if (kind == STATE_MEASURED) { return replaced ? STATE_V : store_has_state(s, STATE_MEASURED) ? STATE_MEASURED : -1; }
+    return kind == STATE_V && replaced ? -1 : kind;
+}
 // Which elements of a state of a storage this rank has: *first and how many.
 static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {
+    if (kind == STATE_MEASURED && !store_measures(s, storage)) { return 0; }
     if (kind != STATE_PREVIOUS) { return store_own(s, storage, first); }
     *first = 0;
     return store_keeps_previous(s, storage) ? gpt_storage_elements(s->model, storage) : 0;
 }
 // Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its copies?
 static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
-    for (int i = 0; i < s->model->storages; i++) {
-        int64_t first, own = state_own(s, (StateKind)p->state, i, &first);
+    const int kind = state_becomes(s, from, (int)p->state, (int)p->storage);
+    for (int i = 0; kind >= 0 && i < s->model->storages; i++) {
+        int64_t first, own = state_own(s, (StateKind)kind, i, &first);
         if (gpt_storage_source(from, s->model, i) == p->storage && own && p->begin < first + own && p->begin + p->count > first) { return true; }
     }
     return false;
 }
 // n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece: what is in my slices, of it or its copies, goes
 // into the store.
-static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage, int64_t at, int64_t n) {
-    for (int i = 0; i < s->model->storages; i++) {
+static inline void state_piece_take(Store *s, const GptModel *from, StateKind of, int storage, int64_t at, int64_t n) {
+    const StateKind kind = (StateKind)state_becomes(s, from, of, storage);
+    for (int i = 0; (int)kind >= 0 && i < s->model->storages; i++) {
         int64_t first, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
         if (gpt_storage_source(from, s->model, i) != storage || low >= high) { continue; }
         if (kind == STATE_PREVIOUS) {
@@ -754,9 +763,10 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         int storage = i % from->storages;
         const int64_t elements = gpt_storage_elements(from, storage);
         const StateKind kind = (StateKind)(i / from->storages);
-        int64_t expected = kind == STATE_PREVIOUS ? (filled[i] ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
+        const bool measured = kind == STATE_MEASURED && (s->policy.measures || s->takes_measured) && gpt_storage_shared_by(from, storage) > 1 && p->updates;
+        int64_t expected = kind >= STATE_PREVIOUS ? (filled[i] || measured ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
         good = filled[i] == expected;
-        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not whole", folder, state_names[kind], storage); }
+        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind], storage, filled[i] ? "whole" : "there"); }
     }
     s->knows_previous = filled[STATE_PREVIOUS * from->storages] > 0; // wte's: where one is delayed, the first stage is
     free(filled);

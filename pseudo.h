@@ -42,9 +42,12 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Delinking
 
-// Of moments that begin anew nothing is copied.
-static inline bool delink_copies(const GptModel *from, int kind, int storage, int64_t moments) {
-    return kind == STATE_MASTER || moments == DELINK_MEAN || gpt_storage_class(from, storage) != STORAGE_BLOCK;
+// Of moments that begin anew nothing is copied; what was measured takes the place of v.
+static inline bool delink_copies(const Store *from, int kind, int storage, int64_t moments) {
+    if (kind == STATE_V || kind == STATE_MEASURED) {
+        if (store_measures(from, storage) != (kind == STATE_MEASURED)) { return false; }
+    }
+    return kind == STATE_MASTER || (kind != STATE_PREVIOUS && (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
 }
 // A state of a storage, from those who own slices of it to all of its copies in `to`.
 static inline void delink_state(Store *to, const Store *from, StateKind kind, int storage) {
@@ -65,9 +68,9 @@ static inline void delink_state(Store *to, const Store *from, StateKind kind, in
 }
 // Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. *p: notes it. All ranks call it.
 static inline void delink_states(Store *to, const Store *from, int64_t moments, Progress *p) {
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < STATE_KINDS; kind++) {
         for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
-            if (delink_copies(from->model, kind, i, moments)) { delink_state(to, from, (StateKind)kind, i); }
+            if (delink_copies(from, kind, i, moments)) { delink_state(to, from, (StateKind)kind, i); }
         }
     }
     p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;

@@ -130,7 +130,9 @@ static inline void predict_program_traffic(const RunFacts *run, const Program *p
         }
         if (store->policy.relay) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
-            comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
+            for (int64_t times = action_times(store, a); times > 0; times--) {
+                comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
+            }
         }
     }
 }

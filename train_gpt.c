@@ -167,7 +167,9 @@ static void setup_store(Trainer *t) {
     const bool accumulates = t->plan.placement.stages > 1 ? t->most_samples > t->plan.micro_rows : ceil_div(t->most_samples, t->ranks->n) > t->shape.rows;
     ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
     if (t->cyclic.rule) { policy.relay = &t->relay; }
+    policy.measures = o->delink_moments == DELINK_MEASURED && share_is(t->model.share);
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store.takes_measured = o->delink_moments == DELINK_MEASURED && !policy.measures;
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 static void setup_schedule(Trainer *t) {

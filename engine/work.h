@@ -295,6 +295,7 @@ static inline float *executor_room(Executor *e, const Action *a, int storage, bo
         executor_free_sum(e, storage);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
+    if (store_measures(e->store, storage)) { return store_layer_gradient(e->store, storage, a->unit - 1, accumulate); }
     return store_gradient(e->store, storage, accumulate);
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {

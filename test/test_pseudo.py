@@ -12,9 +12,12 @@
 
 Every run is checked for memory and traffic as predicted (test_train.Job). The model has 6 blocks. Standard library only.
 """
+import array
+import glob
 import os
 import random
 import shutil
+import struct
 import tempfile
 import unittest
 
@@ -47,7 +50,28 @@ def rest(file):
     return [x for begin, n in tensors()[1] for x in file[begin:begin + n]]
 
 
+def states(folder):
+    """(kind, storage) -> the elements of a state, of a checkpoint."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(folder, "state_*"))):
+        data = test_train.get(path)
+        count = struct.unpack_from("<3Q", data)[2]
+        at = 24 + 32 * count
+        for kind, storage, begin, n in struct.iter_unpack("<4q", data[24:at]):
+            found.setdefault((kind, storage), {})[begin] = array.array("f", data[at:at + 4 * n])
+            at += 4 * n
+    return {key: [x for begin in sorted(pieces) for x in pieces[begin]] for key, pieces in found.items()}
+
+
+V, MEASURED = 2, 4  # kinds of states
+
+
 class Check(test_train.TestCase):
+    def saved(self, cases):
+        """The states that each run ends with."""
+        cases = [dict(case, out=os.path.join(scratch(), "out"), save_every=case["steps"]) for case in cases]
+        return [states(test_train.checkpoint(case["out"], case["steps"])) for case, job in zip(cases, train_all(cases))]
+
     def trained(self, cases):
         cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
         jobs = train_all(cases)
@@ -187,17 +211,91 @@ class Delink(Check):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+class Measured(Check):
+    """The second moments that blocks will want: where nothing moves (lr 0), each layer's own is known from a run of equal copies that do not share."""
+    AT = 3
+    RUN = dict(RUN, steps=AT, lr=0, grad_clip=0, delink_moments="measured")
+    LAYOUTS = [dict(), dict(ranks=3, zero=1), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3, micro_batch=1), dict(ranks=2, pipeline="2"),
+               dict(ranks=4, pipeline="3:1,3:2,2:1", zero=1), dict(ranks=4, pipeline="4:2,4:2", zero=3, micro_batch=4), dict(ranks=2, reduce_dtype="bf16")]
+
+    def layers(self, share):
+        """v of each layer after AT steps, and after one more."""
+        start = os.path.join(scratch(), "start.bin")
+        train(**dict(RUN, steps=0, share=share, export=start))
+        alone = [dict(self.RUN, model=start, steps=steps, delink_moments=None) for steps in (self.AT, self.AT + 1)]
+        return [[found[V, 2 + number] for number in range(LAYERS)] for found in self.saved(alone)]
+
+    def assert_same(self, found, expected, what, tolerance=1e-5):
+        self.assertEqual(len(found), len(expected), what)
+        most = max(expected)
+        self.assertLess(max(abs(a - b) for a, b in zip(found, expected)), tolerance * most, what)
+
+    def test_of_the_layers(self):
+        """While blocks share, at the switch, and clipped as the update."""
+        shares = ["all", "4", "2x3"]
+        cases = [(share, layout) for share in shares for layout in self.LAYOUTS]
+        for share in shares if ALL else sample(shares, 1):
+            of, (before, after) = SHARES[share], self.layers(share)
+            mean = {group: [sum(vs) / of.count(group) for vs in zip(*(before[n] for n in range(LAYERS) if of[n] == group))] for group in set(of)}
+            layouts = self.LAYOUTS if ALL else sample(self.LAYOUTS, 3)
+            shared = self.saved([dict(self.RUN, share=share, **layout) for layout in layouts])
+            switched = self.saved([dict(self.RUN, share=share, steps=self.AT + 1, delink_at=self.AT, **layout) for layout in layouts])
+            for layout, found, delinked in zip(layouts, shared, switched):
+                few = 1e-2 if "reduce_dtype" in layout else 1e-5
+                for group in mean:
+                    self.assert_same(found[MEASURED, 2 + group], mean[group], (share, layout), few)
+                for number in range(LAYERS):
+                    expected = [0.95 * s + b - 0.95 * a for s, a, b in zip(mean[of[number]], before[number], after[number])]
+                    self.assert_same(delinked[V, 2 + number], expected, (share, layout, number), few)
+                self.assertFalse([key for key in delinked if key[0] == MEASURED])
+                self.assertGreater(sum(found[MEASURED, 2]), 1.1 * sum(found[V, 2]), "layers' gradients differ")
+
+    def test_clipped(self):
+        run = dict(self.RUN, share="all", steps=1)
+        job, = self.trained([run])
+        factor = 0.01 / float(job.steps("grad_norm")[0][0])
+        plain, clipped = self.saved([run, dict(run, grad_clip=0.01)])
+        self.assert_same(clipped[MEASURED, 2], [factor**2 * x for x in plain[MEASURED, 2]], "clipped")
+
+    def test_learns_alike(self):
+        """What is measured does not change what is computed while blocks share; later it does. Layouts, memory and traffic as ever."""
+        run = dict(Delink.RUN, delink_moments="measured")
+        mean, one, *others = self.trained([Delink.RUN, run, *(dict(run, **layout) for layout in sample(self.LAYOUTS[1:-1], 2))])
+        self.assert_close(one.losses()[:Delink.AT + 1], mean.losses()[:Delink.AT + 1], SAME, "the same function")
+        self.assertNotEqual(one.losses()[-1], mean.losses()[-1])
+        for job in others:
+            self.assert_close(job.losses(), one.losses(), SAME, job.command)
+
+    def test_between_runs(self):
+        """A run that shares leaves what it has measured for one that delinks; another has none."""
+        out = os.path.join(scratch(), "out")
+        run = dict(Delink.RUN, delink_at=None)
+        begun = test_train.checkpoint(out, Delink.AT)
+        train(**dict(run, out=out, steps=Delink.AT, save_every=Delink.AT, delink_moments="measured", ranks=2, zero=2))
+        after, shared = dict(run, model=begun, share=None, steps=1, delink=1), states(begun)
+        one, mean = self.saved([dict(after, lr=0, delink_moments=moments) for moments in ("measured", "mean")])
+        for number in range(LAYERS):
+            of = 2 + SHARES["2x3"][number]
+            more = [0.95 * (a - b) for a, b in zip(shared[MEASURED, of], shared[V, of])]
+            self.assert_same([a - b for a, b in zip(one[V, 2 + number], mean[V, 2 + number])], more, number)
+        self.assertEqual([one[key] for key in one if key[0] != V], [mean[key] for key in one if key[0] != V])
+        train(**dict(run, out=out, steps=Delink.AT, save_every=Delink.AT))
+        job = train(code=EXIT_INPUT, **dict(after, delink_moments="measured"))
+        self.assertIn("measured v", job.err)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 class Resume(Check):
     def test_around_the_switch(self):
         """Stopped before, at and after it, again and again, in one layout or others."""
         at = Delink.AT
         layouts = [dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2"), dict(ranks=3, pipeline="2:2,6:1", zero=2)]
-        for moments, first, second in sample([(m, a, b) for m in ("mean", "reset") for a in layouts for b in layouts], 2):
+        for moments, first, second in sample([(m, a, b) for m in ("mean", "measured", "reset") for a in layouts for b in layouts], 2):
             run = dict(Delink.RUN, delink_moments=moments)
             whole, = self.trained([dict(run, **first)])
             for stop in (at - 1, at, at + 1):
                 out = os.path.join(scratch(), "out")
-                short = dict(run, delink_at=None, delink_moments=None) if stop <= at else run
+                short = dict(run, delink_at=None, delink_moments=moments if moments == "measured" else None) if stop <= at else run
                 train(**dict(short, out=out, steps=stop, save_every=stop, **first))
                 again, = self.trained([dict(run, out=out, resume=1, **second)])
                 what = f"{moments}, stopped at {stop}, {first} then {second}"
@@ -227,7 +325,7 @@ class Refusals(test_train.TestCase):
         real = os.path.join(out, "step_00000001")
         for changes, words in ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
                                (dict(share="all", delink_at=6), "the run ends before"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
-                               (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|reset")):
+                               (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset")):
             job = train(code=EXIT_INPUT, **dict(RUN, **changes))
             self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
             self.assertIn(words, job.err)
