@@ -331,7 +331,7 @@ static inline bool state_wanted(const Store *s, const GptModel *from, const Stat
 static inline void state_piece_take(Store *s, const GptModel *from, StateKind of, int storage, int64_t at, int64_t n) {
     const StateKind kind = (StateKind)state_becomes(s, from, of, storage);
     for (int i = 0; (int)kind >= 0 && i < s->model->storages; i++) {
-        int64_t first, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
+        int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
         if (gpt_storage_source(from, s->model, i) != storage || low >= high) { continue; }
         if (kind == STATE_PREVIOUS) {
             previous_from_host(s, i, at, n);
@@ -412,6 +412,7 @@ typedef struct {
     int64_t position;  // samples consumed
     int64_t updates;   // of the moments
     int64_t delinked;  // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
+    int64_t unlike;    // looks in a row at which most neighbours that share had unlike gradients (--delink-auto)
     int64_t restarted; // of their moments' counters, updates before they began (store.h)
     OutlierWindow loss, norm;
     char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
@@ -655,6 +656,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     text_add(&t, "train_gpt checkpoint 1\n");
     manifest_add_model(&t, s->model, s->adam);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
+    if (p->unlike) { text_add(&t, "unlike %" PRId64 "\n", p->unlike); }
     if (p->delinked) { text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted); }
     bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
     const OutlierWindow empty = {0, {0}};
@@ -746,7 +748,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
                 files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) && manifest_count_or_none(text, "restarted", &p->restarted) &&
-                manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+                manifest_count_or_none(text, "unlike", &p->unlike) && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
     for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = p->step; }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {

@@ -373,6 +373,13 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
         for (int64_t k = ceil_div(store_own_elements(s, i), NORM_CHUNK); k > 0; k--) { exact_add(sum, mean * mean * *partial++); }
     }
 }
+static inline double store_sum_of_ranks(Store *s, ExactSum sum) {
+    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
+    for (int r = 0; r < s->comm->ranks; r++) {
+        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
+    }
+    return exact_value(sum);
+}
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
@@ -383,11 +390,25 @@ static inline double store_norm(Store *s, int64_t step) {
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i), s->summed[i] = false; }
     store_add_all_noise(s, step);
     store_measure(s, 0, s->model->storages, step, &sum);
-    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
-    for (int r = 0; r < s->comm->ranks; r++) {
-        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
-    }
-    return sqrt(exact_value(sum));
+    return sqrt(store_sum_of_ranks(s, sum));
+}
+// The sum of squares of a storage of which these are the slices; all ranks call it.
+static inline double store_squares(Store *s, int storage, const float *slice) {
+    const int64_t n = store_own_elements(s, storage);
+    ExactSum sum;
+    memset(&sum, 0, sizeof sum);
+    if (n) { ops_norm_partials(s->stream, s->partials, slice, n, NORM_CHUNK); }
+    ops_wait(s->stream);
+    for (int64_t k = 0; k < ceil_div(n, NORM_CHUNK); k++) { exact_add(&sum, s->partials[k]); }
+    return store_sum_of_ranks(s, sum);
+}
+// The gradient of one of a storage's layers is there alone: its squared norm, and that of its sum with the one at the look before. All ranks call it.
+static inline void store_look(Store *s, int storage, int64_t step, double *square, double *sum_square) {
+    const int64_t n = store_own_elements(s, storage);
+    float *before = (float *)(void *)shelf_slice(&s->looked, storage), *grad = store_sum(s, storage, step);
+    if (n) { ops_accumulate(s->stream, before, grad, n); }
+    *sum_square = store_squares(s, storage, before), *square = store_squares(s, storage, grad);
+    if (n) { ops_copy(s->stream, before, grad, (size_t)n * sizeof(float)); }
 }
 
 // Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.

@@ -79,8 +79,9 @@ typedef struct {
     bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
     bool accumulates;   // a step has several micro-steps
-    bool measures;      // gradients of layers that share a storage are apart until the end of a step (pseudo.h: measured)
     bool lends;         // wte stays acquired from the head to the embedding (dp.h)
+    bool measures;      // gradients of layers that share a storage are apart until the end of a step (pseudo.h: measured)
+    bool looks;         // the gradient of a layer is compared with that of the one before it (pseudo.h: --delink-auto)
     const Relay *relay; // NULL: states travel by collectives
 } ZeroPolicy;
 

@@ -79,6 +79,7 @@ typedef struct {
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
     Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;           // with policy.looks: slices of the gradient of the layer before
     Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
     Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
     int64_t room_elements;  // of a relay's rooms for parameters that come for a use
@@ -289,17 +290,25 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
-static inline void store_plan_measured(Store *s) {
+// My slices of the storages that blocks share.
+static inline Shelf store_plan_shared(const Store *s) {
     const GptModel *m = s->model;
-    int *users = (int *)checked_calloc((size_t)m->storages, sizeof(int), "measured");
-    s->measured = shelf_plan_copies(m, users, sizeof(float));
+    int *none = (int *)checked_calloc((size_t)m->storages, sizeof(int), "shelf");
+    Shelf shelf = shelf_plan_copies(m, none, sizeof(float));
     for (int i = 0; i < m->storages; i++) {
-        if (!store_measures(s, i) || !store_holds(s, i)) { continue; }
-        users[i] = (int)gpt_storage_shared_by(m, i);
-        s->measured.slice[i] = (int64_t)s->measured.held, s->measured.held += (size_t)store_own_elements(s, i) * sizeof(float);
+        shelf.slice[i] = (int64_t)shelf.held;
+        if (gpt_storage_shared_by(m, i) > 1) { shelf.held += (size_t)store_own_elements(s, i) * sizeof(float); }
     }
-    s->layers = shelf_plan_copies(m, users, sizeof(float));
+    free(none);
+    return shelf;
+}
+// Gradients of the layers that share.
+static inline Shelf store_plan_layers(const Store *s) {
+    int *users = (int *)checked_calloc((size_t)s->model->storages, sizeof(int), "shelf");
+    for (int i = 0; i < s->model->storages; i++) { users[i] = store_measures(s, i) && store_holds(s, i) ? (int)gpt_storage_shared_by(s->model, i) : 0; }
+    Shelf shelf = shelf_plan_copies(s->model, users, sizeof(float));
     free(users);
+    return shelf;
 }
 
 // Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
@@ -328,7 +337,8 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.m = shelf_plan(&s.layout, moments[0]), s.v = shelf_plan(&s.layout, moments[1]), s.secondary = shelf_plan(&s.layout, secondary);
     s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
     if (policy.relay) { store_plan_relay(&s); }
-    if (policy.measures) { store_plan_measured(&s); }
+    if (policy.measures) { s.layers = store_plan_layers(&s), s.measured = store_plan_shared(&s); }
+    if (policy.looks) { s.looked = store_plan_shared(&s); }
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     free(param_apart);
     return s;
@@ -338,7 +348,7 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_GRADIENTS] += s->grads.held + s->layers.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held + s->measured.held;
     memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
-                              s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
+                              s->errors.held + s->looked.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
 }
 
 // One more group of collectives; equal lists of ranks share what the transport keeps for them.
@@ -373,6 +383,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
     shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
     shelf_allocate(&s->layers, MEMORY_GRADIENTS, "gradients of layers"), shelf_allocate(&s->measured, MEMORY_OPTIMIZER, "measured moments");
+    shelf_allocate(&s->looked, MEMORY_BUFFERS, "gradients of layers");
     for (int i = 0; i < s->layout.holders.count; i++) {
         const Group *all = &s->layout.parties[i].all;
         if (all->me < 0) { continue; }
@@ -405,8 +416,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 
 static inline void store_free(Store *s) {
     Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,  &s->secondary, &s->codes,
-                        &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured};
-    for (int i = 0; i < 13; i++) { shelf_free(shelves[i]); }
+                        &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured,  &s->looked};
+    for (int i = 0; i < 14; i++) { shelf_free(shelves[i]); }
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
     for (int i = 0; i < s->batch_count; i++) {
