@@ -48,8 +48,8 @@ class Plan:
 
 
 PLANS = {
-    "quick": Plan(steps=800, rates=("2e-3", "4e-3"), switches=(0.1, 0.5), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
-    "full": Plan(steps=12000, rates=("1e-3", "2e-3", "4e-3", "8e-3"), switches=(0.05, 0.1, 0.25, 0.5, 0.75), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
+    "quick": Plan(steps=500, rates=("1e-3", "2e-3", "4e-3"), switches=(0.1, 0.5), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
+    "full": Plan(steps=12000, rates=("5e-4", "1e-3", "2e-3", "4e-3", "8e-3"), switches=(0.05, 0.1, 0.25, 0.5, 0.75), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
 }
 
 

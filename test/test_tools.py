@@ -1070,7 +1070,7 @@ class Pseudo(InFolder):
         # half of the steps at a quarter of the time: 0.625 of it, when the one from scratch has come down to 2.75
         self.assertIn("| shared for 50 %, then real | 0.62x | 2.1000 | 2.7500 | -23.64 % | not reached |", text)
         calls = (self.folder / "calls").read_text().splitlines()
-        self.assertEqual(len(calls), 5 * 2 + 4 + 1 + 4)
+        self.assertEqual(len(calls), 5 * 3 + 4 + 1 + 4)
         self.assertTrue(any("--share all --delink-at 50 --delink-moments reset --delink-warmup 2" in call for call in calls))
         self.assertTrue(any("--rate 400.0mbit" in call and "--share all" in call for call in calls), "1.5 MB in 30 ms")
         self.reproduce()
