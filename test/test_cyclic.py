@@ -210,19 +210,21 @@ class Numbers(Check):
 
     def test_sent(self):
         """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and a tally of each."""
-        for N, word, case in sample([(2, 4, V1), (2, 2, V2), (3, 4, V2), (3, 2, V1), (4, 4, V2_SLACK), (4, 2, V2)], 3):
+        def check(case):
+            N, word, case = case
             precision = dict(dtype="bf16") if word == 2 else {}
             sent = self.sent(word, **data(N, **case, **precision))
             self.assertEqual(sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * TALLY, (N, case))
             measured = train(**data(N, **case, **precision)).end()["traffic"]["measured"]
             self.assertEqual(measured["total"]["intra"], sent[0], (N, case))
             self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
+        at_once(check, sample([(2, 4, V1), (2, 2, V2), (3, 4, V2), (3, 2, V1), (4, 4, V2_SLACK), (4, 2, V2)], 3))
 
     def test_zero(self):
         """Parameters travel once for each use of a stage, which in the last one are one, and wte to the head, too; the embedding's backward pass reads none.
         What a rank keeps is a stage's: rank 0 the last one's, of v2 in one version."""
-        cases = [(N, word, rule) for N in (2, 3, 4) for word in (4, 2) for rule in RULES]
-        for N, word, rule in sample(cases, 4):
+        def check(case):
+            N, word, rule = case
             case = zero(N, **rule, **(dict(dtype="bf16") if word == 2 else {}))
             last = range(UNITS + 1 - UNITS // N, UNITS + 1)  # storages: blocks are storages 2 .. UNITS - 1
             once = [1, UNITS, *last]
@@ -238,6 +240,7 @@ class Numbers(Check):
             self.assertEqual(memory["parameters"], own * word * (1 if fresh else 2), case)
             self.assertEqual(memory["gradients"], own * 4 * (2 if rule is V1 else 1), case)
             self.assertEqual(memory["optimizer"], own * (8 + 4 * (word == 2)), case)
+        at_once(check, sample([(N, word, rule) for N in (2, 3, 4) for word in (4, 2) for rule in RULES], 4))
 
     def test_activations(self):
         """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each; a triangle's first, one of stage 0."""
@@ -285,23 +288,23 @@ class Resume(Check):
     def test_in_another_mode(self):
         """From one rank to several and back: the same bits. And another number of stages: in either mode alike."""
         for rule in sample(RULES, 2):
-            whole = self.legs([single(3, **rule)] * 3)
-            self.assertTrue(self.legs([triangle(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([model(3, **rule), triangle(3, **rule), single(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([single(2, **rule), single(3, **rule), single(1, **rule)]) == self.legs([data(2, **rule), data(3, **rule), data(1, **rule)]), rule)
             one = dict(rule, micro_batch=8)
-            whole, cut = (self.legs([single(N, **one) for N in legs]) for legs in ((3, 3, 3), (2, 3, 1)))
-            self.assertTrue(self.legs([zero(3, **rule), data(3, **one), zero(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([zero(2, **rule), zero(3, **rule), zero(1, **rule)]) == cut, rule)
+            whole, first, second, cut, other, whole_of_one, zeros, cut_of_one, other_zeros = at_once(self.legs, [
+                [single(3, **rule)] * 3, [triangle(3, **rule), data(3, **rule), model(3, **rule)], [model(3, **rule), triangle(3, **rule), single(3, **rule)],
+                [single(2, **rule), single(3, **rule), single(1, **rule)], [data(2, **rule), data(3, **rule), data(1, **rule)],
+                [single(3, **one)] * 3, [zero(3, **rule), data(3, **one), zero(3, **rule)],
+                [single(N, **one) for N in (2, 3, 1)], [zero(2, **rule), zero(3, **rule), zero(1, **rule)]])
+            for found, expected in ((first, whole), (second, whole), (other, cut), (zeros, whole_of_one), (other_zeros, cut_of_one)):
+                self.assertTrue(found == expected, rule)
 
     def test_with_plain_runs(self):
         """One stage of v2 is plain training: so plain runs take its place, before and after. A plain run has no version before its newest: both are it."""
         plain, one = dict(RUN, micro_batch=6, ranks=1, grad_clip=0), single(1, **V2)
-        for mode in (single, data, zero):
-            rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
-            for legs in ((0, 3, 0), (3, 0, 3)):
-                found, expected = ([other if leg == 0 else mode(leg, **rule) for leg in legs] for other in (plain, one))
-                self.assertTrue(self.legs(found) == self.legs(expected), (mode, rule, legs))
+        rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
+        cases = [(mode, legs) for mode in (single, data, zero) for legs in ((0, 3, 0), (3, 0, 3))]
+        chains = at_once(self.legs, [[other if leg == 0 else mode(leg, **rule) for leg in legs] for mode, legs in cases for other in (plain, one)])
+        for case, found, expected in zip(cases, chains[::2], chains[1::2]):
+            self.assertTrue(found == expected, (case, rule))
 
     def test_graceful_stops(self):
         """What is under way is finished and saved, and the run goes on as if nothing had been."""
@@ -388,8 +391,8 @@ class Lost(Check):
 
     def test_not_finite(self):
         """Steps that lead nowhere: no rank waits for ever, and the run ends as any other."""
-        for mode, rule in sample([(mode, rule) for mode in MODES for rule in RULES], 3):
-            job = train(**mode(3, **dict(rule, optimizer="sgd", lr=1e6)))
+        cases = sample([(mode, rule) for mode in MODES for rule in RULES], 3)
+        for job in train_all([mode(3, **dict(rule, optimizer="sgd", lr=1e6)) for mode, rule in cases]):
             self.assertEqual(job.steps("step"), [(k + 1,) for k in range(6)])
 
 

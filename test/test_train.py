@@ -45,7 +45,8 @@ MODEL, TOKENS, GOLDEN = (os.path.join(ROOT, "test/golden/gpt_tiny" + end) for en
 ALL = os.environ.get("TEST_ALL") == "1"
 SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
 EXIT_DONE, EXIT_INPUT, EXIT_RESOURCES = 0, 2, 3
-ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+# Threads that wait for each other sleep: there are more of them than cores, and on a busy machine each would wait in vain for its turn.
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1", OMP_WAIT_POLICY="passive")
 AT_ONCE = 2 * (os.cpu_count() or 1)  # runs: a start mostly waits
 TIMEOUT = 120  # seconds; a run takes one or two, on a busy machine more
 STEP_TIMEOUT = 1  # and for each step, which takes some milliseconds
