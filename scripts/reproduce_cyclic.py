@@ -295,7 +295,7 @@ def cluster_run(bench, name, flags, rate, watch=None, words=()):
     """The log. rate: Mbit/s of a link, 0: unlimited."""
     link = ["--rate", f"{rate:.1f}mbit"] if rate else []
     quota = 90 // -(-RANKS // len(os.sched_getaffinity(0)))  # a tenth is left to the kernel's side of the network and to mpirun
-    cut = (*CUT, *(() if "--cyclic-mode" in flags else ("--cyclic-ahead", "1"))) if "--cyclic" in flags else ()
+    cut = CUT if "--cyclic" in flags else ()
     command = [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--", *bench.train(TEXT, DP, *MODEL, *flags, *cut),
                "--steps", bench.plan.cluster_steps, "--val-every", 0]
     if watch is None or (bench.options.into / name / "run.json").exists():
