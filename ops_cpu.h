@@ -79,8 +79,11 @@ static inline void blas_serial_once(void) {
 }
 static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 
-// Nothing to open, and operations return when done.
-static inline void ops_open(Stream *s, int place, DType real) { (void)s, (void)place, (void)real; }
+// Operations return when done.
+static inline void ops_open(Stream *s, int place, DType real) {
+    (void)place, (void)real;
+    omp_set_num_threads(s->threads); // also where none are asked for: more, on cores of other ranks, would wait there for their next turn
+}
 static inline void ops_close(Stream *s) { (void)s; }
 static inline const char *ops_device(double *bf16_flops) { return *bf16_flops = 0, ""; }
 static inline void ops_wait(Stream *s) { (void)s; }

@@ -46,7 +46,7 @@ static inline double measure_products(Stream *s, int64_t N) { // of matrices (N,
     return best;
 }
 static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
-    int64_t N = 1024;
+    int64_t N = 512;
     double best = measure_products(s, N);
     for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) { N *= 2; }
     return best;
