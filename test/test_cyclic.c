@@ -1,7 +1,7 @@
 // test_cyclic.c: proves cyclic.h. That its windows, one after another, are the paper's time tables, keep its invariants and use the versions of its rule;
 // that new parameters are there in time and nobody sends more than others; that owners' states travel as often as ZeRO-3's at most, one message at a
-// time, and take the room that they should; that every one of these programs is valid, and damaged ones are refused
-// for the right reason; and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of all parameters.
+// time, and take the room that they should; that every one of these programs is valid, also in orders in which ranks put work aside, and damaged ones
+// are refused for the right reason; and that a run gives, bit by bit, what a slow and obvious loop gives that holds both versions of all parameters.
 #include "ops_cpu.h"
 #include "checkpoint.h"
 #include "dataloader.h"
@@ -866,6 +866,7 @@ static void test_damage_is_refused(void **state) {
         if (valid || !says(error, d->expected)) {
             print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected, valid ? "VALID " : "", error), wrong++;
         }
+        // of a list that is put off, the order may not matter
         const bool late = plan.mode == CYCLIC_DATA && d->kind != ACT_TALLY && d->change != UP;
         if (late && cyclic_prove_in_order(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4, true, i, error, sizeof error)) {
             print_error("%s: valid where work is put aside\n", d->name), wrong++;
