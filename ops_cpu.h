@@ -1005,6 +1005,14 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
         poll_after_block(s, b);
     }
 }
+static inline void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+#pragma omp simd
+        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { v[i] = keep * v[i] + add * grad[i] * grad[i]; }
+        poll_after_block(s, b);
+    }
+}
 
 #include "kernels/clip_cpu.h"     // the rest of the contract: what each sample adds to a gradient
 #include "kernels/noise_cpu.h"    // noise

@@ -84,8 +84,8 @@ PLANS = {
 class Bench:
     """Starts runs that are not there yet, and knows where they are."""
 
-    def __init__(self, options):
-        self.plan, self.options, self.runner = PLANS[options.plan], options, Runner()
+    def __init__(self, options, plans):
+        self.plan, self.options, self.runner = plans[options.plan], options, Runner()
 
     def run(self, name, command):
         log, fresh = complete(self.runner, self.options.into / name, [str(word) for word in command])
@@ -94,7 +94,7 @@ class Bench:
 
     def run_together(self, commands):
         """Logs by name; as many runs of one thread at a time as there are cores."""
-        pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        pool = concurrent.futures.ThreadPoolExecutor(cores())
         try:
             jobs = {name: pool.submit(self.run, name, command) for name, command in commands.items()}
             return {name: job.result() for name, job in jobs.items()}
@@ -105,12 +105,16 @@ class Bench:
         return [self.options.program, "--train", f"{data}_train_*.bin", "--val", f"{data}_val_*.bin", "--threads", 1, "--grad-clip", 0, *flags, *RULES[rule]]
 
     def draw(self, name, panels, paint):
-        pyplot = pyplot_or_none("reproduce_cyclic")
+        pyplot = pyplot_or_none(Path(sys.argv[0]).stem)
         if pyplot:
             figure, axes = pyplot.subplots(1, panels, figsize=(7 * panels, 4), layout="constrained", squeeze=False)
             paint(axes[0])
             figure.savefig(self.options.into / f"{name}.png", dpi=120)
             pyplot.close(figure)
+
+
+def cores():
+    return len(os.sched_getaffinity(0))
 
 
 def found_events(log, kind):
@@ -295,7 +299,7 @@ class Pulses(Watch):
 def on_cluster(bench, rate, *words):
     """The command's words before the program. rate: Mbit/s of a link, 0: unlimited."""
     link = ["--rate", f"{rate:.1f}mbit"] if rate else []
-    quota = 90 // -(-RANKS // len(os.sched_getaffinity(0)))  # a tenth is left to the kernel's side of the network and to mpirun
+    quota = 90 // -(-RANKS // cores())  # a tenth is left to the kernel's side of the network and to mpirun
     return [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--"]
 
 
@@ -626,7 +630,7 @@ PARTS = {"memory": memory, "traffic": traffic, "speed": speed, "quality": qualit
 
 
 def reproduce(options):
-    bench, tables, claims = Bench(options), [], []
+    bench, tables, claims = Bench(options, PLANS), [], []
     for part in options.part or PARTS:
         table, lines = PARTS[part](bench)
         tables.append(table)
