@@ -146,19 +146,20 @@ class Equality(Check):
             self.assertNotEqual(old.steps()[2:], plain.steps()[2:], "a step later")
             self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
 
-    @unittest.skipUnless(ALL, "TEST_ALL=1: now and then all ranks wait, which is why --cyclic-ahead is on trial (docs/cyclic.md)")
     def test_late(self):
         """Store work that is put off, by lot and on each rank otherwise: messages are posted in other orders, and something often has to wait. The same bits."""
-        cases = [(N, dict(rule, **variant)) for N in (2, 3, 4) for rule in RULES for variant in (dict(), dict(dtype="bf16"), dict(micro_batch=1, batch_tokens=4 * N * T),
-                                                                                         dict(val_every=2, val_batches=1))]
-        for N, case in sample(cases, 3):
-            expected, = self.trained([single(N, **case)])
-            for percent in (1, 50):
-                export = os.path.join(scratch(), "export")
-                job = Job(binary=FAULTY, environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"}, **dict(data(N, **case), cyclic_ahead=1, export=export))
-                job.done()
-                job.export = export
-                self.assert_same(job, expected, (N, case, percent))
+        variants = (dict(), dict(dtype="bf16"), dict(micro_batch=1), dict(val_every=2, val_batches=1), dict(share="2x2"), dict(steps=12, recompute="block"))
+        cases = [(N, dict(rule, **variant), percent) for N in (2, 3, 4) for rule in RULES for variant in variants for percent in (1, 50)]
+
+        def late(case):
+            N, rule, percent = case
+            rule = dict(rule, batch_tokens=2 * N * T, export=os.path.join(scratch(), "export"))
+            job = Job(binary=FAULTY, environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"}, **data(N, **rule))
+            expected, = self.trained([(data if "share" in rule else single)(N, **rule)])
+            job.done()
+            job.export = rule["export"]
+            self.assert_same(job, expected, case)
+        at_once(late, sample(cases, 4))
 
     def test_without_a_step_rules_agree(self):
         """lr 0: all versions are alike; plain training adds the same numbers in another order."""
@@ -333,7 +334,7 @@ class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
              (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(V1, share="all", cyclic_mode="model"), "--share all"), (1, dict(V1, share="2x2", cyclic_stages=2), "--share 2x2"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
-             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"), (2, dict(V1, cyclic_ahead=1, cyclic_mode="model"), "--cyclic-ahead"), *((2, dict(V1, cyclic_cut=cut), "--cyclic-cut") for cut in ("6", "3,2", "3,3,0", "0,6", "3;3", "3,3,", "x")),
+             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"), *((2, dict(V1, cyclic_cut=cut), "--cyclic-cut") for cut in ("6", "3,2", "3,3,0", "0,6", "3;3", "3,3,", "x")),
              (2, dict(V2, cyclic_mode="zero", micro_batch=1), "--cyclic-mode zero adds no pieces up"), (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
              (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (2, dict(V2, cyclic_mode="model", dp_noise=1), "--dp-noise")]

@@ -949,7 +949,7 @@ class Failures(TestCase):
             (("pipeline", "zero-hpz-partition-size"), dict(pipeline="auto", zero=3, zero_hpz_partition_size=2)),
             (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block")),
             (("cyclic-mode", "cyclic"), dict(cyclic_mode="single")), (("cyclic-slack", "cyclic"), dict(cyclic="v1", cyclic_slack=1)),
-            (("cyclic-stages", "cyclic"), dict(cyclic_stages=2)), (("cyclic-cut", "cyclic"), dict(cyclic_cut="3,2")), (("cyclic-ahead", "cyclic"), dict(cyclic_ahead=1)), (("cyclic", "pipeline"), dict(cyclic="v2", pipeline=2)), (("cyclic", "zero"), dict(cyclic="v2", zero=1)),
+            (("cyclic-stages", "cyclic"), dict(cyclic_stages=2)), (("cyclic-cut", "cyclic"), dict(cyclic_cut="3,2")), (("cyclic", "pipeline"), dict(cyclic="v2", pipeline=2)), (("cyclic", "zero"), dict(cyclic="v2", zero=1)),
             (("cyclic", "zero-quantized-gradients"), dict(cyclic="v2", zero_quantized_gradients=1)), (("cyclic", "reduce-dtype"), dict(cyclic="v2", reduce_dtype="bf16")),
             (("cyclic-mode", "dp-noise"), dict(cyclic="v2", cyclic_mode="model", dp_noise=1)),
             (("dp-clip-style", "cyclic"), dict(cyclic="v2", dp_clip_style="flat", dp_noise=1)), (("cyclic", "grad-clip"), dict(cyclic="v2", grad_clip=1)),
