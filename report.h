@@ -313,7 +313,7 @@ static inline void predict(const RunFacts *run) {
     memset(p, 0, sizeof *p);
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
-    p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded;
+    p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
     offload_moves(run->store, p->moved);
     predict_traffic(run, p->traffic);
     p->step_s = predict_step(run, busy, NULL);
@@ -617,14 +617,14 @@ static inline void print_start(const RunFacts *run) {
 }
 
 static inline void json_add_offload(TextBuffer *t, size_t bytes, int64_t in, int64_t out) {
-    text_add(t, ",\"offload\":{\"bytes\":%zu,\"in\":%" PRId64 ",\"out\":%" PRId64 "}", bytes, in, out);
+    text_add(t, "{\"bytes\":%zu,\"in\":%" PRId64 ",\"out\":%" PRId64 "}", bytes, in, out);
 }
 static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     int64_t total[LINK_KINDS];
     traffic_total(p->traffic, total);
     text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
     text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
-    json_add_offload(line, p->offloaded, p->moved[0], p->moved[1]);
+    text_add(line, ",\"offload\":"), json_add_offload(line, p->offloaded, p->moved[0], p->moved[1]);
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
@@ -700,8 +700,9 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
-    text_add(&line, "}"), json_add_offload(&line, memory_on_host, moved[0] / each, moved[1] / each);
-    text_add(&line, ",\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
+    text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1]);
+    text_add(&line, ",\"measured\":"), json_add_offload(&line, memory_on_host, moved[0] / each, moved[1] / each);
+    text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);
     json_add_field(&line, "measured", step_ms);

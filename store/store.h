@@ -365,6 +365,12 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
                               s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
 }
+static inline size_t store_partials(const Store *s) { // of the norm
+    size_t chunks = 0;
+    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK); }
+    return chunks;
+}
+static inline size_t store_scratch_bytes(const Store *s) { return store_partials(s) * sizeof(double) + sizeof state_piece; } // of the host, in any case
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
     return s->host[STATE_MASTER].held + s->host[STATE_M].held + s->host[STATE_V].held + s->offload_rooms.held;
 }
@@ -433,9 +439,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->restarted = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
-    size_t chunks = 0;
-    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK), s->fresh[i] = true; }
-    s->partials = (double *)memory_take_host(chunks * sizeof(double), "norm partials");
+    for (int i = 0; i < s->model->storages; i++) { s->fresh[i] = true; }
+    s->partials = (double *)memory_take_host(store_partials(s) * sizeof(double), "norm partials");
     for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
     if (!s->policy.relay) { return; }
     shelf_allocate(&s->making, MEMORY_BUFFERS, "gradients"), shelf_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
