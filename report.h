@@ -324,13 +324,18 @@ static inline void predict(const RunFacts *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Does it fit?
 static inline int memory_sharers(const RunFacts *run) { return ops_memory_apart() ? run->comm->transport.sharing : run->comm->local_ranks; }
-// What all ranks on this memory need, over what this one does: ranks of other stages need other amounts. All ranks call it.
-static inline double memory_shares(const RunFacts *run, double mine) {
+// The sum of a number over the ranks of this machine. All ranks call it.
+static inline double memory_of_host(const RunFacts *run, double mine) {
     Comm *comm = (Comm *)(uintptr_t)run->comm;
     double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "memory"), sum = 0;
     comm_all_gather_small(comm, &mine, all, sizeof mine);
     for (int r = 0; r < comm->ranks; r++) { sum += strcmp(comm->peers[r].place.host, comm->peers[comm->rank].place.host) ? 0 : all[r]; }
     free(all);
+    return sum;
+}
+// What all ranks on this memory need, over what this one does: ranks of other stages need other amounts. All ranks call it.
+static inline double memory_shares(const RunFacts *run, double mine) {
+    const double sum = memory_of_host(run, mine);
     return ops_memory_apart() ? memory_sharers(run) : sum / fmax(mine, 1);
 }
 // By this rank, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step, for which the store has another layout.
@@ -376,10 +381,19 @@ static inline bool memory_fits(const RunFacts *run) {
     double needed, shares, there;
     return memory_look(run, &needed, &shares, &there);
 }
+// What lies on the host beside GPUs, of all ranks of this machine.
+static inline void check_host_memory(const RunFacts *run) {
+    const double mine = ops_memory_apart() ? (double)store_host_bytes(run->store) : 0, needed = memory_of_host(run, mine), there = memory_available();
+    if (needed > there) {
+        die(EXIT_RESOURCES, "give a larger --device-memory, or fewer ranks on a machine",
+            "offloaded states of this machine's ranks need %.2f GiB, %.2f GiB are available", needed / 0x1p30, there / 0x1p30);
+    }
+}
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
     double needed, shares, there;
     char advice[400];
+    check_host_memory(run);
     if (memory_look(run, &needed, &shares, &there)) { return; }
     memory_advice(run, shares, there, advice, sizeof advice);
     die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", memory_sharers(run), ops_memory_apart() ? "GPU" : "machine",

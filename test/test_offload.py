@@ -187,6 +187,14 @@ class Emulated(Check):
                 self.assert_close(host.losses(), none.losses(), 1e-6, layout)
             self.assert_close(host.losses(), none.losses(), 1e-2, layout)
 
+    def test_memory_that_is_not_pinned(self):
+        base = dict(steps=2, binary=EMULATED, dtype="bf16")
+        none, *jobs = self.trained([base, *[dict(base, offload="optimizer", offload_update=update, environment={"EMU_PINNED_MOST": "20000"}) for update in UPDATES]])
+        for job in jobs:
+            self.assertIn("warning: rank 0: the system pins no more memory", job.err)
+        self.assert_same(jobs[1], none, "device")
+        self.assert_close(jobs[0].losses(), none.losses(), 1e-2, "host")
+
 
 if __name__ == "__main__":
     print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
