@@ -261,7 +261,7 @@ static inline StatePiece state_piece_written(const Store *s, int kind, int stora
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
         piece.count = store_keeps_previous(s, storage) && s->comm->rank == s->policy.relay->keeper[storage] ? gpt_storage_elements(s->model, storage) : 0;
-    } else if (store_holds(s, storage)) {
+    } else if (store_holds(s, storage) && (kind != STATE_MEASURED || store_measures(s, storage))) {
         piece.count = store_own(s, storage, &piece.begin);
     }
     return piece;
@@ -277,7 +277,7 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
         for (int kind = 0; kind < STATE_KINDS; kind++) {
             for (int storage = 0; storage < s->model->storages && store_has_state(s, (StateKind)kind); storage++) {
                 const StatePiece piece = state_piece_written(s, kind, storage);
-                if (kind == STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
+                if (kind >= STATE_PREVIOUS ? !piece.count : !store_holds(s, storage)) { continue; }
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
                 if (pass == 2 && kind == STATE_PREVIOUS && piece.count) { writer_add_previous(&w, s, storage); }
@@ -299,28 +299,37 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
     if (p->state < 0 || p->state >= STATE_KINDS || p->storage < 0 || p->storage >= from->storages) { return false; }
     int64_t elements = gpt_storage_elements(from, (int)p->storage);
     return p->begin >= 0 && p->count >= 0 && p->begin <= elements && p->count <= elements - p->begin &&
-           (p->state == STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
+           (p->state >= STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
+// What a state of a storage of `from` is in the store; -1: nothing.
+static inline int state_becomes(const Store *s, const GptModel *from, int kind, int storage) {
+    const bool replaced = s->takes_measured && gpt_storage_shared_by(from, storage) > 1;
+    if (kind == STATE_MEASURED) { return replaced ? STATE_V : store_has_state(s, STATE_MEASURED) ? STATE_MEASURED : -1; }
+    return kind == STATE_V && replaced ? -1 : kind;
+}
 // Which elements of a state of a storage this rank has: *first and how many.
 static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {
+    if (kind == STATE_MEASURED && !store_measures(s, storage)) { return 0; }
     if (kind != STATE_PREVIOUS) { return store_own(s, storage, first); }
     *first = 0;
     return store_keeps_previous(s, storage) ? gpt_storage_elements(s->model, storage) : 0;
 }
 // Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its copies?
 static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
-    for (int i = 0; i < s->model->storages; i++) {
-        int64_t first, own = state_own(s, (StateKind)p->state, i, &first);
+    const int kind = state_becomes(s, from, (int)p->state, (int)p->storage);
+    for (int i = 0; kind >= 0 && i < s->model->storages; i++) {
+        int64_t first, own = state_own(s, (StateKind)kind, i, &first);
         if (gpt_storage_source(from, s->model, i) == p->storage && own && p->begin < first + own && p->begin + p->count > first) { return true; }
     }
     return false;
 }
 // n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece: what is in my slices, of it or its copies, goes
 // into the store.
-static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage, int64_t at, int64_t n) {
-    for (int i = 0; i < s->model->storages; i++) {
-        int64_t first, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
+static inline void state_piece_take(Store *s, const GptModel *from, StateKind of, int storage, int64_t at, int64_t n) {
+    const StateKind kind = (StateKind)state_becomes(s, from, of, storage);
+    for (int i = 0; (int)kind >= 0 && i < s->model->storages; i++) {
+        int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
         if (gpt_storage_source(from, s->model, i) != storage || low >= high) { continue; }
         if (kind == STATE_PREVIOUS) {
             previous_from_host(s, i, at, n);
@@ -401,6 +410,7 @@ typedef struct {
     int64_t position;  // samples consumed
     int64_t updates;   // of the moments
     int64_t delinked;  // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
+    int64_t unlike;    // looks in a row at which most neighbours that share had unlike gradients (--delink-auto)
     int64_t restarted; // of their moments' counters, updates before they began (store.h)
     OutlierWindow loss, norm;
     char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
@@ -644,6 +654,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     text_add(&t, "train_gpt checkpoint 1\n");
     manifest_add_model(&t, s->model, s->adam);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
+    if (p->unlike) { text_add(&t, "unlike %" PRId64 "\n", p->unlike); }
     if (p->delinked) { text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted); }
     bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
     const OutlierWindow empty = {0, {0}};
@@ -735,7 +746,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
                 files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) && manifest_count_or_none(text, "restarted", &p->restarted) &&
-                manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+                manifest_count_or_none(text, "unlike", &p->unlike) && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
     for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = p->step; }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
@@ -752,9 +763,10 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         int storage = i % from->storages;
         const int64_t elements = gpt_storage_elements(from, storage);
         const StateKind kind = (StateKind)(i / from->storages);
-        int64_t expected = kind == STATE_PREVIOUS ? (filled[i] ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
+        const bool measured = kind == STATE_MEASURED && (s->policy.measures || s->takes_measured) && gpt_storage_shared_by(from, storage) > 1 && p->updates;
+        int64_t expected = kind >= STATE_PREVIOUS ? (filled[i] || measured ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
         good = filled[i] == expected;
-        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not whole", folder, state_names[kind], storage); }
+        if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind], storage, filled[i] ? "whole" : "there"); }
     }
     s->knows_previous = filled[STATE_PREVIOUS * from->storages] > 0; // wte's: where one is delayed, the first stage is
     free(filled);

@@ -202,6 +202,8 @@ static inline int64_t gpt_storage_layers(const GptModel *m, int storage, int64_t
     *stride = cycle ? cycle : 1, *end = cycle ? m->config.layers : min_i64(m->config.layers, (block + 1) * m->share.run);
     return cycle ? block : block * m->share.run;
 }
+// Which of its storage's layers one is, from 0.
+static inline int64_t gpt_layer_user(const GptModel *m, int64_t layer) { return m->share.cycle ? layer / m->share.cycle : layer % m->share.run; }
 // The storage of `from` that one of `to` is a copy of, where both have the same layers, and those that share one in `to` do so in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
     int64_t stride, end;

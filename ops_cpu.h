@@ -67,8 +67,11 @@ static inline void blas_serial_once(void) {
 }
 static inline void blas_serial_here(void) { omp_set_num_threads(1); }
 
-// Nothing to open, and operations return when done.
-static inline void ops_open(Stream *s, int place, DType real) { (void)s, (void)place, (void)real; }
+// Operations return when done.
+static inline void ops_open(Stream *s, int place, DType real) {
+    (void)place, (void)real;
+    omp_set_num_threads(s->threads); // also where none are asked for: more, on cores of other ranks, would wait there for their next turn
+}
 static inline void ops_close(Stream *s) { (void)s; }
 static inline const char *ops_device(double *bf16_flops) { return *bf16_flops = 0, ""; }
 static inline void ops_wait(Stream *s) { (void)s; }
@@ -952,6 +955,14 @@ static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
 #pragma omp simd
         for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { out[i] += in[i]; }
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+#pragma omp simd
+        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { v[i] = keep * v[i] + add * grad[i] * grad[i]; }
         poll_after_block(s, b);
     }
 }

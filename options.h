@@ -32,7 +32,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };               // order of --recompute
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };              // order of --zero-gradient-bits
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER }; // order of --offload
 enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };       // order of --offload-update
-enum { DELINK_MEAN, DELINK_RESET };                     // order of --delink-moments
+enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };    // order of --delink-moments
 enum { DP_FLAT, DP_UNIT, DP_STAGE };                    // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
 enum { DP_SEQUENCE, DP_DOCUMENT };                      // order of --dp-unit
 enum { DP_RDP, DP_PRV };                                // order of --dp-accountant
@@ -114,8 +114,11 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                 // order of --dp-neighbo
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
     X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
     X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \
+    X(FLAG, "pseudo", delink_auto, "delink-auto", "", "0", 0, 1, "", "do so when the gradients of more than half of the neighbours that share have become unlike, three looks in a row") \
+    X(INT, "pseudo", delink_every, "delink-every", "", "1000", 1, 1e12, "steps", "from look to look of --delink-auto; one takes as many passes without an update as blocks share") \
+    X(NUM, "pseudo", delink_below, "delink-below", "", "0.5", 0, 1, "cosine", "of two gradients that are unlike") \
     X(FLAG, "pseudo", delink, "delink", "", "0", 0, 1, "", "begin so with --model FOLDER, a checkpoint whose blocks share") \
-    X(PICK, "pseudo", delink_moments, "delink-moments", "", "mean", 0, 0, "mean|reset", "mean: copies have the moments of the mean gradient, and their counter; reset: none") \
+    X(PICK, "pseudo", delink_moments, "delink-moments", "", "mean", 0, 0, "mean|measured|reset", "what copies begin with: the moments of the mean gradient; m so, and v as measured layer by layer; none") \
     X(INT, "pseudo", delink_warmup, "delink-warmup", "", "0", 0, 1e12, "steps", "the learning rate rises again from 0 after the switch")                      \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
@@ -530,16 +533,35 @@ static inline bool clash_cyclic_loss_z(const Options *o, const OptionsGiven *g) 
 static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_grad_z > 0; }
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
 static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
+static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
+static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
+static inline bool clash_auto_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && (o->delink_at || o->delink); }
+static inline bool clash_every_auto(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_delink_every] && !o->delink_auto; }
+static inline bool clash_below_auto(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_delink_below] && !o->delink_auto; }
+static inline bool clash_auto_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && *o->profile_steps; }
+static inline bool clash_auto_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && options_cyclic(o); }
+static inline bool clash_auto_feedback(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && o->zero_error_feedback; }
 static inline bool clash_delink_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && o->steps >= 0 && o->delink_at >= o->steps; }
 static inline bool clash_delink_twice(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && o->delink; }
-static inline bool clash_moments_delink(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_delink_moments] && !o->delink_at && !o->delink; }
-static inline bool clash_rise_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_warmup && !o->delink_at; }
+static inline bool clash_moments_delink(const Options *o, const OptionsGiven *g) {
+    const bool measures = options_shares(o) && o->delink_moments == DELINK_MEASURED; // for a run that follows
+    return g->at[OPTION_INDEX_delink_moments] && !options_switches(o) && !o->delink && !measures;
+}
+static inline bool options_measures(const Options *o) { return o->delink_moments == DELINK_MEASURED; }
+static inline bool clash_measured_sgd(const Options *o, const OptionsGiven *g) { return (void)g, options_measures(o) && o->optimizer != OPTIMIZER_ADAMW; }
+static inline bool clash_measured_quantized(const Options *o, const OptionsGiven *g) {
+    return (void)g, options_measures(o) && options_shares(o) && o->zero_quantized_gradients;
+}
+static inline bool clash_measured_cyclic(const Options *o, const OptionsGiven *g) {
+    return (void)g, options_measures(o) && options_shares(o) && options_cyclic(o);
+}
+static inline bool clash_rise_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_warmup && !options_switches(o); }
 static inline bool clash_delink_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && *o->profile_steps; }
 static inline bool clash_share_auto(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && (options_plans(o) || o->plan); }
 static inline bool clash_share_private(const Options *o, const OptionsGiven *g) { return options_shares(o) && options_private(o, g); }
 static inline bool clash_delink_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && options_cyclic(o); }
-static inline bool clash_delink_offload(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && options_offloads(o); }
+static inline bool clash_delink_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_switches(o) && options_offloads(o); }
 static inline bool clash_cyclic_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && options_offloads(o); }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
@@ -632,12 +654,23 @@ static const OptionPair option_pairs[] = {
     {"delink-at", "steps", "the run ends before", clash_delink_steps},
     {"delink-at", "delink", "one is for the begin of a run, one for later: give one", clash_delink_twice},
     {"delink-at", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_delink_profile},
-    {"delink-moments", "delink-at", "needs it or --delink: nothing is copied", clash_moments_delink},
-    {"delink-warmup", "delink-at", "needs it; a run that begins with --delink has --warmup", clash_rise_delink},
+    {"delink-auto", "share", "no blocks share: give --share all", clash_auto_share},
+    {"delink-auto", "delink-at", "there is one switch: give one of them, or --delink", clash_auto_at},
+    {"delink-every", "delink-auto", "only it looks at gradients", clash_every_auto},
+    {"delink-below", "delink-auto", "only it looks at gradients", clash_below_auto},
+    {"delink-auto", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_auto_profile},
+    {"delink-auto", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_auto_cyclic},
+    {"delink-auto", "zero-error-feedback", "looks quantize gradients too, and would leave errors of theirs", clash_auto_feedback},
+    {"delink-moments", "delink-at", "needs it, --delink-auto or --delink: nothing is copied", clash_moments_delink},
+    {"delink-moments", "optimizer", "sgd has no second moment to be measured", clash_measured_sgd},
+    {"delink-moments", "zero-quantized-gradients", "measured gradients of layers are summed one by one, as they are", clash_measured_quantized},
+    {"delink-moments", "cyclic", "where steps overlap, a layer's gradient of a step is not there apart to be measured", clash_measured_cyclic},
+    {"delink-warmup", "delink-at", "needs it or --delink-auto; a run that begins with --delink has --warmup", clash_rise_delink},
     {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
     {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
     {"delink-at", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_delink_cyclic},
-    {"delink-at", "offload", "(or --device-memory) states are there twice at the switch: give --delink to a run that follows", clash_delink_offload},
+    {"delink-at", "offload", "(or --delink-auto with --device-memory) states are there twice at the switch: give --delink to a run that follows",
+     clash_delink_offload},
     {"cyclic", "offload", "(or --device-memory) states go from rank to rank when their updates are made, and none lies on the host", clash_cyclic_offload},
 };
 #undef ONLY_PRIVATE

@@ -7,7 +7,10 @@
 // Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the storage it shared, and of its moments. So the function is
 //            the same, bit by bit, and so are the first updates but for the gradients, which are now each layer's own. The moments of the mean gradient
 //            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
-//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
+//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew; measured: v is the moving average of
+//            the mean of the layers' squares, measured while they share (store.h: measured). Each layer's gradient is apart until the end of a step then.
+// When       --delink-auto looks every --delink-every steps whether the gradients of layers that follow each other have become unlike (SWE-A). A look
+//            makes them one by one, in passes of the step's samples without an update: so it needs no memory but a slice, and any layout can.
 //            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
@@ -42,9 +45,12 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Delinking
 
-// Of moments that begin anew nothing is copied.
-static inline bool delink_copies(const GptModel *from, int kind, int storage, int64_t moments) {
-    return kind == STATE_MASTER || moments == DELINK_MEAN || gpt_storage_class(from, storage) != STORAGE_BLOCK;
+// Of moments that begin anew nothing is copied; what was measured takes the place of v.
+static inline bool delink_copies(const Store *from, int kind, int storage, int64_t moments) {
+    if (kind == STATE_V || kind == STATE_MEASURED) {
+        if (store_measures(from, storage) != (kind == STATE_MEASURED)) { return false; }
+    }
+    return kind == STATE_MASTER || (kind != STATE_PREVIOUS && (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
 }
 // A state of a storage, from those who own slices of it to all of its copies in `to`.
 static inline void delink_state(Store *to, const Store *from, StateKind kind, int storage) {
@@ -63,18 +69,61 @@ static inline void delink_state(Store *to, const Store *from, StateKind kind, in
 }
 // Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. *p: notes it. All ranks call it.
 static inline void delink_states(Store *to, const Store *from, int64_t moments, Progress *p) {
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+    for (int kind = STATE_MASTER; kind < STATE_KINDS; kind++) {
         for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
-            if (delink_copies(from->model, kind, i, moments)) { delink_state(to, from, (StateKind)kind, i); }
+            if (delink_copies(from, kind, i, moments)) { delink_state(to, from, (StateKind)kind, i); }
         }
     }
     p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;
     store_count_updates(to, p), store_masters_changed(to);
 }
 // What --delink-warmup makes of the learning rate of a step.
-static inline double delink_rate(const Options *o, int64_t step) {
-    const int64_t since = step - o->delink_at;
-    return o->delink_at && since >= 0 && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1;
+static inline double delink_rate(const Options *o, const Progress *p) {
+    const int64_t since = p->step - p->delinked;
+    return p->delinked && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Looking whether it is time (--delink-auto)
+enum { LOOKS_IN_A_ROW = 3 };
+typedef struct {
+    double *cosine; // [layers] of its gradient and that of the layer before it of those that share with it; NAN: it is the first
+    int pairs, unlike;
+    double *square; // [storages] of the layer before
+} Look;
+static inline Look look_make(const GptModel *m) {
+    Look look = {(double *)checked_calloc((size_t)m->config.layers, sizeof(double), "look"), 0, 0,
+                 (double *)checked_calloc((size_t)m->storages, sizeof(double), "look")};
+    for (int64_t layer = 0; layer < m->config.layers; layer++) { look.cosine[layer] = (double)NAN; }
+    return look;
+}
+static inline void look_free(Look *look) { free(look->cosine), free(look->square); }
+// How many layers the largest group has.
+static inline int64_t look_passes(const GptModel *m) {
+    int64_t most = 0;
+    for (int i = 0; i < m->storages; i++) { most = max_i64(most, gpt_storage_shared_by(m, i)); }
+    return most;
+}
+// The gradient of each storage's `user`-th layer is there. |a + b|^2 = |a|^2 + |b|^2 + 2 ab. All ranks call it, and get the same.
+static inline void look_at(Look *look, Store *s, int64_t user, int64_t step, double below) {
+    for (int i = 0; i < s->model->storages; i++) {
+        if (gpt_storage_shared_by(s->model, i) <= max_i64(1, user)) { continue; }
+        double square, both;
+        int64_t stride, end, layer = gpt_storage_layers(s->model, i, &stride, &end);
+        layer += user * stride;
+        store_look(s, i, step, &square, &both);
+        const double norms = sqrt(square * look->square[i]), product = (both - square - look->square[i]) / 2;
+        if (user) {
+            look->cosine[layer] = norms > 0 ? product / norms : 0;
+            look->pairs++, look->unlike += !(norms > 0 && product >= below * norms);
+        }
+        look->square[i] = square;
+    }
+}
+// Is it time? More than half of the pairs were unlike, and so at the looks before.
+static inline bool look_decide(const Look *look, Progress *p) {
+    p->unlike = 2 * look->unlike > look->pairs ? p->unlike + 1 : 0;
+    return p->unlike >= LOOKS_IN_A_ROW;
 }
 
 #endif

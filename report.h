@@ -132,7 +132,9 @@ static inline void predict_program_traffic(const RunFacts *run, const Program *p
         }
         if (store->policy.relay) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
-            comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
+            for (int64_t times = action_times(store, a); times > 0; times--) {
+                comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
+            }
         }
     }
 }
@@ -651,6 +653,19 @@ static inline void report_delink(const RunFacts *run, int64_t step, ProgressBar 
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"predicted\":", step, run->model->parameters);
     json_add_predicted(run->predicted, &line);
+    text_add(&line, "}");
+    log_line(log, &line);
+}
+
+// What --delink-auto saw before a step.
+static inline void report_look(int64_t step, const double *cosine, int64_t layers, int pairs, int unlike, int64_t in_a_row, double seconds, ProgressBar *bar,
+                               Log *log) {
+    progress_break(bar);
+    printf("step %5" PRId64 " | gradients of %d of %d neighbours that share are unlike, %" PRId64 " looks in a row\n", step, unlike, pairs, in_a_row);
+    TextBuffer line = {NULL, 0, 0};
+    text_add(&line, "{\"event\":\"look\",\"step\":%" PRId64 ",\"unlike\":%d,\"in_a_row\":%" PRId64 ",\"cosines\":[", step, unlike, in_a_row);
+    for (int64_t i = 0; i < layers; i++) { text_add(&line, i ? "," : ""), json_add_number(&line, cosine[i]); }
+    text_add(&line, "]"), json_add_field(&line, "ms", 1000 * seconds);
     text_add(&line, "}");
     log_line(log, &line);
 }

@@ -46,7 +46,7 @@ static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun)
     if (t->model_begun.units) { return o->delink ? GPT_SHARE_NONE : begun; }
     GptConfig of = *config;
     GptShare newest = asked;
-    if (o->resume && o->delink_at && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = asked; }
+    if (o->resume && options_switches(o) && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = asked; }
     return share_is(newest) ? asked : newest;
 }
 static void setup_model(Trainer *t) {
@@ -169,7 +169,10 @@ static void setup_store(Trainer *t) {
     ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
     if (t->cyclic.rule) { policy.relay = &t->relay; }
     if (t->offload.host) { policy.offload = &t->offload; }
+    policy.looks = o->delink_auto && share_is(t->model.share);
+    policy.measures = o->delink_moments == DELINK_MEASURED && share_is(t->model.share);
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
+    t->store.takes_measured = o->delink_moments == DELINK_MEASURED && !policy.measures;
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 static void setup_schedule(Trainer *t) {
@@ -374,7 +377,37 @@ static void between_steps(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // From shared to real blocks, between two steps. What works with the states is made anew: the plan of the store, the schedules, the executor.
 
-static bool delink_due(const Trainer *t) { return t->options.delink_at && t->progress.step >= t->options.delink_at && share_is(t->model.share); }
+// The gradients of this step of the layers that share, one of each storage at a time, in passes without an update. What they send is not of the steps.
+static bool look(Trainer *t) {
+    int64_t sent[COMM_KINDS][LINK_KINDS];
+    const double start = seconds_now();
+    Look seen = look_make(&t->model);
+    Pass pass = make_pass(t, 0);
+    store_settle(&t->store);
+    memcpy(sent, t->comm.bytes, sizeof sent);
+    for (int64_t user = 0; user < look_passes(&t->model); user++) {
+        int at = 0;
+        double norm;
+        t->executor.alone = user;
+        executor_run(&t->executor, &t->program.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, &norm);
+        look_at(&seen, &t->store, user, t->progress.step, t->options.delink_below);
+    }
+    t->executor.alone = -1, t->executor.action = NULL;
+    memcpy(t->comm.bytes, sent, sizeof sent);
+    const bool now = look_decide(&seen, &t->progress);
+    if (t->comm.rank == 0) {
+        report_look(t->progress.step, seen.cosine, t->model.config.layers, seen.pairs, seen.unlike, t->progress.unlike, seconds_now() - start, &t->bar,
+                    &t->log);
+    }
+    look_free(&seen);
+    return now;
+}
+static bool delink_due(Trainer *t) {
+    const Options *o = &t->options;
+    const int64_t step = t->progress.step;
+    if (!share_is(t->model.share)) { return false; }
+    return o->delink_auto ? step && step % o->delink_every == 0 && look(t) : o->delink_at && step >= o->delink_at;
+}
 static void delink(Trainer *t) {
     const GptModel shared = t->model;
     Store before = t->store;

@@ -56,6 +56,8 @@ static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage
     m[0] = inside, m[1] = between;
     return storage > b->last ? 0 : party->across.n > 1 ? 2 : 1;
 }
+// How many times: once for each layer's gradient that is apart.
+static inline int64_t store_reduce_times(const Store *s, int storage) { return store_measures(s, storage) ? gpt_storage_shared_by(s->model, storage) : 1; }
 
 // Bytes of memory that a gather's or a reduction's records take beside the messages: written by those who quantize, read by those who add.
 static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
@@ -175,8 +177,51 @@ static inline void store_initialise(Store *s, uint64_t seed) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Verbs: gradients
 
+// The same of layers whose gradients are apart: where each contributes to, what sums them over the ranks, and over the layers.
+static inline float *store_layer_gradient(Store *s, int storage, int64_t layer, bool *accumulate) {
+    *accumulate = s->begun[layer], s->begun[layer] = true;
+    return store_layer(s, storage, gpt_layer_user(s->model, layer));
+}
+static inline void store_reduce_layers(Store *s, int storage, int64_t step) {
+    int64_t stride, end, begin;
+    const int64_t first = gpt_storage_layers(s->model, storage, &stride, &end), elements = gpt_storage_elements(s->model, storage);
+    store_own(s, storage, &begin);
+    for (int64_t layer = first; layer < end; layer += stride) {
+        float *grad = store_layer(s, storage, gpt_layer_user(s->model, layer));
+        if (!s->begun[layer]) { ops_zero(s->stream, grad, (size_t)elements * sizeof(float)); }
+        s->begun[layer] = false;
+        comm_label(s->comm, "gradient", storage, step);
+        s->layer_reduces[layer] = comm_reduce_scatter(s->comm, &store_party(s, storage)->all, grad, grad + begin, store_slices(s, storage), s->wire);
+    }
+}
+static inline void store_sum_layers(Store *s, int storage) {
+    int64_t stride, end, begin, n = store_own(s, storage, &begin);
+    float *slice = (float *)(void *)shelf_slice(&s->grads, storage);
+    for (int64_t layer = gpt_storage_layers(s->model, storage, &stride, &end); n && layer < end; layer += stride) {
+        const int64_t user = gpt_layer_user(s->model, layer);
+        comm_wait(s->comm, s->layer_reduces[layer]);
+        if (user) {
+            ops_accumulate(s->stream, slice, store_layer(s, storage, user) + begin, n);
+        } else {
+            ops_copy(s->stream, slice, store_layer(s, storage, 0) + begin, (size_t)n * sizeof(float));
+        }
+    }
+}
+// The moving average of the mean of the layers' squares, of gradients that are clipped as the update's.
+static inline void store_measure_layers(Store *s, int storage, const OptimizerStep *o) {
+    const int64_t users = gpt_storage_shared_by(s->model, storage);
+    int64_t begin, n = store_own(s, storage, &begin);
+    const float add = (1.0f - o->beta2) * o->grad_scale * o->grad_scale / (float)users;
+    for (int64_t user = 0; user < users; user++) {
+        ops_second_moment(s->stream, store_state(s, STATE_MEASURED, storage), store_layer(s, storage, user) + begin, n, user ? 1.0f : o->beta2, add);
+    }
+}
 // Waits for the reduction of a storage's gradient; then its room is free.
 static inline void store_finish_reduce(Store *s, int storage) {
+    if (store_measures(s, storage)) {
+        store_sum_layers(s, storage);
+        return;
+    }
     comm_wait(s->comm, s->reducing[storage]);
     if (!s->folds[storage]) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
@@ -277,6 +322,10 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
 // All contributions of this rank are in: starts summing over those who hold the storage. All of them call it, storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
     bool accumulate, add = s->summed[storage];
+    if (store_measures(s, storage)) {
+        store_reduce_layers(s, storage, step);
+        return;
+    }
     if (s->fresh[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = s->summed[storage] = true;
     if (s->batch_of[storage] >= 0) {
@@ -330,6 +379,13 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
         for (int64_t k = ceil_div(store_own_elements(s, i), NORM_CHUNK); k > 0; k--) { exact_add(sum, mean * mean * *partial++); }
     }
 }
+static inline double store_sum_of_ranks(Store *s, ExactSum sum) {
+    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
+    for (int r = 0; r < s->comm->ranks; r++) {
+        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
+    }
+    return exact_value(sum);
+}
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
@@ -340,11 +396,25 @@ static inline double store_norm(Store *s, int64_t step) {
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i), s->summed[i] = false; }
     store_add_all_noise(s, step);
     store_measure(s, 0, s->model->storages, step, &sum);
-    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
-    for (int r = 0; r < s->comm->ranks; r++) {
-        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
-    }
-    return sqrt(exact_value(sum));
+    return sqrt(store_sum_of_ranks(s, sum));
+}
+// The sum of squares of a storage of which these are the slices; all ranks call it.
+static inline double store_squares(Store *s, int storage, const float *slice) {
+    const int64_t n = store_own_elements(s, storage);
+    ExactSum sum;
+    memset(&sum, 0, sizeof sum);
+    if (n) { ops_norm_partials(s->stream, s->partials, slice, n, NORM_CHUNK); }
+    ops_wait(s->stream);
+    for (int64_t k = 0; k < ceil_div(n, NORM_CHUNK); k++) { exact_add(&sum, s->partials[k]); }
+    return store_sum_of_ranks(s, sum);
+}
+// The gradient of one of a storage's layers is there alone: its squared norm, and that of its sum with the one at the look before. All ranks call it.
+static inline void store_look(Store *s, int storage, int64_t step, double *square, double *sum_square) {
+    const int64_t n = store_own_elements(s, storage);
+    float *before = (float *)(void *)shelf_slice(&s->looked, storage), *grad = store_sum(s, storage, step);
+    if (n) { ops_accumulate(s->stream, before, grad, n); }
+    *sum_square = store_squares(s, storage, before), *square = store_squares(s, storage, grad);
+    if (n) { ops_copy(s->stream, before, grad, (size_t)n * sizeof(float)); }
 }
 
 // Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.
@@ -355,17 +425,18 @@ static inline void store_forget_errors(Store *s, int storage) {
 }
 
 // The first piece of a storage's update is about to be made: counts it.
-static inline void store_begin_update(Store *s, int storage, int64_t step) {
+static inline void store_begin_update(Store *s, int storage, int64_t step, const OptimizerStep *o) {
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
     if (s->policy.relay) { store_begin_version(s, storage, step + 1); }
     s->noised[storage] = false;
+    if (store_measures(s, storage)) { store_measure_layers(s, storage, o); }
     if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
 // One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step, weight decay on 2-D tensors only. All
 // members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
     TensorPart parts[TENSORS];
-    if (piece == 0) { store_begin_update(s, storage, step); }
+    if (piece == 0) { store_begin_update(s, storage, step, &o); }
     const UpdatePlaces p = store_update_places(s, storage, step, piece);
     const float decay = o.weight_decay;
     o.step = s->updates[storage] - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);

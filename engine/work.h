@@ -295,13 +295,20 @@ static inline float *executor_room(Executor *e, const Action *a, int storage, bo
         executor_free_sum(e, storage);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
+    if (store_measures(e->store, storage)) { return store_layer_gradient(e->store, storage, a->unit - 1, accumulate); }
     return store_gradient(e->store, storage, accumulate);
+}
+// Is this the weight part of a unit that is not asked for?
+static inline bool executor_passes_over(const Executor *e, const Action *a) {
+    const bool block = a->unit > 0 && a->unit < e->model->units - 1;
+    return e->alone >= 0 && a->kind == ACT_BACKWARD_WEIGHT && (!block || gpt_layer_user(e->model, a->unit - 1) != e->alone);
 }
 static inline void run_compute(Executor *e, const Action *action, const Pass *pass) {
     const Action of = executor_action(e, action, pass), *a = &of;
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
+    if (executor_passes_over(e, a)) { return; }
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time
     Work w = executor_work(e, a->unit, executor_micro(e, a), rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);

@@ -48,7 +48,7 @@ static inline double measure_products(Stream *s, int64_t N) { // of matrices (N,
     return best;
 }
 static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
-    int64_t N = 1024;
+    int64_t N = 512;
     double best = measure_products(s, N);
     for (; N < 8192 && 2.0 * (double)(N * N * N) / best < 0.002; best = measure_products(s, N)) { N *= 2; }
     return best;
@@ -389,6 +389,7 @@ static inline int action_messages(const Store *store, const Action *a, ZeroMessa
     m[0] = store_gather_message(store, a->storage, a->near);
     return a->kind == ACT_PREFETCH;
 }
+static inline int64_t action_times(const Store *store, const Action *a) { return a->kind == ACT_REDUCE ? store_reduce_times(store, a->storage) : 1; }
 // Elements that a rank owns, as if slices were equal.
 static inline double store_share(const Store *s) {
     double elements = 0;
@@ -417,7 +418,8 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
         comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
         const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
         for (int l = 0; l < LINK_KINDS; l++) {
-            const double seconds = (double)sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
+            const double once = (double)sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
+            const double seconds = once * (double)action_times(store, a);
             cost.message_s += seconds, cost.compute_s += c->rates.lost[l] * seconds;
         }
     }

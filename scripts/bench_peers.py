@@ -22,6 +22,8 @@ over the samples that they took, for B samples; Opacus gets B samples in every s
     hooks       the same with Opacus: gradients of every sample. It adds up those of the tied table's two uses, so its norms are exact
     untied      plain with a table of its own for the classifier
     ghost       the same with Opacus' ghost clipping, which refuses tied tables
+Case cyclic is the model of reproduce_cyclic.py on four ranks; that script runs its PyTorch side on the emulated cluster, too.
+
 fastDP, whose figures the documentation has, is not on PyPI, and pins PyTorch 1.11: it does not take part.
 
 With --peer the file is the PyTorch side: it trains and writes step times in the form of train_gpt's log.
@@ -47,9 +49,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
-MAX_T, VOCAB, PADDED_VOCAB = 1024, 50257, 50304
-Shape = namedtuple("Shape", "layers heads channels model")  # model: as train_gpt knows it
+MAX_T, VOCAB = 1024, 50257
+Shape = namedtuple("Shape", "layers heads channels model vocab", defaults=(VOCAB,))  # model: as train_gpt knows it
 GPT2_124M, SMALL = Shape(12, 12, 768, "gpt2:124M"), Shape(6, 6, 384, f"layers=6,heads=6,channels=384,vocab={VOCAB}")
+CYCLIC = Shape(12, 4, 128, "layers=12,heads=4,channels=128,vocab=256", 256)  # reproduce_cyclic.py's
 WARMUP = 2
 CORES = len(os.sched_getaffinity(0))
 
@@ -62,6 +65,7 @@ CASES = {
     "b1t1024": Case(1, 1024, 1, 4, 0, ALONE),
     "ddp": Case(4, 64, 2, 6, 0, ALONE),
     "fsdp": Case(4, 64, 2, 6, 3, ("eager", "stage0")),
+    "cyclic": Case(4, 64, 4, 25, 0, ("eager",), CYCLIC),
     "dp": Case(12, 256, 1, 6, 0, ("unit", "flat", "plain", "hooks", "untied", "ghost"), SMALL),
 }
 OURS = {  # flags of train_gpt where it is the contestant
@@ -86,6 +90,10 @@ Run = namedtuple("Run", "ms bytes")
 # ---------------------------------------------------------------------------------------------------------------------
 # The PyTorch side
 
+def padded(vocab):
+    return -(-vocab // 128) * 128
+
+
 class Block(nn.Module):
     def __init__(self, heads, channels):
         super().__init__()
@@ -103,9 +111,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, layers, heads, channels):
+    def __init__(self, layers, heads, channels, vocab=VOCAB):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(PADDED_VOCAB, channels), nn.Embedding(MAX_T, channels)
+        self.wte, self.wpe = nn.Embedding(padded(vocab), channels), nn.Embedding(MAX_T, channels)
         self.blocks, self.lnf = nn.Sequential(*(Block(heads, channels) for _ in range(layers))), nn.LayerNorm(channels)
         for p in self.parameters():
             if p.dim() == 2:
@@ -122,7 +130,7 @@ class GPTOfModules(GPT):
 
     def __init__(self, shape, tied):
         super().__init__(shape.layers, shape.heads, shape.channels)
-        self.head = nn.Linear(shape.channels, PADDED_VOCAB, bias=False)
+        self.head = nn.Linear(shape.channels, padded(shape.vocab), bias=False)
         if tied:
             self.head.weight = self.wte.weight
         else:
@@ -150,7 +158,7 @@ def train_private_peer(case, peer, log):
     if peer in ("hooks", "ghost"):
         model, optimizer, criterion = make_private(model, optimizer, case, peer)
     for step in range(1, WARMUP + case.steps + 1):
-        tokens = torch.randint(VOCAB, (case.B, case.T + 1))
+        tokens = torch.randint(case.shape.vocab, (case.B, case.T + 1))
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         logits = model(tokens[:, :-1].contiguous())  # ghost norms of embeddings want views
@@ -164,7 +172,9 @@ def train_private_peer(case, peer, log):
 
 def train_peer(case, compiled, log):
     torch.manual_seed(0)
-    model = GPT(case.shape.layers, case.shape.heads, case.shape.channels)
+    model = GPT(case.shape.layers, case.shape.heads, case.shape.channels, case.shape.vocab)
+    if "OMPI_COMM_WORLD_RANK" in os.environ:  # started by mpirun, whose first rank is on node0
+        os.environ.update(RANK=os.environ["OMPI_COMM_WORLD_RANK"], WORLD_SIZE=os.environ["OMPI_COMM_WORLD_SIZE"], MASTER_ADDR="node0", MASTER_PORT="29500")
     if case.ranks > 1:
         dist.init_process_group("gloo")
     if case.zero:
@@ -177,7 +187,7 @@ def train_peer(case, compiled, log):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step_model = torch.compile(model) if compiled else model
     for step in range(1, WARMUP + case.steps + 1):
-        tokens = torch.randint(VOCAB, (case.B, case.T + 1))
+        tokens = torch.randint(case.shape.vocab, (case.B, case.T + 1))
         begin = time.perf_counter()
         loss = step_model(tokens[:, :-1], tokens[:, 1:])
         optimizer.zero_grad(set_to_none=True)
@@ -194,12 +204,12 @@ def train_peer(case, compiled, log):
 # ---------------------------------------------------------------------------------------------------------------------
 # The harness
 
-def write_shard(path, tokens):
+def write_shard(path, tokens, vocab):
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, tokens
     with open(path, "wb") as file:
         file.write(header.tobytes())
-        file.write(np.random.default_rng(0).integers(VOCAB, size=tokens).astype("<u2").tobytes())
+        file.write(np.random.default_rng(0).integers(vocab, size=tokens).astype("<u2").tobytes())
 
 
 def threads(case):
@@ -309,8 +319,8 @@ def benchmark(cases, program, rounds):
         print(f"{'case':8} {'ranks x B x T':13} {'ours, ms':>10} {'PyTorch':>9} {'ms':>10}   "
               f"{'min':>5} {'median':>6} {'max':>5}   {'ours, MB':>9} {'their MB':>9}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        write_shard(os.path.join(folder, "shard.bin"), 100_000)
         for name in cases:
+            write_shard(os.path.join(folder, "shard.bin"), 100_000, CASES[name].shape.vocab)
             runs = compare(name, program, rounds, folder)
             (print_private if CASES[name].shape is SMALL else print_rows)(name, runs)
 
@@ -321,7 +331,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5")
     parser.add_argument("--program", default="./train_gpt")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--times", help=argparse.SUPPRESS)
+    parser.add_argument("--times", "--log", help=argparse.SUPPRESS)
     options = parser.parse_args()
     cases = options.cases.split(",")
     if not set(cases) <= set(CASES):

@@ -320,8 +320,12 @@ holders() { # [PROGRAM]
     done
 }
 find_switch() {
+    local holder
     load
-    switch=$(holders bash)
+    switch=
+    for holder in $(holders bash); do # a process that it has forked looks like it until it becomes another program; only it is the first of its namespace
+        if grep -qs $'^NSpid:.*\t1$' "/proc/$holder/status"; then switch=$holder; fi
+    done
     [[ $switch && -e $state/ready ]] || fail $status_failed "cluster $name is gone; to clean up: $0 down --name $name"
 }
 inside() { nsenter --target "$switch" --pid --net --mount -- "$@"; }

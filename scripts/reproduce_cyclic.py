@@ -10,7 +10,8 @@ traffic  what each link carries over a step, DP's all-reduce beside CDP's messag
          milliseconds, and how much of a step's bytes travel in its busiest tenth. On an emulated cluster of 4 nodes (cluster.sh).
 speed    step times of DP (this program's own, whose messages hide behind the backward pass), CDP-v1, v2 and v2 with slack 1, on the same
          cluster, over link rates given by c, DP's time of messages when a forward pass takes 1 and a backward pass 2; and with a rank that
-         stops now and then. What an ideal DP takes: 1 + max(2, c), CDP: max(3, c).
+         stops now and then. What an ideal DP takes: 1 + max(2, c), CDP: max(3, c). PyTorch's DistributedDataParallel on the same
+         cluster for information, where scripts/bench_peers.sh has installed PyTorch.
 quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`): DP, v1, v2, each at the best of the same learning rates. Many
          steps of 128 bytes: where steps are large and few, rates are as high as stability allows, and that is lower for gradients a step old.
 zero     ZeRO-3 beside CDP whose stages' states have an owner each (--cyclic-mode zero): step times over an unlimited link, at c = F + B, with ranks
@@ -47,7 +48,7 @@ from pathlib import Path
 import plot
 from reproduce import EXIT_FAILED, SCRIPTS, Failed, Runner, complete, markdown, pyplot_or_none, run_script
 
-CLUSTER, TEXT = str(SCRIPTS / "cluster.sh"), "data/text_bytes"
+CLUSTER, TEXT, PEERS = str(SCRIPTS / "cluster.sh"), "data/text_bytes", SCRIPTS.parent / ".venv-peers"
 DP, V1, V2, SLACK = "DP", "CDP-v1", "CDP-v2", "CDP-v2 slack 1"
 RULES = {DP: (), V1: ("--cyclic", "v1"), V2: ("--cyclic", "v2"), SLACK: ("--cyclic", "v2", "--cyclic-slack", "1")}
 RANKS = 4  # of the cluster: so many nodes with a rank each, and N
@@ -83,8 +84,8 @@ PLANS = {
 class Bench:
     """Starts runs that are not there yet, and knows where they are."""
 
-    def __init__(self, options):
-        self.plan, self.options, self.runner = PLANS[options.plan], options, Runner()
+    def __init__(self, options, plans):
+        self.plan, self.options, self.runner = plans[options.plan], options, Runner()
 
     def run(self, name, command):
         log, fresh = complete(self.runner, self.options.into / name, [str(word) for word in command])
@@ -93,7 +94,7 @@ class Bench:
 
     def run_together(self, commands):
         """Logs by name; as many runs of one thread at a time as there are cores."""
-        pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        pool = concurrent.futures.ThreadPoolExecutor(cores())
         try:
             jobs = {name: pool.submit(self.run, name, command) for name, command in commands.items()}
             return {name: job.result() for name, job in jobs.items()}
@@ -104,12 +105,16 @@ class Bench:
         return [self.options.program, "--train", f"{data}_train_*.bin", "--val", f"{data}_val_*.bin", "--threads", 1, "--grad-clip", 0, *flags, *RULES[rule]]
 
     def draw(self, name, panels, paint):
-        pyplot = pyplot_or_none("reproduce_cyclic")
+        pyplot = pyplot_or_none(Path(sys.argv[0]).stem)
         if pyplot:
             figure, axes = pyplot.subplots(1, panels, figsize=(7 * panels, 4), layout="constrained", squeeze=False)
             paint(axes[0])
             figure.savefig(self.options.into / f"{name}.png", dpi=120)
             pyplot.close(figure)
+
+
+def cores():
+    return len(os.sched_getaffinity(0))
 
 
 def found_events(log, kind):
@@ -291,13 +296,17 @@ class Pulses(Watch):
             os.kill(chosen, signal.SIGCONT)
 
 
-def cluster_run(bench, name, flags, rate, watch=None, words=()):
-    """The log. rate: Mbit/s of a link, 0: unlimited."""
+def on_cluster(bench, rate, *words):
+    """The command's words before the program. rate: Mbit/s of a link, 0: unlimited."""
     link = ["--rate", f"{rate:.1f}mbit"] if rate else []
-    quota = 90 // -(-RANKS // len(os.sched_getaffinity(0)))  # a tenth is left to the kernel's side of the network and to mpirun
+    quota = 90 // -(-RANKS // cores())  # a tenth is left to the kernel's side of the network and to mpirun
+    return [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--"]
+
+
+def cluster_run(bench, name, flags, rate, watch=None, words=()):
+    """The log."""
     cut = (*CUT, *(() if "--cyclic-mode" in flags else ("--cyclic-ahead", "1"))) if "--cyclic" in flags else ()
-    command = [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *link, *words, "--cpu", quota, "--", *bench.train(TEXT, DP, *MODEL, *flags, *cut),
-               "--steps", bench.plan.cluster_steps, "--val-every", 0]
+    command = [*on_cluster(bench, rate, *words), *bench.train(TEXT, DP, *MODEL, *flags, *cut), "--steps", bench.plan.cluster_steps, "--val-every", 0]
     if watch is None or (bench.options.into / name / "run.json").exists():
         return bench.run(name, command)
     with watch:
@@ -402,6 +411,14 @@ def measured_speed(bench):
     return {place: min(found) for place, found in times.items()}
 
 
+def pytorch_speed(bench):
+    """c -> ms of PyTorch's DistributedDataParallel over gloo on the same cluster, one round; empty where bench_peers.sh has not installed it."""
+    if not (PEERS / "installed").exists():
+        return {}
+    command = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", PEERS / "bin" / "python", "scripts/bench_peers.py", "--peer", "eager", "--cases", "cyclic"]
+    return {c: step_ms(bench.run(f"speed/c{c:g}_PyTorch", [*on_cluster(bench, rate_of(bench, c)), *command])) for c in bench.plan.loads}
+
+
 def measured_jitter(bench, pulse):
     """rule -> the same over a fast link, while ranks stop for a moment."""
     times = {}
@@ -420,7 +437,7 @@ def speed(bench):
         return f"Speed: left out: {missing}\n\n", []
     times = measured_speed(bench)
     pulse = round(step_ms(cluster_run(bench, "speed/calibration", (), 0)) / 3000, 3)  # a forward pass
-    jitter = measured_jitter(bench, pulse)
+    jitter, pytorch = measured_jitter(bench, pulse), pytorch_speed(bench)
     others = [rule for rule in RULES if rule != DP]
 
     def cells(base, found):
@@ -429,8 +446,8 @@ def speed(bench):
     lines = []
     for c in bench.plan.loads:
         link = f"c = {c:g}: {rate_of(bench, c):.0f} Mbit/s" if c else "unlimited"
-        lines.append([link, f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(times[c, DP], lambda rule, at=c: times[at, rule])])
-    lines.append([f"unlimited, one rank after another stops for {pulse * 1000:.0f} ms, pauses of {5000 * pulse:.0f} ms", "", *cells(jitter[DP], jitter.get)])
+        lines.append([link, f"{ideal(c)[0] / ideal(c)[1]:.2f}x", *cells(times[c, DP], lambda rule, at=c: times[at, rule]), f"{pytorch[c]:.0f}" if pytorch else "not installed"])
+    lines.append([f"unlimited, one rank after another stops for {pulse * 1000:.0f} ms, pauses of {5000 * pulse:.0f} ms", "", *cells(jitter[DP], jitter.get), ""])
 
     def paint(axes):
         for rule in others:
@@ -441,7 +458,7 @@ def speed(bench):
         axes[0].legend()
 
     bench.draw("speed", 1, paint)
-    table = markdown(["link", "ideal CDP over DP", f"{DP}: ms a step", *(f"{rule}: ms, speed against DP" for rule in others)], lines)
+    table = markdown(["link", "ideal CDP over DP", f"{DP}: ms a step", *(f"{rule}: ms, speed against DP" for rule in others), "PyTorch DDP: ms"], lines)
 
     def told(base, found):
         return "; ".join(f"{rule} {base / found(rule):.2f}x" for rule in others)
@@ -613,7 +630,7 @@ PARTS = {"memory": memory, "traffic": traffic, "speed": speed, "quality": qualit
 
 
 def reproduce(options):
-    bench, tables, claims = Bench(options), [], []
+    bench, tables, claims = Bench(options, PLANS), [], []
     for part in options.part or PARTS:
         table, lines = PARTS[part](bench)
         tables.append(table)

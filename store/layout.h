@@ -74,7 +74,7 @@ static inline int relay_room(const Relay *r, int use, int64_t step) { return (in
 
 // Which states of the optimizer lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank
 // updates. They come to the device for the update, piece by piece; or it is made on the host, from gradients that come there.
-typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_KINDS } StateKind;
+typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_MEASURED, STATE_KINDS } StateKind;
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
     bool by_host;        // the host updates what lies there: all kinds of a storage, or none
@@ -92,6 +92,8 @@ typedef struct {
     QuantFormat weights, gradients;
     bool accumulates;       // a step has several micro-steps
     bool lends;             // wte stays acquired from the head to the embedding (dp.h)
+    bool measures;          // gradients of layers that share a storage are apart until the end of a step (pseudo.h: measured)
+    bool looks;             // the gradient of a layer is compared with that of the one before it (pseudo.h: --delink-auto)
     const Relay *relay;     // NULL: states travel by collectives
     const Offload *offload; // NULL: all states are on the device
 } ZeroPolicy;
@@ -206,8 +208,9 @@ static inline int holders_of(const Holders *h, int storage) { return h->size[h->
 
 // Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no gradients to divide.
 static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->relay ? z->relay->guests : z->stage >= 3 && !h->tied[storage]; }
+static inline int zero_gradient_stage(const ZeroPolicy *z) { return z->measures && z->stage > 1 ? 1 : z->stage; } // those that wait stay whole
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) {
-    return z->stage >= 2 && !h->tied[storage] && holders_of(h, storage) > 1;
+    return zero_gradient_stage(z) >= 2 && !h->tied[storage] && holders_of(h, storage) > 1;
 }
 // Do the slices of a storage's parameters, of its gradient lie beside its room?
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }

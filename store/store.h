@@ -89,6 +89,8 @@ typedef struct {
     int *pieces;             // [storages] that such states go in; 0: all are on the device
     int *first_piece;        // [storages] pieces of the storages before
     size_t room_bytes;       // of an OffloadRoom
+    Shelf layers, measured;  // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;            // with policy.looks: slices of the gradient of the layer before
     Shelf making, coming;    // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
     Shelf piling;            // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
     int64_t room_elements;   // of a relay's rooms for parameters that come for a use
@@ -105,15 +107,18 @@ typedef struct {
     bool *near_valid; // the secondary slice is of this version
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
-    int64_t moved[2];    // bytes that came from the host, that went there
-    int64_t *updates;    // updates so far: the version that exists
-    int64_t *restarted;  // the version at which the moments began: their counter is the difference
-    int64_t *version;    // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
-    bool knows_previous; // of a relay: the version before the newest was filled from outside, too
-    Mail *mail;          // of a relay: [storages][MAIL_KINDS]
-    bool *head_begun;    // of a relay: [heads] there is a gradient of wte in this place
-    Ticket *head_coming; // of a relay: [heads] the head's part of it comes
-    int occupant[ROOMS]; // storage whose gradient came last into a shared room
+    int64_t moved[2];          // bytes that came from the host, that went there
+    bool *begun;               // [layers] of those that share, with policy.measures: its gradient has a contribution
+    CommHandle *layer_reduces; // [layers]
+    bool takes_measured;       // what was measured becomes v, where states of shared blocks come from a file or another store
+    int64_t *updates;          // updates so far: the version that exists
+    int64_t *restarted;        // the version at which the moments began: their counter is the difference
+    int64_t *version;          // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
+    bool knows_previous;       // of a relay: the version before the newest was filled from outside, too
+    Mail *mail;                // of a relay: [storages][MAIL_KINDS]
+    bool *head_begun;          // of a relay: [heads] there is a gradient of wte in this place
+    Ticket *head_coming;       // of a relay: [heads] the head's part of it comes
+    int occupant[ROOMS];       // storage whose gradient came last into a shared room
     Parcel parcel[PARCELS];
     int64_t parcels;                    // sent off
     size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
@@ -145,6 +150,12 @@ static inline char *store_newest(const Store *s, int storage) { return store_par
 static inline float *store_sum(const Store *s, int storage, int64_t step) {
     const int64_t places = s->policy.relay ? s->policy.relay->sums : 1;
     return (float *)(void *)shelf_slice(&s->grads, storage) + (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
+}
+
+// With policy.measures: are the gradients of a storage's layers apart? The gradient of one of them (the `user`-th) is there whole.
+static inline bool store_measures(const Store *s, int storage) { return s->policy.measures && gpt_storage_shared_by(s->model, storage) > 1; }
+static inline float *store_layer(const Store *s, int storage, int64_t user) {
+    return (float *)(void *)shelf_whole(&s->layers, storage) + user * gpt_storage_elements(s->model, storage);
 }
 
 // Where parameters are that came for a use.
@@ -330,6 +341,27 @@ static inline void store_plan_offload(Store *s) {
     *(s->offload_rooms.far ? &s->offload_rooms.held : &s->offload_rooms.rooms) = MOVING_PIECES * s->room_bytes;
 }
 
+// My slices of the storages that blocks share.
+static inline Shelf store_plan_shared(const Store *s) {
+    const GptModel *m = s->model;
+    int *none = (int *)checked_calloc((size_t)m->storages, sizeof(int), "shelf");
+    Shelf shelf = shelf_plan_copies(m, none, sizeof(float));
+    for (int i = 0; i < m->storages; i++) {
+        shelf.slice[i] = (int64_t)shelf.held;
+        if (gpt_storage_shared_by(m, i) > 1) { shelf.held += (size_t)store_own_elements(s, i) * sizeof(float); }
+    }
+    free(none);
+    return shelf;
+}
+// Gradients of the layers that share.
+static inline Shelf store_plan_layers(const Store *s) {
+    int *users = (int *)checked_calloc((size_t)s->model->storages, sizeof(int), "shelf");
+    for (int i = 0; i < s->model->storages; i++) { users[i] = store_measures(s, i) && store_holds(s, i) ? (int)gpt_storage_shared_by(s->model, i) : 0; }
+    Shelf shelf = shelf_plan_copies(s->model, users, sizeof(float));
+    free(users);
+    return shelf;
+}
+
 // Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
 // is) and placement must outlive the store.
 static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
@@ -346,7 +378,7 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     const bool feedback = policy.feedback && s.batch_count > 0;
     store_plan_offload(&s);
     const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart, NULL};
-    const ShelfPlan grads = {policy.stage >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart, NULL};
+    const ShelfPlan grads = {zero_gradient_stage(&policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart, NULL};
     const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL};
     const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL};
     const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL};
@@ -354,16 +386,18 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.secondary = shelf_plan(&s.layout, secondary);
     s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
     if (policy.relay) { store_plan_relay(&s); }
+    if (policy.measures) { s.layers = store_plan_layers(&s), s.measured = store_plan_shared(&s); }
+    if (policy.looks) { s.looked = store_plan_shared(&s); }
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     free(param_apart);
     return s;
 }
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
-    memory[MEMORY_GRADIENTS] += s->grads.held;
-    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
+    memory[MEMORY_GRADIENTS] += s->grads.held + s->layers.held;
+    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held + s->measured.held;
     memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
-                              s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
+                              s->errors.held + s->looked.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
 }
 static inline size_t store_partials(const Store *s) { // of the norm
     size_t chunks = 0;
@@ -423,6 +457,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     shelf_allocate(&s->grads, MEMORY_GRADIENTS, "gradients"), shelf_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
     shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
     shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
+    shelf_allocate(&s->layers, MEMORY_GRADIENTS, "gradients of layers"), shelf_allocate(&s->measured, MEMORY_OPTIMIZER, "measured moments");
+    shelf_allocate(&s->looked, MEMORY_BUFFERS, "gradients of layers");
     store_allocate_offload(s);
     for (int i = 0; i < s->layout.holders.count; i++) {
         const Group *all = &s->layout.parties[i].all;
@@ -437,6 +473,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->restarted = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
+    s->begun = (bool *)checked_calloc((size_t)s->model->config.layers, sizeof(bool), "store");
+    s->layer_reduces = (CommHandle *)checked_calloc((size_t)s->model->config.layers, sizeof(CommHandle), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
     for (int i = 0; i < s->model->storages; i++) { s->fresh[i] = true; }
@@ -452,8 +490,9 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 }
 
 static inline void store_free(Store *s) {
-    Shelf *shelves[] = {&s->params, &s->master, &s->m, &s->v, &s->grads, &s->secondary, &s->codes, &s->errors, &s->making, &s->coming, &s->piling};
-    for (int i = 0; i < 11; i++) { shelf_free(shelves[i]); }
+    Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,  &s->secondary, &s->codes,
+                        &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured,  &s->looked};
+    for (int i = 0; i < 14; i++) { shelf_free(shelves[i]); }
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->room[i].link); }
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { shelf_free(&s->host[kind]); }
     shelf_free(&s->offload_rooms), free(s->pieces);
@@ -467,7 +506,7 @@ static inline void store_free(Store *s) {
     ops_free(s->unpacked), ops_free(s->parcel_base);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates),
         free(s->restarted);
-    free(s->sums), free(s->noised), free(s->unpacked_at);
+    free(s->sums), free(s->noised), free(s->unpacked_at), free(s->begun), free(s->layer_reduces);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
@@ -481,14 +520,18 @@ static inline int64_t store_version(const Store *s) {
 
 // States by name: my slice of a storage, fp32, on the device or on the host; nothing to look at where there is no such state, or I own nothing.
 // The version before the newest is the whole storage's, of ranks that keep two.
-static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters"};
-static inline bool store_has_state(const Store *s, StateKind kind) { return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam; }
+static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v"};
+static inline bool store_has_state(const Store *s, StateKind kind) {
+    if (kind == STATE_MEASURED) { return s->policy.measures; }
+    return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam;
+}
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
-static inline bool store_on_host(const Store *s, StateKind kind, int storage) { return offload_has(s->policy.offload, storage, kind); }
+static inline bool store_on_host(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_has(s->policy.offload, storage, kind); }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
     if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
     if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
-    return (float *)(void *)shelf_slice(kind == STATE_MASTER ? &s->master : kind == STATE_M ? &s->m : &s->v, storage);
+    const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured};
+    return (float *)(void *)shelf_slice(shelves[kind], storage);
 }
 // From outside and back, after store_settle: n elements of it, from element `at` of the slice on.
 static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at, int64_t n, float *out) {

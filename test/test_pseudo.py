@@ -6,15 +6,20 @@
     Mean        the gradient of a shared storage is the mean of those that its layers have for themselves, and counts once in the norm
     Equality    sharing composes: every ZeRO stage, pipeline, precision and schedule is one computation with one rank
     Numbers     parameters and memory shrink as the formula says
+    Measured    second moments of copies are those of the layers' own gradients, however these are divided
+    Auto        cosines of the layers' own gradients; the rule; a look changes no bit
     Delink      the switch changes no bit of the function; moments are copied, or begin anew; every layout is one rank; within a run is between runs
     Resume      bit-equal before, at and after the switch, in the same layout and another; not with another sharing
     Refusals    what does not fit ends with exit 2 and one message
 
 Every run is checked for memory and traffic as predicted (test_train.Job). The model has 6 blocks. Standard library only.
 """
+import array
+import glob
 import os
 import random
 import shutil
+import struct
 import tempfile
 import unittest
 
@@ -47,7 +52,28 @@ def rest(file):
     return [x for begin, n in tensors()[1] for x in file[begin:begin + n]]
 
 
+def states(folder):
+    """(kind, storage) -> the elements of a state, of a checkpoint."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(folder, "state_*"))):
+        data = test_train.get(path)
+        count = struct.unpack_from("<3Q", data)[2]
+        at = 24 + 32 * count
+        for kind, storage, begin, n in struct.iter_unpack("<4q", data[24:at]):
+            found.setdefault((kind, storage), {})[begin] = array.array("f", data[at:at + 4 * n])
+            at += 4 * n
+    return {key: [x for begin in sorted(pieces) for x in pieces[begin]] for key, pieces in found.items()}
+
+
+V, MEASURED = 2, 4  # kinds of states
+
+
 class Check(test_train.TestCase):
+    def saved(self, cases):
+        """The states that each run ends with."""
+        cases = [dict(case, out=os.path.join(scratch(), "out"), save_every=case["steps"]) for case in cases]
+        return [states(test_train.checkpoint(case["out"], case["steps"])) for case, job in zip(cases, train_all(cases))]
+
     def trained(self, cases):
         cases = [dict(case, export=os.path.join(scratch(), "export")) for case in cases]
         jobs = train_all(cases)
@@ -62,7 +88,7 @@ class Mean(Check):
     STEP = dict(RUN, steps=1, optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR)
 
     def test_of_the_layers_gradients(self):
-        for share, of in SHARES.items():
+        for share, of in sample(list(SHARES.items()), 3):
             start = os.path.join(scratch(), "start.bin")
             train(**dict(self.STEP, steps=0, share=share, export=start))  # its layers are copies
             before = weights(start)
@@ -92,8 +118,9 @@ class Equality(Check):
 
     def test_one_rank(self):
         cases = [(share, layout) for share in SHARES for layout in self.LAYOUTS]
-        cases = cases if ALL else sample(cases, 12)
-        alone = dict(zip(SHARES, self.trained([dict(RUN, share=share) for share in SHARES])))
+        cases = cases if ALL else sample(cases, 7)
+        shares = sorted({share for share, _ in cases})
+        alone = dict(zip(shares, self.trained([dict(RUN, share=share) for share in shares])))
         for (share, layout), job in zip(cases, self.trained([dict(dict(RUN, share=share), **layout) for share, layout in cases])):
             what = f"--share {share}, {layout}"
             self.assert_close(job.losses(), alone[share].losses(), SAME, what)
@@ -117,10 +144,14 @@ class Equality(Check):
 # ---------------------------------------------------------------------------------------------------------------------
 class Numbers(Check):
     def test_memory(self):
-        for share, of in SHARES.items():
+        for share, of in sample(list(SHARES.items()), 3):
             elements = PADDED * CHANNELS + T * CHANNELS + 2 * CHANNELS + len(set(of)) * BLOCK
             memory = train(**dict(RUN, share=share, steps=1)).end()["memory"]["measured"]
             self.assertEqual((memory["parameters"], memory["gradients"], memory["optimizer"]), (4 * elements, 4 * elements, 8 * elements), share)
+            users = sum(of.count(group) > 1 for group in set(of))
+            more = train(**dict(RUN, share=share, steps=1, delink_moments="measured", delink_at=None)).end()["memory"]["measured"]
+            layers = sum(of.count(number) > 1 for number in of)
+            self.assertEqual((more["parameters"], more["gradients"], more["optimizer"]), (4 * elements, 4 * (elements + layers * BLOCK), 8 * elements + 4 * users * BLOCK), share)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -130,7 +161,7 @@ class Delink(Check):
 
     def test_function(self):
         """The loss of the first step of copies is what it would be of what they are copies of; then they go their own ways."""
-        for share in ("all", "4", "3x2"):
+        for share in sample(["all", "4", "3x2"], 2):
             delinked, shared = self.trained([dict(self.RUN, share=share), dict(self.RUN, share=share, delink_at=None)])
             self.assertEqual(delinked.steps()[:self.AT + 1], shared.steps()[:self.AT + 1], share)
             self.assertNotEqual(delinked.steps()[self.AT + 1], shared.steps()[self.AT + 1], share)
@@ -139,7 +170,7 @@ class Delink(Check):
             self.assertEqual((event["step"], event["parameters"]), (self.AT, PADDED * CHANNELS + T * CHANNELS + 2 * CHANNELS + LAYERS * BLOCK))
 
     def test_layouts(self):
-        cases = sample([dict(layout, delink_moments=moments) for layout in Equality.LAYOUTS for moments in ("mean", "reset")], 6)
+        cases = sample([dict(layout, delink_moments=moments) for layout in Equality.LAYOUTS for moments in ("mean", "reset")], 4)
         alone = {moments: job for moments, job in zip(("mean", "reset"), self.trained([dict(self.RUN, delink_moments=moments) for moments in ("mean", "reset")]))}
         self.assertNotEqual(alone["mean"].losses()[-1], alone["reset"].losses()[-1])
         for layout, job in zip(cases, self.trained([dict(self.RUN, **layout) for layout in cases])):
@@ -157,7 +188,7 @@ class Delink(Check):
     def test_moments_are_copied(self):
         """Within a run, and between runs, where they come from files."""
         linear = dict(self.RUN, optimizer="sgd", momentum=0.9, lr=0.5, grad_clip=0, delink_at=None)
-        for share, layout in sample([(share, layout) for share in ("all", "3x2", "2") for layout in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", zero=1))], 3):
+        for share, layout in sample([(share, layout) for share in ("all", "3x2", "2") for layout in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", zero=1))], 2):
             out, one = os.path.join(scratch(), "out"), dict(linear, share=share, steps=self.AT + 1, **layout)
             shared, inside = self.trained([one, dict(one, delink_at=self.AT)])
             self.assert_mean(inside.weights, shared.weights, SHARES[share], (share, layout))
@@ -187,17 +218,155 @@ class Delink(Check):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+class Measured(Check):
+    """The second moments that blocks will want: where nothing moves (lr 0), each layer's own is known from a run of equal copies that do not share."""
+    AT = 3
+    RUN = dict(RUN, steps=AT, lr=0, grad_clip=0, delink_moments="measured")
+    LAYOUTS = [dict(), dict(ranks=3, zero=1), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3, micro_batch=1), dict(ranks=2, pipeline="2"),
+               dict(ranks=4, pipeline="3:1,3:2,2:1", zero=1), dict(ranks=4, pipeline="4:2,4:2", zero=3, micro_batch=4), dict(ranks=2, reduce_dtype="bf16")]
+
+    def layers(self, share):
+        """v of each layer after AT steps, and after one more."""
+        start = os.path.join(scratch(), "start.bin")
+        train(**dict(RUN, steps=0, share=share, export=start))
+        alone = [dict(self.RUN, model=start, steps=steps, delink_moments=None) for steps in (self.AT, self.AT + 1)]
+        return [[found[V, 2 + number] for number in range(LAYERS)] for found in self.saved(alone)]
+
+    def assert_same(self, found, expected, what, tolerance=1e-5):
+        self.assertEqual(len(found), len(expected), what)
+        most = max(expected)
+        self.assertLess(max(abs(a - b) for a, b in zip(found, expected)), tolerance * most, what)
+
+    def test_of_the_layers(self):
+        """While blocks share, at the switch, and clipped as the update."""
+        shares = ["all", "4", "2x3"]
+        cases = [(share, layout) for share in shares for layout in self.LAYOUTS]
+        for share in shares if ALL else sample(shares, 1):
+            of, (before, after) = SHARES[share], self.layers(share)
+            mean = {group: [sum(vs) / of.count(group) for vs in zip(*(before[n] for n in range(LAYERS) if of[n] == group))] for group in set(of)}
+            layouts = self.LAYOUTS if ALL else sample(self.LAYOUTS, 2)
+            shared = self.saved([dict(self.RUN, share=share, **layout) for layout in layouts])
+            switched = self.saved([dict(self.RUN, share=share, steps=self.AT + 1, delink_at=self.AT, **layout) for layout in layouts])
+            for layout, found, delinked in zip(layouts, shared, switched):
+                few = 1e-2 if "reduce_dtype" in layout else 1e-5
+                for group in mean:
+                    self.assert_same(found[MEASURED, 2 + group], mean[group], (share, layout), few)
+                for number in range(LAYERS):
+                    expected = [0.95 * s + b - 0.95 * a for s, a, b in zip(mean[of[number]], before[number], after[number])]
+                    self.assert_same(delinked[V, 2 + number], expected, (share, layout, number), few)
+                self.assertFalse([key for key in delinked if key[0] == MEASURED])
+                self.assertGreater(sum(found[MEASURED, 2]), 1.002 * sum(found[V, 2]), "layers' gradients differ")
+
+    def test_clipped(self):
+        run = dict(self.RUN, share="all", steps=1)
+        job, = self.trained([run])
+        factor = 0.01 / float(job.steps("grad_norm")[0][0])
+        plain, clipped = self.saved([run, dict(run, grad_clip=0.01)])
+        self.assert_same(clipped[MEASURED, 2], [factor**2 * x for x in plain[MEASURED, 2]], "clipped")
+
+    def test_learns_alike(self):
+        """What is measured does not change what is computed while blocks share; later it does. Layouts, memory and traffic as ever."""
+        run = dict(Delink.RUN, delink_moments="measured")
+        mean, one, *others = self.trained([Delink.RUN, run, *(dict(run, **layout) for layout in sample(self.LAYOUTS[1:-1], 1))])
+        self.assert_close(one.losses()[:Delink.AT + 1], mean.losses()[:Delink.AT + 1], SAME, "the same function")
+        self.assertNotEqual(one.losses()[-1], mean.losses()[-1])
+        for job in others:
+            self.assert_close(job.losses(), one.losses(), SAME, job.command)
+
+    def test_between_runs(self):
+        """A run that shares leaves what it has measured for one that delinks; another has none."""
+        out = os.path.join(scratch(), "out")
+        run = dict(Delink.RUN, delink_at=None)
+        begun = test_train.checkpoint(out, Delink.AT)
+        train(**dict(run, out=out, steps=Delink.AT, save_every=Delink.AT, delink_moments="measured", ranks=2, zero=2))
+        after, shared = dict(run, model=begun, share=None, steps=1, delink=1), states(begun)
+        one, mean = self.saved([dict(after, lr=0, delink_moments=moments) for moments in ("measured", "mean")])
+        for number in range(LAYERS):
+            of = 2 + SHARES["2x3"][number]
+            more = [0.95 * (a - b) for a, b in zip(shared[MEASURED, of], shared[V, of])]
+            self.assert_same([a - b for a, b in zip(one[V, 2 + number], mean[V, 2 + number])], more, number)
+        self.assertEqual([one[key] for key in one if key[0] != V], [mean[key] for key in one if key[0] != V])
+        train(**dict(run, out=out, steps=Delink.AT, save_every=Delink.AT))
+        job = train(code=EXIT_INPUT, **dict(after, delink_moments="measured"))
+        self.assertIn("measured v", job.err)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Auto(Check):
+    """Looks at the gradients of layers that share, and the switch that follows."""
+    RUN = dict(RUN, steps=9, share="2x3", delink_auto=1, delink_every=2)
+    LAYOUTS = [dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3), dict(ranks=2, pipeline="2"), dict(ranks=4, pipeline="3:1,3:2,2:1", zero=1),
+               dict(ranks=2, pipeline="2", pipeline_schedule="zero-bubble", zero=2), dict(ranks=2, zero=3, recompute="block"), dict(delink_moments="measured")]
+
+    @staticmethod
+    def cosines(job):
+        return [[float(x) for x in event["cosines"] if x is not None] for event in job.of("look")]
+
+    def test_cosines(self):
+        """Of the layers' own gradients: such an sgd step of equal copies leaves them in the weights."""
+        for share in sorted(SHARES) if ALL else sample(["all", "4", "2", "3x2"], 1):
+            start, of = os.path.join(scratch(), "start.bin"), SHARES[share]
+            train(**dict(Mean.STEP, steps=0, share=share, export=start))
+            run = dict(Mean.STEP, share=share, lr=0, steps=2, delink_auto=1, delink_every=1)
+            before, (shared, one, two) = weights(start), self.trained([run, *(dict(Mean.STEP, model=start, batch_tokens=tokens * T) for tokens in (8, 16))])
+            # of the second step's samples, by the mean of both steps'
+            each = [[(2 * (a - c) - (a - b)) / Mean.LR for a, b, c in zip(*(layer(of_all, n) for of_all in (before, one.weights, two.weights)))] for n in range(LAYERS)]
+            expected = []
+            for number in range(LAYERS):
+                for before_it in [n for n in range(number) if of[n] == of[number]][-1:]:
+                    dot, aa, bb = (sum(x * y for x, y in zip(each[i], each[j])) for i, j in ((before_it, number), (before_it, before_it), (number, number)))
+                    expected.append(dot / (aa * bb) ** 0.5)
+            found, = self.cosines(shared)
+            self.assertEqual(len(found), len(expected), share)
+            for a, b in zip(found, expected):
+                self.assertAlmostEqual(a, b, delta=1e-5, msg=share)
+
+    def test_rule(self):
+        """Three looks in a row; the threshold; layouts decide alike; a look changes no bit."""
+        never, = self.trained([dict(self.RUN, delink_below=0)])
+        plain, = self.trained([dict(self.RUN, delink_auto=None, delink_every=None)])
+        self.assertEqual(never.steps("loss", "grad_norm"), plain.steps("loss", "grad_norm"))
+        self.assertTrue(never.weights == plain.weights)
+        self.assertEqual([event["step"] for event in never.of("look")], [2, 4, 6, 8])
+        self.assertFalse(never.of("delink"))
+        fixed, = self.trained([dict(self.RUN, delink_auto=None, delink_every=None, delink_at=6)])
+        jobs = self.trained([dict(self.RUN, delink_below=1, **layout) for layout in [dict(), *sample(self.LAYOUTS, 2)]])
+        for job in jobs:
+            event, = job.of("delink")
+            self.assertEqual(([event["in_a_row"] for event in job.of("look")], event["step"]), ([1, 2, 3], 6), job.command)
+            for a, b in zip(self.cosines(job), self.cosines(jobs[0])):
+                self.assertLess(max(abs(x - y) for x, y in zip(a, b)), 1e-4, job.command)
+        self.assertEqual(jobs[0].steps("loss", "grad_norm"), fixed.steps("loss", "grad_norm"))
+        looks = self.cosines(never)
+        below = sorted(looks[1])[len(looks[1]) // 2] + 1e-6  # of 4 pairs 3 are below it
+        event, *_ = self.trained([dict(self.RUN, steps=5, delink_below=below)])[0].of("look")[1:]
+        self.assertEqual((event["unlike"], event["in_a_row"] > 0), (3, True))
+
+    def test_resume(self):
+        """Looks in a row are counted on; after the switch nobody looks."""
+        run = dict(self.RUN, delink_below=1, **random.Random(SEED).choice([dict(), *self.LAYOUTS]))
+        whole, = self.trained([run])
+        for stop in (4, 5, 6, 7) if ALL else sample((4, 5, 6, 7), 1):
+            out = os.path.join(scratch(), "out")
+            train(**dict(run, out=out, steps=stop, save_every=stop))
+            again, = self.trained([dict(run, out=out, resume=1)])
+            self.assertEqual(again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[stop:], stop)
+            self.assertEqual([event["in_a_row"] for event in again.of("look")], [n for n in (2, 3) if 2 * n >= stop], stop)
+            self.assertTrue(again.weights == whole.weights)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 class Resume(Check):
     def test_around_the_switch(self):
         """Stopped before, at and after it, again and again, in one layout or others."""
         at = Delink.AT
         layouts = [dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2"), dict(ranks=3, pipeline="2:2,6:1", zero=2)]
-        for moments, first, second in sample([(m, a, b) for m in ("mean", "reset") for a in layouts for b in layouts], 2):
+        for moments, first, second in sample([(m, a, b) for m in ("mean", "measured", "reset") for a in layouts for b in layouts], 1):
             run = dict(Delink.RUN, delink_moments=moments)
             whole, = self.trained([dict(run, **first)])
             for stop in (at - 1, at, at + 1):
                 out = os.path.join(scratch(), "out")
-                short = dict(run, delink_at=None, delink_moments=None) if stop <= at else run
+                short = dict(run, delink_at=None, delink_moments=moments if moments == "measured" else None) if stop <= at else run
                 train(**dict(short, out=out, steps=stop, save_every=stop, **first))
                 again, = self.trained([dict(run, out=out, resume=1, **second)])
                 what = f"{moments}, stopped at {stop}, {first} then {second}"
@@ -227,7 +396,7 @@ class Refusals(test_train.TestCase):
         real = os.path.join(out, "step_00000001")
         for changes, words in ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
                                (dict(share="all", delink_at=6), "the run ends before"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
-                               (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|reset")):
+                               (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset")):
             job = train(code=EXIT_INPUT, **dict(RUN, **changes))
             self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
             self.assertIn(words, job.err)

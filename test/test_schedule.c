@@ -16,14 +16,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Making programs, as train_gpt.c does
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL, NULL};
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, NULL, NULL};
-static const ZeroPolicy stage_three = {3, 2, false, false, false, {8, 256}, {4, 256}, true, false, NULL, NULL}; // with secondary copies on pairs of ranks
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL};
+static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256}, {4, 256},
+                                       true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
 static const Offload coming = {moments, false}, far_away = {moments, true};
-static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL, &coming};
-static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL, &far_away};
+static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
+static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
@@ -183,7 +184,8 @@ static void test_sequential_programs_are_valid(void **state) {
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         for (int j = 0; j < 4 * 2 * 2; j++) { // stages, with and without a partition, and quantized
-            ZeroPolicy policy = {j % 4, j / 4 % 2 ? ranks : 1, j / 8, j / 8, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, NULL, NULL};
+            ZeroPolicy policy = {
+                j % 4, j / 4 % 2 ? ranks : 1, j / 8, j / 8, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, false, false, NULL, NULL};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -222,7 +224,8 @@ static void test_clipped_programs_are_valid(void **state) {
         int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3, stage = i / 252 % 4;
         ClipStyle style = i / 1008 ? CLIPPED_FLAT : CLIPPED_BY_UNIT;
         bool lends = style == CLIPPED_BY_UNIT && i / 5 % 2; // logits are made again for the gradient of wte
-        ZeroPolicy policy = {stage, stage == 3 ? ranks : 1, false, false, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, lends, NULL, NULL};
+        ZeroPolicy policy = {stage, stage == 3 ? ranks : 1, false, false, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, lends, false, false, NULL,
+                             NULL};
         Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy, style);
         policy.lends = false;
         Program q = sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
@@ -749,7 +752,7 @@ static void test_simulated_times(void **state) {
 static void test_simulated_gathers(void **state) {
     (void)state;
     const UnitCosts costs = {0, 0, 0, 0, 0, 1};
-    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false, false, NULL, NULL};
+    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
     Program p = sharded(1, 1, 1, 1, false, &policy);
     double busy;
     assert_true(schedule_simulate(&p, cost_of, &costs, &busy) == 11);

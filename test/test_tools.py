@@ -36,6 +36,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "scripts"))
 import long_run  # noqa: E402  what it compares is tested without running it
 import reproduce_cyclic  # noqa: E402
+import reproduce_pseudo  # noqa: E402
 import reproduce_dpzero  # noqa: E402  and their arithmetic
 import reproduce_zeropp  # noqa: E402
 
@@ -1015,6 +1016,77 @@ class Cyclic(InFolder):
             ratio, dp, cdp = re.search(rf"{rule}: peak of activations over DP's, N=8, one rank \| \(N\+1\)/2N = 0.5625 \| ([\d.]+); peak over mean: DP ([\d.]+); {rule} ([\d.]+)", text).groups()
             self.assertAlmostEqual(float(ratio), 0.5567, delta=1e-4)
             self.assertLess(float(cdp), float(dp))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same, for Pseudo-to-Real: a real step takes 10 ms, 40 over the slow link; a shared one 10. The loss falls from 4 by 2 over the run from scratch, by 1.9
+# where blocks share for a while, by 1 where for ever; at lr 2e-3 by half of that.
+FAKE_PSEUDO = """#!/usr/bin/env python3
+import json, os, sys
+folder, words = os.environ["FOLDER"], sys.argv[1:]
+there = lambda name: os.path.exists(os.path.join(folder, name))
+value = lambda name, default="0": words[words.index(name) + 1] if name in words else default
+if words[0] == "check":
+    print("missing: the command tc" if there("missing") else "")
+    sys.exit(77 if there("missing") else 0)
+open(os.path.join(folder, "calls"), "a").write(" ".join(words) + "\\n")
+shares, switches = "--share" in words, "--delink-at" in words or "--delink-auto" in words
+falls = (1.9 if switches else 1 if shares else 2) * (1 if value("--lr") == "4e-3" else 0.5)
+steps, every = int(value("--steps")), int(value("--val-every"))
+ms = 40 if "--rate" in words and not shares else 10
+with open(value("--log"), "w") as log:
+    say = lambda **event: print(json.dumps(event), file=log)
+    for step in range(steps + 1):
+        if every and step % every == 0:
+            say(event="val", step=step, loss=4 - falls * step / steps)
+        if step == 60 and "--delink-auto" in words:
+            say(event="delink", step=step)
+        say(event="step", step=step + 1, ms=ms)
+    say(event="end", traffic={"measured": {"total": {"inter": 1500000}}}, energy_j=None)
+"""
+
+
+class Pseudo(InFolder):
+    def setUp(self):
+        super().setUp()
+        for name in ("reproduce_pseudo.py", "reproduce_cyclic.py", "reproduce.py", "plot.py"):
+            self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
+        for name in ("bin/mpirun", "scripts/cluster.sh", "train_gpt"):
+            self.write(name, FAKE_PSEUDO, 0o755)
+        for part in ("train", "val"):
+            self.write(f"data/text_bytes_{part}_000000.bin", "")
+
+    def reproduce(self, *options, code=0):
+        return self.run_to_end(sys.executable, self.folder / "scripts/reproduce_pseudo.py", "--quick", "--steps", "100", "--into", self.out, *options, code=code, cwd=self.folder)
+
+    def test_tables(self):
+        text = self.reproduce()
+        self.assertIn((self.out / "table.md").read_text(), text)
+        self.assertIn("| real from scratch | 4e-3 | 2.0000 | 2.0000 | +0.00 % |", text)
+        self.assertIn("| shared for 10 %, then real | 4e-3 | 2.1000 | 2.1000 | +5.00 % |", text)
+        self.assertIn("| always shared | 4e-3 | 3.0000 | 3.0000 | +50.00 % |", text)
+        self.assertIn("| 60 of 100 |", text)
+        self.assertIn("| slow link | 40.0 | 10.0 | not measured | not measured |", text)
+        # half of the steps at a quarter of the time: 0.625 of it, when the one from scratch has come down to 2.75
+        self.assertIn("| shared for 50 %, then real | 0.62x | 2.1000 | 2.7500 | -23.64 % | not reached |", text)
+        calls = (self.folder / "calls").read_text().splitlines()
+        self.assertEqual(len(calls), 5 * 3 + 4 + 1 + 4)
+        self.assertTrue(any("--share all --delink-at 50 --delink-moments reset --delink-warmup 2" in call for call in calls))
+        self.assertTrue(any("--rate 400.0mbit" in call and "--share all" in call for call in calls), "1.5 MB in 30 ms")
+        self.reproduce()
+        self.assertEqual(len((self.folder / "calls").read_text().splitlines()), len(calls), "what is there is not run again")
+
+    def test_costs(self):
+        curve = reproduce_pseudo.elapsed([(0, 4.0), (10, 3.0), (20, 1.0)], 10, {True: 1, False: 3})
+        self.assertEqual(curve, [(0, 4.0), (10, 3.0), (40, 1.0)])
+        self.assertEqual([reproduce_pseudo.reaches(curve, loss) for loss in (3.5, 2.0, 0.5)], [5.0, 25.0, None])
+        self.assertEqual([reproduce_pseudo.loss_at(curve, when) for when in (5, 25, 50)], [3.5, 2.0, 1.0])
+
+    def test_no_cluster(self):
+        self.write("missing", "")
+        text = self.reproduce("--part", "speed")
+        self.assertIn("Slow link: left out: missing: the command tc", text)
+        self.assertIn("equal time, this machine", text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+"""reproduce_pseudo.py: Pseudo-to-Real training (arXiv 2110.03888, 2110.03848): blocks that share, then do not, beside training from scratch.
+
+    scripts/reproduce_pseudo.sh --quick | --full [--part PART ...] [--steps N] [--into FOLDER] [--program FILE]
+
+quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`), a GPT of 12 blocks: real from scratch; all blocks shared, and
+         delinked after several shares of the steps, or when --delink-auto finds it is time; shared for ever. Each at its own best learning rate.
+moments  what copies begin with: the moments of the mean gradient, with and without a re-warm-up, v as measured layer by layer, none. At the
+         switch in the middle and the learning rate found for it.
+speed    step times of the shared and of the real model: on this machine as it is, and on an emulated cluster of 4 nodes (cluster.sh) whose
+         link makes the real model's messages three times its compute. Joules where /sys/class/powercap can be read.
+Loss at equal time follows from both: losses are those of the same steps, which no layout changes, and each step takes what its model's takes.
+
+--quick takes less than 5 minutes on 2 quiet cores; --full, with three seeds, some hours. --steps replaces the number of training steps.
+FOLDER (default: out/pseudo_quick or out/pseudo_full) gets a folder for each run, with log.jsonl and output.txt, the tables as table.md, and
+quality.png. The same command goes on where it was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster. Where no
+cluster can be made, its part says so.
+
+Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
+"""
+import argparse
+import glob
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import reproduce_cyclic
+from reproduce import markdown, run_script
+from reproduce_cyclic import CLUSTER, TEXT, WARMUP, cluster_name, found_events, last_validation, more, no_cluster, sent_bytes, step_ms, tuned
+
+RANKS = 4  # of the cluster: so many nodes with a rank each
+SLOW = 3  # messages of the real model over that link, where its compute takes 1
+MODEL = ("--model", "layers=12,heads=4,channels=64,vocab=256", "--seq-len", 32, "--micro-batch", 8, "--batch-tokens", 256, "--final-lr-fraction", 0)
+LOOKS = 50  # of --delink-auto in a run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What --quick and --full differ in."""
+    steps: int
+    rates: tuple  # learning rates
+    switches: tuple  # shares of the steps in which blocks share
+    seeds: tuple
+    timed_steps: int
+    rounds: int  # of timed runs, in turns
+
+
+PLANS = {
+    "quick": Plan(steps=500, rates=("1e-3", "2e-3", "4e-3"), switches=(0.1, 0.5), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
+    "full": Plan(steps=12000, rates=("5e-4", "1e-3", "2e-3", "4e-3", "8e-3"), switches=(0.05, 0.1, 0.25, 0.5, 0.75), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is compared at its best learning rate. switch: the share of the steps in which blocks share; -1: as --delink-auto finds."""
+    switch: float = 0
+    moments: str = "mean"
+    warmup: float = 0  # the share of the steps after the switch in which the rate rises again
+    optimizer: str = "adamw"  # whose rates these are
+
+    def __str__(self):
+        name = {0: "real from scratch", 1: "always shared", -1: "shared, then real: auto"}.get(self.switch) or f"shared for {100 * self.switch:g} %, then real"
+        return name + (f", {self.moments}" if self.moments != "mean" else "") + (", re-warm-up" if self.warmup else "")
+
+    def flags(self, steps):
+        if self.switch == 0:
+            return []
+        when = ["--delink-auto", 1, "--delink-every", max(1, steps // LOOKS)] if self.switch < 0 else ["--delink-at", self.at(steps)]
+        rise = ["--delink-warmup", max(1, round(self.warmup * steps))] if self.warmup else []
+        return ["--share", "all", *([] if self.switch == 1 else [*when, "--delink-moments", self.moments, *rise])]
+
+    def at(self, steps):
+        return max(1, round(self.switch * steps))
+
+
+REAL, SHARED, AUTO = Candidate(0), Candidate(1), Candidate(-1)
+JOULES = "joules a step"
+
+
+class Bench(reproduce_cyclic.Bench):
+    def __init__(self, options):
+        super().__init__(options, PLANS)
+        self.steps = options.steps or self.plan.steps
+        self.switches = [Candidate(share) for share in self.plan.switches]
+        self.middle = self.switches[len(self.switches) // 2]
+
+    def command(self, one, rate, seed):
+        return [self.options.program, *self.data(), *MODEL, "--threads", 1, "--steps", self.steps, "--lr", rate, "--warmup", self.steps // 10, "--weight-decay", 0.1,
+                "--val-every", max(1, self.steps // 20), "--val-batches", 40, "--seed", seed, *one.flags(self.steps)]
+
+    @staticmethod
+    def data():
+        return ["--train", f"{TEXT}_train_*.bin", "--val", f"{TEXT}_val_*.bin"]
+
+    def tuned(self, part, every, rates):
+        """Candidate -> (learning rate, validations by seed): (step, loss) of each of a run."""
+        found = tuned(self, part, every, {"adamw": rates}, self.command, lambda log: last_validation(log)["loss"], min)
+        return {one: (rate, losses, [self.curve(part, one, rate, seed) for seed in self.plan.seeds]) for one, (rate, losses) in found.items()}
+
+    def curve(self, part, one, rate, seed):
+        log = self.run(f"{part}/{one}, lr {rate}, seed {seed}".replace(", ", "_").replace(" ", ""), self.command(one, rate, seed))
+        return [(event["step"], event["loss"]) for event in found_events(log, "val")]
+
+
+def mean_curve(curves):
+    return [(at[0][0], statistics.mean(loss for _, loss in at)) for at in zip(*curves)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses
+
+def quality_runs(bench):
+    return bench.tuned("quality", [REAL, *bench.switches, AUTO, SHARED], bench.plan.rates)
+
+
+def switched_at(bench, rate):
+    """Where --delink-auto switched, of each seed; None: never."""
+    for seed in bench.plan.seeds:
+        log = bench.run(f"quality/{AUTO}, lr {rate}, seed {seed}".replace(", ", "_").replace(" ", ""), bench.command(AUTO, rate, seed))
+        yield next((event["step"] for event in found_events(log, "delink")), None)
+
+
+def loss_lines(bench, found, base):
+    def cells(one, rate, losses):
+        return [str(one), rate, " ".join(f"{loss:.4f}" for loss in losses), f"{statistics.mean(losses):.4f}", more(statistics.mean(losses) / base)]
+
+    return markdown([f"text, {bench.steps} steps", "learning rate", "validation loss by seed", "mean", "against real from scratch"],
+                    [cells(one, rate, losses) for one, (rate, losses, _) in found.items()])
+
+
+def quality(bench):
+    found = quality_runs(bench)
+    means = {one: statistics.mean(losses) for one, (_, losses, _) in found.items()}
+    switches = ", ".join("never" if step is None else f"{step} of {bench.steps}" for step in switched_at(bench, found[AUTO][0]))
+    told = "; ".join(f"{one}: {more(means[one] / means[REAL])}" for one in (*bench.switches, AUTO))
+    spread = f"; seeds from scratch are {100 * (max(found[REAL][1]) / min(found[REAL][1]) - 1):.1f} % apart" if len(bench.plan.seeds) > 1 else "; one seed"
+    claims = [["loss at equal tokens, shared then real, against real from scratch", "SWE (BERT-Large): better, by 36-54 % of what twice the steps bring", told,
+               f"a small GPT on bytes, {bench.steps} steps, final validation loss" + spread],
+              ["loss at equal tokens, always shared", "ALBERT: clearly worse", more(means[SHARED] / means[REAL]), "the same"],
+              ["step of the switch that --delink-auto finds", "SWE-A: by correlation 0.5, three looks in a row", switches, f"{LOOKS} looks in a run"]]
+    return loss_lines(bench, found, means[REAL]), claims
+
+
+def moments(bench):
+    (rate, losses, curves), = (quality_runs(bench)[bench.middle],)
+    share = bench.middle.switch
+    others = bench.tuned("moments", [Candidate(share, "mean", 0.02), Candidate(share, "measured"), Candidate(share, "reset"), Candidate(share, "reset", 0.02)], (rate,))
+    found = {bench.middle: (rate, losses, curves), **others}
+    base = statistics.mean(losses)
+    told = "; ".join(f"{one}: {more(statistics.mean(other) / base)}" for one, (_, other, _) in others.items())
+    return loss_lines(bench, found, base).replace("against real from scratch", "against moments of the mean"), [
+        [f"what copies begin with, against moments of the mean gradient ({bench.middle})", "not reported", told, "final validation loss, at that one's learning rate"]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Times
+
+def timed(bench, name, share, cluster):
+    """The log of a timed run; cluster: words for it, None: this machine alone."""
+    flags = ["--share", "all"] if share else []
+    train = [bench.options.program, *bench.data(), *MODEL, *flags, "--steps", bench.plan.timed_steps, "--val-every", 0]
+    if cluster is None:
+        return bench.run(name, train)
+    quota = 90 // -(-RANKS // reproduce_cyclic.cores())  # a tenth is left to the kernel's side of the network and to mpirun
+    return bench.run(name, [CLUSTER, f"{RANKS}x1", "--name", cluster_name(bench.options.into), *cluster, "--cpu", quota, "--", *train, "--threads", 1])
+
+
+def slow_link(bench):
+    log = timed(bench, "speed/calibration", False, [])
+    return ["--rate", f"{sent_bytes(log) * 8 / (step_ms(log) * SLOW) / 1000:.1f}mbit"]
+
+
+def speed_runs(bench):
+    """Place -> shared? -> (ms, joules or None) of a step: the lowest of the rounds, in turns."""
+    places = {"this machine": None}
+    if not no_cluster():
+        places["slow link"] = slow_link(bench)
+    logs = {}
+    for round_ in range(bench.plan.rounds):
+        for place, words in places.items():
+            for share in (False, True):
+                name = f"speed/{place}_{'shared' if share else 'real'}_round{round_}".replace(" ", "_")
+                logs.setdefault((place, share), []).append(timed(bench, name, share, words))
+    return {place: {share: (min(map(step_ms, logs[place, share])), joules(bench, logs[place, share])) for share in (False, True)} for place in places}
+
+
+def joules(bench, logs):
+    found = [found_events(log, "end")[-1].get("energy_j") for log in logs]
+    return None if None in found else min(found) / bench.plan.timed_steps
+
+
+def elapsed(curve, switch, costs):
+    """(what the steps so far have cost, loss): costs of a step while blocks share, and later."""
+    return [(min(step, switch) * costs[True] + max(0, step - switch) * costs[False], loss) for step, loss in curve]
+
+
+def reaches(curve, loss):
+    """Where a curve comes down to a loss, between its points; None: it does not."""
+    for (a, high), (b, low) in zip(curve, curve[1:]):
+        if low <= loss:
+            return b if high <= low else a + (b - a) * min(1, max(0, high - loss) / (high - low))
+    return None
+
+
+def loss_at(curve, when):
+    for (a, high), (b, low) in zip(curve, curve[1:]):
+        if when <= b:
+            return high + (low - high) * (when - a) / (b - a)
+    return curve[-1][1]
+
+
+def against(bench, curves, costs):
+    """candidate -> (its whole cost over from scratch's; from scratch's loss at that cost; the cost to from scratch's final loss, or None)."""
+    real = elapsed(curves[REAL], 0, costs)
+    told = {}
+    for one in (*bench.switches, SHARED):
+        mine = elapsed(curves[one], one.at(bench.steps), costs)
+        reached = reaches(mine, real[-1][1])
+        told[one] = mine[-1][0] / real[-1][0], loss_at(real, mine[-1][0]), reached and reached / real[-1][0]
+    return told
+
+
+def time_table(bench, kind, place, curves, costs):
+    lines = [[str(one), f"{whole:.2f}x", f"{curves[one][-1][1]:.4f}", f"{beside:.4f}", more(curves[one][-1][1] / beside), f"{reached:.2f}x" if reached else "not reached"]
+             for one, (whole, beside, reached) in against(bench, curves, costs).items()]
+    return markdown([f"equal {kind}, {place}", f"{kind} of all steps, against real's", "loss then", "real from scratch, then", "against it", f"{kind} to real's final loss"], lines)
+
+
+def speed(bench):
+    times, note = speed_runs(bench), no_cluster()
+    curves = {one: mean_curve(by_seed) for one, (_, _, by_seed) in quality_runs(bench).items()}
+    text, claims = f"Slow link: left out: {note}\n\n" if note else "", []
+    text += markdown(["place", "real: ms a step", "shared: ms a step", "real: " + JOULES, "shared: " + JOULES],
+                     [[place, *(f"{found[share][0]:.1f}" for share in (False, True)), *("not measured" if found[share][1] is None else f"{found[share][1]:.2f}" for share in (False, True))]
+                      for place, found in times.items()])
+    for place, found in times.items():
+        costs = {share: ms for share, (ms, _) in found.items()}
+        text += time_table(bench, "time", place, curves, costs)
+        told = "; ".join(f"{one}: {reached:.2f}x" if reached else f"{one}: not reached" for one, (_, _, reached) in against(bench, curves, costs).items())
+        claims.append([f"time to real from scratch's final loss, {place}" + (" (goal 0.6x)" if place != "this machine" else ""), "SWE: half the iterations for equal downstream quality", told,
+                       f"a shared step takes {costs[True] / costs[False]:.2f}x of a real one here"])
+        watts = {share: joule for share, (_, joule) in found.items()}
+        if None not in watts.values():
+            text += time_table(bench, "energy", place, curves, watts)
+    if any(joule is None for found in times.values() for _, joule in found.values()):
+        claims.append(["loss against joules", "not reported", "not measured", "/sys/class/powercap cannot be read here"])
+    draw(bench, curves, times)
+    return text, claims
+
+
+def draw(bench, curves, times):
+    def paint(axes):
+        panels = [("steps", {False: 1, True: 1}), *((f"seconds, {place}", {share: ms / 1000 for share, (ms, _) in found.items()}) for place, found in times.items())]
+        for axis, (name, costs) in zip(axes, panels):
+            for one in (REAL, *bench.switches, SHARED):
+                axis.plot(*zip(*elapsed(curves[one], one.at(bench.steps) if one.switch else 0, costs)), label=str(one))
+            axis.set(xlabel=name, ylabel="validation loss", ylim=(None, statistics.median(loss for _, loss in curves[REAL]) * 1.3))
+        axes[0].legend()
+
+    bench.draw("quality", 1 + len(times), paint)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# All of it
+
+PARTS = {"quality": quality, "moments": moments, "speed": speed}
+
+
+def reproduce(options):
+    bench, tables, claims = Bench(options), [], []
+    for part in options.part or PARTS:
+        table, lines = PARTS[part](bench)
+        tables.append(table)
+        claims += lines
+    text = markdown(["claim", "paper", "ours", "why they differ"], claims) + "".join(tables)
+    print("\n" + text, end="")
+    (options.into / "table.md").write_text(text)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_pseudo.sh --quick | --full [option ...]")
+    size = parser.add_mutually_exclusive_group(required=True)
+    for name in PLANS:
+        size.add_argument(f"--{name}", dest="plan", action="store_const", const=name)
+    parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--steps", type=int, metavar="N")
+    parser.add_argument("--into", type=Path, metavar="FOLDER")
+    parser.add_argument("--program", default="./train_gpt", metavar="FILE")
+    options = parser.parse_args()
+    options.into = options.into or Path("out") / f"pseudo_{options.plan}"
+    if not shutil.which(options.program):
+        parser.error(f"{options.program} is not there: run make first")
+    if not glob.glob(TEXT + "_train_*.bin") or not glob.glob(TEXT + "_val_*.bin"):
+        parser.error(f"no {TEXT}_train_*.bin and {TEXT}_val_*.bin: run make data first")
+    return options
+
+
+def main():
+    options = arguments()
+    return run_script("reproduce_pseudo", options.into, lambda: reproduce(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
