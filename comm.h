@@ -45,7 +45,7 @@ enum {
     TAG_QUESTION = 3, // between a rank that waits and those it waits for
     TAG_ANSWER = 4,
     TAG_MESSAGE = 5,        // between two ranks: of channel 0; the others follow
-    COMM_MESSAGES = 1024,   // of these posted and not complete
+    COMM_MESSAGES = 4096,   // of these posted and not complete
     COMM_MPI_START_S = 120, // limit of MPI's own start, before the options are known
     // Eight pieces of up to 1 MiB in flight: few enough round trips while ops compute between two polls, and small enough that
     // what was received is summed from cache.

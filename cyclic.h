@@ -49,7 +49,6 @@ typedef struct {
     const double *weight; // [N] bytes of a stage's parameters, for cyclic_route
     const SumWay *way;    // [storages] of mode data
     bool recompute;
-    bool ahead;  // --cyclic-ahead
     bool waits;  // updates wait for the norm of the whole gradient
     bool pauses; // there are steps that drain, and others after them: then all has come, and what is delayed must stay
 } CyclicPlan;
@@ -397,9 +396,8 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     const int stages = cyclic_stages(o, m, ranks);
     p.N = stages ? stages : (int)natural, p.slack = (int)o->cyclic_slack;
     p.pieces = (int)min_i64(max_i64(1, ceil_div(ceil_div(samples, p.N), micro)), SCHEDULE_MAX);
-    p.ahead = o->cyclic_ahead, p.recompute = o->recompute == RECOMPUTE_BLOCK, p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
+    p.recompute = o->recompute == RECOMPUTE_BLOCK, p.waits = p.rule == CYCLIC_V1 && o->grad_clip > 0;
     p.pauses = o->val_every || o->sample_every || *o->out;
-    if (p.ahead && p.mode != CYCLIC_DATA) { die(EXIT_INPUT, "leave it out", "--cyclic-ahead is for --cyclic-mode data"); }
     if (p.mode == CYCLIC_SINGLE && ranks > 1) {
         die(EXIT_INPUT, "start one rank, or choose --cyclic-mode data", "--cyclic-mode single runs on one rank, not on %d", ranks);
     }
@@ -436,7 +434,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = cyclic_stays(p, rank), r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
     r.heads = cyclic_wte_gradients(p, rank), r.parcels = p->mode == CYCLIC_DATA ? p->N : 2, r.way = p->way, r.pieces = cyclic_pieces(p);
-    r.errands = p->ahead, r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
+    r.errands = p->mode == CYCLIC_DATA, r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
     r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
     r.piles = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }

@@ -110,7 +110,6 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                 // order of --dp-neighbo
     X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "", "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; messages then have time") \
     X(INT, "cyclic", cyclic_stages, "cyclic-stages", "", "0", 0, 4096, "stages", "N, and the micro-batches of a step; 0: as many as ranks, on one rank as --batch-tokens has micro-batches; mode model also runs on N (N + 1) / 2 ranks") \
     X(TEXT, "cyclic", cyclic_cut, "cyclic-cut", "", "", 0, 0, "5,3,3,3", "units of each stage (blocks + 2 in all); empty: as even as possible, the first ones take the rest") \
-    X(FLAG, "cyclic", cyclic_ahead, "cyclic-ahead", "", "0", 0, 1, "", "of mode data, on trial: what waits for a message is put aside, and the rank computes on; faster over slow links, but now and then all ranks wait") \
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
     X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
     X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \
@@ -516,7 +515,6 @@ static inline bool clash_mode_cyclic(const Options *o, const OptionsGiven *g) { 
 static inline bool clash_slack_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_slack] && o->cyclic != 2; }
 static inline bool clash_stages_cyclic(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_cyclic_stages] && !options_cyclic(o); }
 static inline bool clash_cut_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, *o->cyclic_cut && !options_cyclic(o); }
-static inline bool clash_ahead_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->cyclic_ahead && !options_cyclic(o); }
 static inline bool clash_cyclic_pipeline(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && options_pipelined(o); }
 static inline bool clash_cyclic_zero(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero; }
 static inline bool clash_cyclic_quantized(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->zero_quantized_gradients; }
@@ -633,7 +631,6 @@ static const OptionPair option_pairs[] = {
     {"cyclic-slack", "cyclic", "only --cyclic v2 has pairs that could wait", clash_slack_cyclic},
     {"cyclic-stages", "cyclic", "needs --cyclic v1 or v2", clash_stages_cyclic},
     {"cyclic-cut", "cyclic", "needs --cyclic v1 or v2", clash_cut_cyclic},
-    {"cyclic-ahead", "cyclic", "needs --cyclic v1 or v2", clash_ahead_cyclic},
     {"cyclic", "pipeline", "both cut the model into stages, by rules of their own: give one", clash_cyclic_pipeline},
     {"cyclic", "zero", "states travel from rank to rank, not by collectives: leave --zero out", clash_cyclic_zero},
     {"cyclic", "zero-quantized-gradients", "sums go on from rank to rank: each would be quantized again", clash_cyclic_quantized},

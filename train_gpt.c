@@ -268,6 +268,7 @@ static void setup_executor(Trainer *t) {
     mine = max_i64(mine, t->cyclic.rule ? t->privacy.most_of_part : 0);
     mine = max_i64(mine, t->plan.placement.stages > 1 ? t->most_samples : ceil_div(t->most_samples, t->comm.ranks)); // of fewer it may be larger
     executor_allocate(&t->executor, &t->program.map, &t->store, &t->comm, &t->stream, t->most_samples, mine, micro_batches);
+    executor_put_aside(&t->executor, &longest.rank[t->comm.rank]);
     t->executor.stop_after = INT64_MAX, t->executor.whole_clip = t->options.grad_clip;
     t->executor.storage_clip = t->options.cyclic_clip ? t->options.grad_clip / sqrt((double)t->model.storages) : 0;
     int actions = longest.rank[t->comm.rank].count; // whoever takes turns has had each of them after N steps

@@ -114,20 +114,20 @@ static inline void run_errand(Executor *e, const Errand *errand) {
 static inline void executor_do_errands(void *executor) {
     Executor *e = (Executor *)executor;
     int left = 0;
-    if (e->on_errand || !e->errand_count) { return; }
-    e->on_errand = true;
+    if (e->store->on_errand || !e->errand_count) { return; }
+    e->store->on_errand = true;
     comm_note_messages(e->comm);
     for (int i = 0; i < e->errand_count; i++) {
         const Errand errand = e->errands[i];
         bool can = ERRAND_HOOK(&errand);
-        for (int k = 0; k < left && can; k++) { can = !errands_conflict(&e->errands[k], &errand); }
+        for (int k = 0; k < left && can; k++) { can = !errands_conflict(&e->errands[k].action, &errand.action); }
         if (can && !errand_awaits(e->store, &errand)) {
             run_errand(e, &errand);
         } else {
             e->errands[left++] = errand;
         }
     }
-    e->errand_count = left, e->on_errand = false;
+    e->errand_count = left, e->store->on_errand = false;
 }
 // The first errand of these kinds (bits), of a storage (-1: of any), of a step (-1); -1: there is none.
 static inline int executor_find_errand(const Executor *e, unsigned kinds, int storage, int64_t step) {
@@ -139,7 +139,7 @@ static inline int executor_find_errand(const Executor *e, unsigned kinds, int st
 }
 // Something needs an errand: waits for the first message that holds it up, or one before it.
 static inline void executor_await_errand(Executor *e, int at) {
-    for (int i = at - 1; i >= 0; i--) { at = errands_conflict(&e->errands[i], &e->errands[at]) ? i : at; }
+    for (int i = at - 1; i >= 0; i--) { at = errands_conflict(&e->errands[i].action, &e->errands[at].action) ? i : at; }
     const Ticket t = errand_awaits(e->store, &e->errands[at]);
     if (t) { comm_wait_message(e->comm, t); }
     executor_do_errands(e);
@@ -148,14 +148,12 @@ static inline void executor_finish_errands(Executor *e, unsigned kinds, int stor
     for (int at = 0; (at = executor_find_errand(e, kinds, storage, step)) >= 0;) { executor_await_errand(e, at); }
 }
 // A gradient is about to be made: all of the one before it has gone on.
-static inline void executor_free_sum(Executor *e, int storage) {
-    const unsigned sums = errand_bit(ACT_REDUCE) | errand_bit(ACT_SEND_SUM) | errand_bit(ACT_UPDATE);
-    executor_finish_errands(e, sums, storage, -1);
-}
+static inline void executor_free_sum(Executor *e, int storage) { executor_finish_errands(e, errands_before_gradient(), storage, -1); }
 // A version is about to be read: it is here, or on its way.
 static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
-    const unsigned makes = errand_bit(ACT_RECV_PARAMETERS) | errand_bit(ACT_UPDATE);
-    for (int at = 0; store_now(e->store, storage) < version && (at = executor_find_errand(e, makes, storage, -1)) >= 0;) { executor_await_errand(e, at); }
+    for (int at = 0; store_now(e->store, storage) < version && (at = executor_find_errand(e, errands_before_use(), storage, -1)) >= 0;) {
+        executor_await_errand(e, at);
+    }
 }
 static inline void executor_relay(Executor *e, const Action *a, int64_t of) {
     Errand errand = {*a, executor_micro(e, a)};
@@ -170,7 +168,7 @@ static inline void executor_relay(Executor *e, const Action *a, int64_t of) {
 }
 // This rank adds what it knows of a step: the losses of its samples, in their order, after those of the ranks before; the squares of what it owns.
 static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
-    executor_finish_errands(e, errand_bit(e->store->policy.relay->waits ? ACT_REDUCE : ACT_UPDATE), -1, step);
+    executor_finish_errands(e, errands_before_tally(e->store->policy.relay), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);

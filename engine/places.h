@@ -41,8 +41,9 @@ typedef struct {
     int messages;
 } Transit;
 enum {
-    OUTGOING = 2,  // places of what is sent: one travels while the other is made
-    ERRANDS = 4096 // of a rank that wait at once: of two steps, at most
+    OUTGOING = 2,   // places of what is sent: one travels while the other is made
+    ERRANDS = 4096, // of a rank that wait at once: of two steps, at most
+    OPEN_STEPS = 8  // a message is complete before its rank is so many steps on: by then versions have been used that follow from it
 };
 
 // What an executor is made for.
@@ -113,7 +114,6 @@ typedef struct {
     const Real **held;               // [storages] acquired parameters
     Errand *errands;                 // [ERRANDS] store work that waits for messages (relay.h), in its order; NULL: all is done at once
     int errand_count;
-    bool on_errand;                // one is being done
     const Action *volatile action; // that is running, for signal handlers; NULL between passes
     volatile int64_t step;
     int64_t version; // of the parameters when the pass began
@@ -317,7 +317,6 @@ static inline void executor_place(Executor *e, void *activations, void *buffers)
     executor_carve_buffers(e, &of_buffers);
 }
 // A pass has so many samples and micro-batches, at most; this rank's lie among `mine` that follow each other. Every rank calls it.
-static inline void executor_do_errands(void *executor);
 static inline void executor_allocate(Executor *e, const UnitMap *map, Store *store, Comm *comm, Stream *stream, int64_t samples, int64_t mine,
                                      int micro_batches) {
     Arena activations = {NULL, 0}, buffers = {NULL, 0};
@@ -337,13 +336,18 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");
     e->first_rows = (int64_t *)checked_malloc((size_t)micro_batches * sizeof(int64_t), "executor");
-    if (store->policy.relay && store->policy.relay->errands && comm_has_channels(comm)) {
-        e->errands = (Errand *)checked_malloc(ERRANDS * sizeof(Errand), "executor");
-        comm->chores = executor_do_errands, comm->chores_of = e;
-    }
     for (int64_t i = 0; executor_transit(e, i); i++) { // a stage's neighbour has as many ranks, at most
         executor_transit(e, i)->open = (Ticket *)checked_malloc((size_t)comm->ranks * sizeof(Ticket), "executor");
     }
+}
+// Store work may be put aside (relay.h: errands) where messages have channels, and another can always be posted: so who posts never waits.
+static inline void executor_do_errands(void *executor);
+static inline void executor_put_aside(Executor *e, const Schedule *window) {
+    int64_t messages = 0;
+    for (int i = 0; i < window->count; i++) { messages += action_is_message(window->actions[i].kind); }
+    if (!e->store->policy.relay || !e->store->policy.relay->errands || !comm_has_channels(e->comm) || OPEN_STEPS * messages > COMM_MESSAGES) { return; }
+    e->errands = (Errand *)checked_malloc(ERRANDS * sizeof(Errand), "executor");
+    e->comm->chores = executor_do_errands, e->comm->chores_of = e;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

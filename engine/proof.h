@@ -12,13 +12,13 @@
 // Places     of activations: micro-batch m has place m modulo their number in each unit, the boundary before a unit from the forward that writes it on;
 //            gradients of boundaries are read before others are written there.
 // Tally      each rank adds once a step, when its losses and gradients are whole; what waits for the norm follows the sum of all ranks.
-// Errands    (relay.h) are not played. A rank that puts some off keeps the order of each storage's sums and of its parameters, and waits where something needs
-//            them; what it no longer waits for are constraints of the order played here, so the earliest action in it that is not done can
-//            always be done: nothing waits for ever. That no bit depends on it is tested (test_cyclic.py: test_late).
+// Errands    Where ranks put store work aside, the same rules are proved in other orders too (errands.h), which has the argument why none of them makes
+//            all ranks wait.
 #ifndef PROOF_H
 #define PROOF_H
 
 #include "cyclic.h"           // schedules of windows
+#include "engine/errands.h"   // orders in which ranks may run them
 #include "engine/validator.h" // what it rests on
 
 typedef struct {
@@ -173,7 +173,7 @@ static inline void prove_pile(Proof *p, int rank, const Action *a, Made *piece, 
     *whole = *piece, made_free(piece);
 }
 // A piece's gradient is whole.
-static inline Made *prove_piece(Proof *p, int rank, const Action *a) {
+static inline void prove_piece(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro), head = p->v.program->map.units - 1;
     Made *m = proof_made(p, rank, a->storage, a->micro), *whole = proof_whole(p, rank, a->storage, a->micro);
     const bool missing = a->storage == 0 && !m->part && !(*validator_done(&p->v, rank, head, a->micro) & DONE_INPUT);
@@ -182,13 +182,12 @@ static inline Made *prove_piece(Proof *p, int rank, const Action *a) {
     if (missing) { validator_fail(&p->v, rank, a, "the head's part is missing"); }
     m->whole = true;
     if (whole != m) { prove_pile(p, rank, a, m, whole); }
-    return whole;
 }
 // With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it, where it is made here.
-static inline void prove_reduce(Proof *p, int rank, const Action *a) {
+static inline void prove_join(Proof *p, int rank, const Action *a) {
     const Relay *r = &p->relay[rank];
     const int in = proof_in_step(p, a->micro), step = proof_step(p, a->micro);
-    Made *m = prove_piece(p, rank, a), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
+    Made *m = proof_whole(p, rank, a->storage, a->micro), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
     if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) || proof_guest(p, rank, a->storage)) { return; } // or it goes to its owner as it is
     if (r->stays) {
         if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) {
@@ -339,13 +338,29 @@ static inline void proof_visit(void *context, int rank, const Action *a, int pee
     case ACT_RECV_TALLY: prove_send_tally(p, rank, a, action_sends(a->kind)); break;
     case ACT_ACQUIRE: prove_acquire(p, rank, a); break;
     case ACT_RELEASE: prove_release(p, rank, a); break;
-    case ACT_REDUCE: prove_reduce(p, rank, a); break;
+    case ACT_REDUCE: prove_piece(p, rank, a), prove_join(p, rank, a); break;
     case ACT_ADD: prove_add(p, rank, a); break;
     case ACT_UPDATE: prove_update(p, rank, a); break;
     case ACT_TALLY: prove_tally(p, rank, a); break;
     case ACT_PREFETCH:
     case ACT_NORM: validator_fail(&p->v, rank, a, "is no part of these schedules"); break;
     default: prove_compute(p, rank, a);
+    }
+}
+
+// Where store work is put aside: what is done at once, and what later.
+static inline void proof_visit_at_once(void *context, int rank, const Action *a, int peer) {
+    if (a->kind == ACT_REDUCE) {
+        prove_piece((Proof *)context, rank, a);
+    } else if (!errand_lanes(a->kind)) {
+        proof_visit(context, rank, a, peer);
+    }
+}
+static inline void proof_visit_late(void *context, int rank, const Action *a, int peer) {
+    if (a->kind == ACT_REDUCE) {
+        prove_join((Proof *)context, rank, a);
+    } else {
+        proof_visit(context, rank, a, peer);
     }
 }
 
@@ -403,26 +418,39 @@ static inline void proof_stop(Proof *p) {
     validator_stop(&p->v);
 }
 
-// Proves so many steps of windows (schedule_cyclic; of step 0), of which every pause-th drains. On a violation returns false and describes the first one in error.
-static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, char *error, size_t error_bytes) {
+// Proves so many steps of windows (schedule_cyclic; of step 0), of which every pause-th drains: in the order of the lists, or, `late`, in one that `seed`
+// draws, of ranks that put store work aside. On a violation returns false and describes the first one in error.
+static inline bool cyclic_prove_in_order(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, bool late, uint64_t seed,
+                                         char *error, size_t error_bytes) {
     Program program = cyclic_unroll(window, plan, steps, pause);
     Proof p;
     proof_start(&p, &program, plan, m);
     *error = 0, p.v.error = error, p.v.error_bytes = error_bytes;
-    validator_walk(&p.v, proof_visit, &p);
+    if (late) {
+        errands_walk(&p.v, p.relay, pause, seed, proof_visit_at_once, proof_visit_late, &p);
+    } else {
+        validator_walk(&p.v, proof_visit, &p);
+    }
     if (!*error) { proof_end(&p, steps); }
     proof_stop(&p);
     cyclic_window_free(&program);
     return !*error;
 }
+static inline bool cyclic_prove(const Program *window, const CyclicPlan *plan, const GptModel *m, int steps, int pause, char *error, size_t error_bytes) {
+    return cyclic_prove_in_order(window, plan, m, steps, pause, false, 0, error, error_bytes);
+}
 
-// The same for the program: windows that follow each other, and, where there will be such, steps that drain. Ends it where there is a violation.
+// The same for the program: windows that follow each other, and, where there will be such, steps that drain; where work is put aside, in one order of that,
+// too. Ends it where there is a violation.
 static inline void cyclic_check(const Program *window, const CyclicPlan *plan, const GptModel *m) {
     char error[400];
     const int steps = cyclic_turns(plan) ? 4 + (int)min_i64(plan->N * plan->N, 12) : 4; // of up to 5 stages that take turns all that differ
+    const int orders = plan->mode == CYCLIC_DATA ? 2 : 1;
     for (int pause = steps; pause > 1; pause = pause > 2 ? 2 : 0) {
         if (pause < steps && !plan->pauses) { continue; }
-        if (!cyclic_prove(window, plan, m, steps, pause, error, sizeof error)) { schedule_refuse(error); }
+        for (int late = 0; late < orders; late++) {
+            if (!cyclic_prove_in_order(window, plan, m, steps, pause, late, 0, error, sizeof error)) { schedule_refuse(error); }
+        }
     }
 }
 

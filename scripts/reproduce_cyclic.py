@@ -305,7 +305,7 @@ def on_cluster(bench, rate, *words):
 
 def cluster_run(bench, name, flags, rate, watch=None, words=()):
     """The log."""
-    cut = (*CUT, *(() if "--cyclic-mode" in flags else ("--cyclic-ahead", "1"))) if "--cyclic" in flags else ()
+    cut = CUT if "--cyclic" in flags else ()
     command = [*on_cluster(bench, rate, *words), *bench.train(TEXT, DP, *MODEL, *flags, *cut), "--steps", bench.plan.cluster_steps, "--val-every", 0]
     if watch is None or (bench.options.into / name / "run.json").exists():
         return bench.run(name, command)

@@ -40,7 +40,7 @@ LOOKS = 50  # of --delink-auto in a run
 class Plan:
     """What --quick and --full differ in."""
     steps: int
-    rates: tuple  # learning rates
+    rates: dict  # learning rates, of runs in which blocks share, of those that do not: large ones are not for both
     switches: tuple  # shares of the steps in which blocks share
     seeds: tuple
     timed_steps: int
@@ -48,8 +48,8 @@ class Plan:
 
 
 PLANS = {
-    "quick": Plan(steps=500, rates=("1e-3", "2e-3", "4e-3"), switches=(0.1, 0.5), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
-    "full": Plan(steps=12000, rates=("5e-4", "1e-3", "2e-3", "4e-3", "8e-3"), switches=(0.05, 0.1, 0.25, 0.5, 0.75), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
+    "quick": Plan(steps=500, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.5), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
+    "full": Plan(steps=8000, rates={shares: ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3", "8e-3") for shares in (True, False)}, switches=(0.05, 0.1, 0.25, 0.5, 0.75), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
 }
 
 
@@ -59,7 +59,11 @@ class Candidate:
     switch: float = 0
     moments: str = "mean"
     warmup: float = 0  # the share of the steps after the switch in which the rate rises again
-    optimizer: str = "adamw"  # whose rates these are
+
+    @property
+    def optimizer(self):
+        """Whose rates are tried (reproduce_cyclic.tuned)."""
+        return self.switch != 0
 
     def __str__(self):
         name = {0: "real from scratch", 1: "always shared", -1: "shared, then real: auto"}.get(self.switch) or f"shared for {100 * self.switch:g} %, then real"
@@ -95,9 +99,9 @@ class Bench(reproduce_cyclic.Bench):
     def data():
         return ["--train", f"{TEXT}_train_*.bin", "--val", f"{TEXT}_val_*.bin"]
 
-    def tuned(self, part, every, rates):
+    def best(self, part, every, rates):
         """Candidate -> (learning rate, validations by seed): (step, loss) of each of a run."""
-        found = tuned(self, part, every, {"adamw": rates}, self.command, lambda log: last_validation(log)["loss"], min)
+        found = tuned(self, part, every, rates, self.command, lambda log: last_validation(log)["loss"], min)
         return {one: (rate, losses, [self.curve(part, one, rate, seed) for seed in self.plan.seeds]) for one, (rate, losses) in found.items()}
 
     def curve(self, part, one, rate, seed):
@@ -113,7 +117,7 @@ def mean_curve(curves):
 # Losses
 
 def quality_runs(bench):
-    return bench.tuned("quality", [REAL, *bench.switches, AUTO, SHARED], bench.plan.rates)
+    return bench.best("quality", [REAL, *bench.switches, AUTO, SHARED], bench.plan.rates)
 
 
 def switched_at(bench, rate):
@@ -147,7 +151,7 @@ def quality(bench):
 def moments(bench):
     (rate, losses, curves), = (quality_runs(bench)[bench.middle],)
     share = bench.middle.switch
-    others = bench.tuned("moments", [Candidate(share, "mean", 0.02), Candidate(share, "measured"), Candidate(share, "reset"), Candidate(share, "reset", 0.02)], (rate,))
+    others = bench.best("moments", [Candidate(share, "mean", 0.02), Candidate(share, "measured"), Candidate(share, "reset"), Candidate(share, "reset", 0.02)], {True: (rate,)})
     found = {bench.middle: (rate, losses, curves), **others}
     base = statistics.mean(losses)
     told = "; ".join(f"{one}: {more(statistics.mean(other) / base)}" for one, (_, other, _) in others.items())

@@ -66,7 +66,7 @@ typedef struct {
     bool guests;           // only owners keep parameters: others get those of a stage for each use, and its gradients go to the owner as they are
     int stages, uses;      // then: of a step, for which parameters come
     int *stage;            // [storages] whose they are; wte is the first's, and used by the last one as well
-    bool errands;          // what waits for a message may wait apart (relay.h): each gradient that is passed on has a place of its own
+    bool errands;          // what waits for a message may be put aside (relay.h): each gradient that is passed on has a place of its own
     int notice;            // steps that begin between the one that asks to stop and the last one, at most
 } Relay;
 // Which of the rooms has the parameters of a use, which count through the steps.

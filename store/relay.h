@@ -8,7 +8,7 @@
 // Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
 // Errands    What would wait for a message waits apart instead (Errand), and the rank computes on. Errands of a storage's parameters are done in their
 //            order, and so are those of its sums; others do not wait for them. The executor does one when nothing that it waits for is open, and waits where
-//            something needs it (executor.h). Each has a channel of its own, so that both ends may post in different orders; where a transport has but
+//            something needs it (executor.h; engine/errands.h proves that nobody waits for ever). Each has a channel of its own, so that both ends may post in different orders; where a transport has but
 //            one, there are no errands.
 #ifndef RELAY_H
 #define RELAY_H
@@ -21,6 +21,7 @@ static inline Mail *store_version_mail(const Store *s, int storage, int64_t vers
     return store_mail(s, storage, kind) + version % s->policy.relay->places[storage];
 }
 static inline void mail_wait(Store *s, Mail *m) {
+    assert(!s->on_errand || !m->count); // an errand that is done waits for nothing: errand_mails() has said all that it would wait for
     for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
     m->count = 0;
 }
@@ -29,11 +30,12 @@ static inline void mail_post(Store *s, Mail *m, bool send, int peer, int channel
     m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
     s->comm->channel = 0;
 }
-// Its first message that is not complete, as far as that is noted; 0: none.
-static inline Ticket mail_open(const Store *s, const Mail *m) {
+// Its first message that is not complete, as far as that is noted; 0: none, and it is empty.
+static inline Ticket mail_open(const Store *s, Mail *m) {
     for (int i = 0; i < m->count; i++) {
         if (!comm_message_noted(s->comm, m->open[i])) { return m->open[i]; }
     }
+    m->count = 0;
     return 0;
 }
 static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
@@ -242,28 +244,34 @@ static inline int errand_lanes(ActionKind kind) {
     }
 }
 static inline unsigned errand_bit(ActionKind kind) { return 1u << kind; }
-static inline bool errands_conflict(const Errand *a, const Errand *b) {
-    return a->action.storage == b->action.storage && (errand_lanes(a->action.kind) & errand_lanes(b->action.kind));
-}
-// The first message that an errand would have to wait for now, all before it being done; 0: none.
-static inline Ticket errand_awaits(Store *s, const Errand *errand) {
-    const Action *a = &errand->action;
-    const Pieces *pieces = &s->policy.relay->pieces;
-    const SumWay way = s->policy.relay->way[a->storage];
+static inline bool errands_conflict(const Action *a, const Action *b) { return a->storage == b->storage && (errand_lanes(a->kind) & errand_lanes(b->kind)); }
+// What of a storage's, or of a step's, is not put off for longer: until its next gradient is made, a version of it is used, the step is told.
+static inline unsigned errands_before_gradient(void) { return errand_bit(ACT_REDUCE) | errand_bit(ACT_SEND_SUM) | errand_bit(ACT_UPDATE); }
+static inline unsigned errands_before_use(void) { return errand_bit(ACT_RECV_PARAMETERS) | errand_bit(ACT_UPDATE); }
+static inline unsigned errands_before_tally(const Relay *r) { return errand_bit(r->waits ? ACT_REDUCE : ACT_UPDATE); }
+// Whose messages an errand waits for, all before it being done: MailKinds of its storage. Returns how many.
+static inline int errand_mails(const Relay *r, const Action *a, int mails[2]) {
+    const Pieces *pieces = &r->pieces;
+    const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
+    const int place = errand_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
     const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
-    const bool joins = way == SUM_CHAIN ? micro > 0 : way == SUM_FIRST && micro == pieces->micros - 1; // store_add_sum
+    const bool joins = r->way[a->storage] == SUM_CHAIN ? micro > 0 : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1; // store_add_sum
     switch (a->kind) {
-    case ACT_SEND_PARAMETERS: return mail_open(s, store_version_mail(s, a->storage, a->version, MAIL_COMING));
+    case ACT_SEND_PARAMETERS: mails[0] = MAIL_COMING + place; return 1;
     case ACT_RECV_PARAMETERS:
-    case ACT_UPDATE: { // store_open_version: also one that came and nobody used
-        const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-        const Ticket coming = mail_open(s, store_version_mail(s, a->storage, version, MAIL_COMING));
-        return coming ? coming : mail_open(s, store_version_mail(s, a->storage, version, MAIL_GOING));
-    }
-    case ACT_REDUCE: return joins && piece_is_last(pieces, a->micro) ? mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM)) : 0;
-    case ACT_ADD: return mail_open(s, store_mail(s, a->storage, MAIL_COMING_SUM));
+    case ACT_UPDATE: mails[0] = MAIL_COMING + place, mails[1] = MAIL_GOING + place; return 2; // COMING: also one that came and nobody used
+    case ACT_REDUCE: mails[0] = MAIL_COMING_SUM; return joins && piece_is_last(pieces, a->micro);
+    case ACT_ADD: mails[0] = MAIL_COMING_SUM; return 1;
     default: return 0;
     }
+}
+// The first message that it would have to wait for now; 0: none.
+static inline Ticket errand_awaits(Store *s, const Errand *errand) {
+    int mails[2];
+    const int n = errand_mails(s->policy.relay, &errand->action, mails);
+    Ticket open = 0;
+    for (int i = 0; i < n && !open; i++) { open = mail_open(s, store_mail(s, errand->action.storage, (MailKind)mails[i])); }
+    return open;
 }
 
 #endif

@@ -116,6 +116,7 @@ typedef struct {
     int64_t *version;          // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
     bool knows_previous;       // of a relay: the version before the newest was filled from outside, too
     Mail *mail;                // of a relay: [storages][MAIL_KINDS]
+    bool on_errand;            // one is being done (relay.h)
     bool *head_begun;          // of a relay: [heads] there is a gradient of wte in this place
     Ticket *head_coming;       // of a relay: [heads] the head's part of it comes
     int occupant[ROOMS];       // storage whose gradient came last into a shared room

@@ -24,7 +24,7 @@ REPORTS = [  # regular expression -> (passed, failed)
 
 
 def environment(everything):
-    env = dict(os.environ, TEST_SEED=os.environ.get("TEST_SEED", str(random.randrange(1 << 30))))
+    env = dict(os.environ, TEST_SEED=os.environ.get("TEST_SEED", str(random.randrange(1 << 30))), OMP_WAIT_POLICY="passive")  # test_train.ENVIRONMENT
     if everything:
         env["TEST_ALL"] = "1"
     if os.geteuid() == 0:

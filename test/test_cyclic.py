@@ -146,19 +146,20 @@ class Equality(Check):
             self.assertNotEqual(old.steps()[2:], plain.steps()[2:], "a step later")
             self.assertEqual(old.steps()[:1], plain.steps()[:1], "the first step is a real one")
 
-    @unittest.skipUnless(ALL, "TEST_ALL=1: now and then all ranks wait, which is why --cyclic-ahead is on trial (docs/cyclic.md)")
     def test_late(self):
         """Store work that is put off, by lot and on each rank otherwise: messages are posted in other orders, and something often has to wait. The same bits."""
-        cases = [(N, dict(rule, **variant)) for N in (2, 3, 4) for rule in RULES for variant in (dict(), dict(dtype="bf16"), dict(micro_batch=1, batch_tokens=4 * N * T),
-                                                                                         dict(val_every=2, val_batches=1))]
-        for N, case in sample(cases, 3):
-            expected, = self.trained([single(N, **case)])
-            for percent in (1, 50):
-                export = os.path.join(scratch(), "export")
-                job = Job(binary=FAULTY, environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"}, **dict(data(N, **case), cyclic_ahead=1, export=export))
-                job.done()
-                job.export = export
-                self.assert_same(job, expected, (N, case, percent))
+        variants = (dict(), dict(dtype="bf16"), dict(micro_batch=1), dict(val_every=2, val_batches=1), dict(share="2x2"), dict(steps=12, recompute="block"))
+        cases = [(N, dict(rule, **variant), percent) for N in (2, 3, 4) for rule in RULES for variant in variants for percent in (1, 50)]
+
+        def late(case):
+            N, rule, percent = case
+            rule = dict(rule, batch_tokens=2 * N * T, export=os.path.join(scratch(), "export"))
+            job = Job(binary=FAULTY, environment={"LATE": f"{random.Random(SEED).randrange(1 << 30)} {percent}"}, **data(N, **rule))
+            expected, = self.trained([(data if "share" in rule else single)(N, **rule)])
+            job.done()
+            job.export = rule["export"]
+            self.assert_same(job, expected, case)
+        at_once(late, sample(cases, 4))
 
     def test_without_a_step_rules_agree(self):
         """lr 0: all versions are alike; plain training adds the same numbers in another order."""
@@ -210,19 +211,21 @@ class Numbers(Check):
 
     def test_sent(self):
         """Sums in fp32, parameters in working precision, each N - 1 times over all ranks; and a tally of each."""
-        for N, word, case in sample([(2, 4, V1), (2, 2, V2), (3, 4, V2), (3, 2, V1), (4, 4, V2_SLACK), (4, 2, V2)], 3):
+        def check(case):
+            N, word, case = case
             precision = dict(dtype="bf16") if word == 2 else {}
             sent = self.sent(word, **data(N, **case, **precision))
             self.assertEqual(sum(sent), (N - 1) * PARAMETERS * (4 + word) + N * TALLY, (N, case))
             measured = train(**data(N, **case, **precision)).end()["traffic"]["measured"]
             self.assertEqual(measured["total"]["intra"], sent[0], (N, case))
             self.assertEqual(measured["intra"]["send"], sent[0], (N, case))
+        at_once(check, sample([(2, 4, V1), (2, 2, V2), (3, 4, V2), (3, 2, V1), (4, 4, V2_SLACK), (4, 2, V2)], 3))
 
     def test_zero(self):
         """Parameters travel once for each use of a stage, which in the last one are one, and wte to the head, too; the embedding's backward pass reads none.
         What a rank keeps is a stage's: rank 0 the last one's, of v2 in one version."""
-        cases = [(N, word, rule) for N in (2, 3, 4) for word in (4, 2) for rule in RULES]
-        for N, word, rule in sample(cases, 4):
+        def check(case):
+            N, word, rule = case
             case = zero(N, **rule, **(dict(dtype="bf16") if word == 2 else {}))
             last = range(UNITS + 1 - UNITS // N, UNITS + 1)  # storages: blocks are storages 2 .. UNITS - 1
             once = [1, UNITS, *last]
@@ -238,6 +241,7 @@ class Numbers(Check):
             self.assertEqual(memory["parameters"], own * word * (1 if fresh else 2), case)
             self.assertEqual(memory["gradients"], own * 4 * (2 if rule is V1 else 1), case)
             self.assertEqual(memory["optimizer"], own * (8 + 4 * (word == 2)), case)
+        at_once(check, sample([(N, word, rule) for N in (2, 3, 4) for word in (4, 2) for rule in RULES], 4))
 
     def test_activations(self):
         """One rank holds N - j micro-batches of stage j (from 0), always; with N = 1, or on N ranks, one of each; a triangle's first, one of stage 0."""
@@ -285,23 +289,23 @@ class Resume(Check):
     def test_in_another_mode(self):
         """From one rank to several and back: the same bits. And another number of stages: in either mode alike."""
         for rule in sample(RULES, 2):
-            whole = self.legs([single(3, **rule)] * 3)
-            self.assertTrue(self.legs([triangle(3, **rule), data(3, **rule), model(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([model(3, **rule), triangle(3, **rule), single(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([single(2, **rule), single(3, **rule), single(1, **rule)]) == self.legs([data(2, **rule), data(3, **rule), data(1, **rule)]), rule)
             one = dict(rule, micro_batch=8)
-            whole, cut = (self.legs([single(N, **one) for N in legs]) for legs in ((3, 3, 3), (2, 3, 1)))
-            self.assertTrue(self.legs([zero(3, **rule), data(3, **one), zero(3, **rule)]) == whole, rule)
-            self.assertTrue(self.legs([zero(2, **rule), zero(3, **rule), zero(1, **rule)]) == cut, rule)
+            whole, first, second, cut, other, whole_of_one, zeros, cut_of_one, other_zeros = at_once(self.legs, [
+                [single(3, **rule)] * 3, [triangle(3, **rule), data(3, **rule), model(3, **rule)], [model(3, **rule), triangle(3, **rule), single(3, **rule)],
+                [single(2, **rule), single(3, **rule), single(1, **rule)], [data(2, **rule), data(3, **rule), data(1, **rule)],
+                [single(3, **one)] * 3, [zero(3, **rule), data(3, **one), zero(3, **rule)],
+                [single(N, **one) for N in (2, 3, 1)], [zero(2, **rule), zero(3, **rule), zero(1, **rule)]])
+            for found, expected in ((first, whole), (second, whole), (other, cut), (zeros, whole_of_one), (other_zeros, cut_of_one)):
+                self.assertTrue(found == expected, rule)
 
     def test_with_plain_runs(self):
         """One stage of v2 is plain training: so plain runs take its place, before and after. A plain run has no version before its newest: both are it."""
         plain, one = dict(RUN, micro_batch=6, ranks=1, grad_clip=0), single(1, **V2)
-        for mode in (single, data, zero):
-            rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
-            for legs in ((0, 3, 0), (3, 0, 3)):
-                found, expected = ([other if leg == 0 else mode(leg, **rule) for leg in legs] for other in (plain, one))
-                self.assertTrue(self.legs(found) == self.legs(expected), (mode, rule, legs))
+        rule = random.Random(SEED).choice((V1_FREE, V2, V2_SLACK))
+        cases = [(mode, legs) for mode in (single, data, zero) for legs in ((0, 3, 0), (3, 0, 3))]
+        chains = at_once(self.legs, [[other if leg == 0 else mode(leg, **rule) for leg in legs] for mode, legs in cases for other in (plain, one)])
+        for case, found, expected in zip(cases, chains[::2], chains[1::2]):
+            self.assertTrue(found == expected, (case, rule))
 
     def test_graceful_stops(self):
         """What is under way is finished and saved, and the run goes on as if nothing had been."""
@@ -330,7 +334,7 @@ class Refusals(Check):
     # ranks, flags, what the message must say
     CASES = [(2, dict(cyclic="v3"), "--cyclic takes one of off|v1|v2"), (1, dict(cyclic="v1", cyclic_stages=7), "7 cyclic stages are more than the model's 6 units"),
              (2, dict(cyclic="v1", cyclic_stages=3), "3 stages, 2 ranks"), (2, dict(V1, share="all", cyclic_mode="model"), "--share all"), (1, dict(V1, share="2x2", cyclic_stages=2), "--share 2x2"), (2, dict(cyclic="v1", cyclic_mode="single"), "runs on one rank, not on 2"), (3, dict(V2, cyclic_mode="model", cyclic_stages=4), "4 stages, 3 ranks"),
-             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"), (2, dict(V1, cyclic_ahead=1, cyclic_mode="model"), "--cyclic-ahead"), *((2, dict(V1, cyclic_cut=cut), "--cyclic-cut") for cut in ("6", "3,2", "3,3,0", "0,6", "3;3", "3,3,", "x")),
+             (7, dict(V2, cyclic_mode="model"), "7 cyclic stages are more than the model's 6 units"), (1, dict(cyclic="v1", cyclic_slack=1), "--cyclic-slack"), *((2, dict(V1, cyclic_cut=cut), "--cyclic-cut") for cut in ("6", "3,2", "3,3,0", "0,6", "3;3", "3,3,", "x")),
              (2, dict(V2, cyclic_mode="zero", micro_batch=1), "--cyclic-mode zero adds no pieces up"), (1, dict(cyclic_mode="single"), "--cyclic-mode"), (1, dict(cyclic_stages=2), "--cyclic-stages"), (2, dict(V2, pipeline=2), "--pipeline"), (2, dict(V2, zero=1), "--zero"),
              (2, dict(V2, reduce_dtype="bf16"), "--reduce-dtype"), (2, dict(cyclic="v2", grad_clip=1), "--cyclic-clip storage"), (2, dict(V1, cyclic_clip="storage"), "--cyclic-clip"),
              (1, dict(V2, skip_loss_z=3), "--skip-loss-z"), (1, dict(V2, skip_grad_z=3), "--skip-grad-z"), (2, dict(V2, cyclic_slack=-1), "--cyclic-slack"), (2, dict(V2, cyclic_mode="model", dp_noise=1), "--dp-noise")]
@@ -388,8 +392,8 @@ class Lost(Check):
 
     def test_not_finite(self):
         """Steps that lead nowhere: no rank waits for ever, and the run ends as any other."""
-        for mode, rule in sample([(mode, rule) for mode in MODES for rule in RULES], 3):
-            job = train(**mode(3, **dict(rule, optimizer="sgd", lr=1e6)))
+        cases = sample([(mode, rule) for mode in MODES for rule in RULES], 3)
+        for job in train_all([mode(3, **dict(rule, optimizer="sgd", lr=1e6)) for mode, rule in cases]):
             self.assertEqual(job.steps("step"), [(k + 1,) for k in range(6)])
 
 

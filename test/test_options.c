@@ -523,7 +523,6 @@ static const char *const clashes[][3] = {
     {"--cyclic-stages 2", "cyclic-stages", "cyclic"},
     {"--cyclic v1 --cyclic-clip storage", "cyclic-clip", "cyclic"},
     {"--cyclic-cut 3,3", "cyclic-cut", "cyclic"},
-    {"--cyclic-ahead", "cyclic-ahead", "cyclic"},
     {"--cyclic v2 --pipeline 2", "cyclic", "pipeline"},
     {"--cyclic v2 --zero 1", "cyclic", "zero"},
     {"--cyclic v2 --zero-quantized-gradients", "cyclic", "zero-quantized-gradients"},

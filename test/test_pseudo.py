@@ -24,7 +24,7 @@ import tempfile
 import unittest
 
 import test_train
-from test_faults import sample
+from test_faults import at_once, sample
 from test_train import ALL, EXIT_INPUT, SAME, SEED, T, scratch, train, train_all, weights
 
 LAYERS, CHANNELS, VOCAB, PADDED = 6, 16, 101, 128
@@ -88,8 +88,8 @@ class Mean(Check):
     STEP = dict(RUN, steps=1, optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR)
 
     def test_of_the_layers_gradients(self):
-        for share, of in sample(list(SHARES.items()), 3):
-            start = os.path.join(scratch(), "start.bin")
+        def check(share):
+            of, start = SHARES[share], os.path.join(scratch(), "start.bin")
             train(**dict(self.STEP, steps=0, share=share, export=start))  # its layers are copies
             before = weights(start)
             for number in range(LAYERS):
@@ -107,6 +107,7 @@ class Mean(Check):
                 self.assertLess(sum((a - b) ** 2 for a, b in zip(found, mean)) ** 0.5 / norm, 1e-6, share)
                 squares += norm ** 2
             self.assert_close(shared.steps("grad_norm")[0], [squares ** 0.5], SAME, share)
+        at_once(check, sample(SHARES, 3))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -394,18 +395,18 @@ class Refusals(test_train.TestCase):
         out = os.path.join(scratch(), "out")
         train(**dict(RUN, out=out, steps=1, save_every=1))
         real = os.path.join(out, "step_00000001")
-        for changes, words in ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
-                               (dict(share="all", delink_at=6), "the run ends before"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
-                               (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset")):
-            job = train(code=EXIT_INPUT, **dict(RUN, **changes))
-            self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
-            self.assertIn(words, job.err)
+        cases = ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
+                 (dict(share="all", delink_at=6), "the run ends before"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
+                 (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset"))
+        self.check_refused(cases)
 
     def test_shares(self):
-        for share in ("", "some", "0", "7", "-1", "2x2", "x3", "3x", "0x6", "2x3x1", "1e1", "99999999999999999999", "2 ", " 2"):
-            job = train(code=EXIT_INPUT, **dict(RUN, share=share))
+        self.check_refused([(dict(share=share), "--share") for share in ("", "some", "0", "7", "-1", "2x2", "x3", "3x", "0x6", "2x3x1", "1e1", "99999999999999999999", "2 ", " 2")])
+
+    def check_refused(self, cases):
+        for (_, words), job in zip(cases, train_all([dict(RUN, **changes, code=EXIT_INPUT) for changes, _ in cases])):
             self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
-            self.assertIn("--share", job.err)
+            self.assertIn(words, job.err)
 
 
 if __name__ == "__main__":

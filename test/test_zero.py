@@ -250,6 +250,7 @@ class Equality(Check):
 SHAPES = ["layers=12,heads=12,channels=768,vocab=50257", "layers=48,heads=2,channels=64,vocab=300", "layers=1,heads=16,channels=1024,vocab=1000",
           "layers=1,heads=1,channels=64,vocab=200000", "layers=1,heads=1,channels=4,vocab=101", "layers=2,heads=4,channels=52,vocab=97",
           "layers=24,heads=16,channels=1024,vocab=50257"]
+LARGE = "layers=12,heads=12,channels=384,vocab=10000"  # enough for formulas that know nothing of slices, which are cut at chunks
 
 
 def predicted(ranks, **changes):
@@ -264,7 +265,7 @@ class Numbers(Check):
 
         With more of them stage 2 has the sums of its slices beside the whole gradients that come and go.
         """
-        cases = [(shape, ranks, dtype, more) for shape in SHAPES for ranks in ((2, 3, 4, 8) if ALL else (2, 4)) for dtype in ("fp32", "bf16")
+        cases = [(shape, ranks, dtype, more) for shape in (SHAPES if ALL else SHAPES[1:-1]) for ranks in ((2, 3, 4, 8) if ALL else (2, 4)) for dtype in ("fp32", "bf16")
                  for more in (dict(), dict(batch_tokens=3 * ranks * T, recompute="block"))]
         def check(case):
             shape, ranks, dtype, more = case
@@ -283,11 +284,12 @@ class Numbers(Check):
 
     def test_memory_formulas(self):
         """ZeRO's table (arXiv 1910.02054): (2 + 4 + 12) bytes a parameter in bf16, (4 + 4 + 8) in fp32, each divided from its stage on."""
-        model = SHAPES[0]
+        model = LARGE
         psi = sum(storages(model))
         parts_of = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
-        for dtype, stage, alpha in sample([(dtype, *layout) for dtype in parts_of for layout in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (3, 4))], 4):
-            memory = predicted(4, model=model, dtype=dtype, zero=stage, micro_batch=1, batch_tokens=4 * T, zero_hpz_partition_size=alpha)["memory"]
+        cases = sample([(dtype, *layout) for dtype in parts_of for layout in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (3, 4))], 4)
+        told = at_once(lambda case: predicted(4, model=model, dtype=case[0], zero=case[1], micro_batch=1, batch_tokens=4 * T, zero_hpz_partition_size=case[2])["memory"], cases)
+        for (dtype, stage, alpha), memory in zip(cases, told):
             formula = sum(part * psi / (4 if stage >= since else 1) for part, since in zip(parts_of[dtype], (3, 2, 1))) + (parts_of[dtype][0] * psi / alpha if alpha > 1 else 0)
             found = sum(memory[kind] for kind in ("parameters", "gradients", "optimizer"))
             self.assertLess(abs(found / formula - 1), 0.002, (dtype, stage, alpha))  # slices are cut at chunks
@@ -303,13 +305,16 @@ class Numbers(Check):
 
     def test_traffic_formulas(self):
         """The figures of ZeRO++ (arXiv 2306.10209), of a model whose positions and last layernorm, which are gathered once, are few."""
-        model = SHAPES[0]
+        model = LARGE
         psi = sum(storages(model))
+        cases = []
         for (flags, terms), nodes in sample([(formula, nodes) for formula in self.FORMULAS for nodes in ((2, 4) if ALL else (2,))], 4):
             micro_steps = random.Random(f"{SEED}{flags}").choice((1, 3))
-            case = dict(flags, ranks=2 * nodes, ranks_per_node=2, model=model, dtype="bf16", reduce_dtype="bf16", zero=3, micro_batch=1, batch_tokens=micro_steps * 2 * nodes * T)
+            cases.append((flags, terms, nodes, micro_steps, dict(flags, ranks=2 * nodes, ranks_per_node=2, model=model, dtype="bf16", reduce_dtype="bf16", zero=3, micro_batch=1,
+                                                                 batch_tokens=micro_steps * 2 * nodes * T)))
+        for (flags, terms, nodes, micro_steps, case), told in zip(cases, at_once(lambda case: predicted(**case[-1]), cases)):
             with self.subTest(nodes=nodes, micro_steps=micro_steps, **flags):
-                run, found = Layout(case), predicted(**case)["traffic"]
+                run, found = Layout(case), told["traffic"]
                 self.assertEqual({kind: [found[link][kind] for link in ("intra", "inter")] for kind in found["intra"]}, expected_traffic(run))
                 leaving = sum(link[1] for rank in (0, 1) for link in expected_traffic(run, rank).values())
                 self.assertLess(abs(2 * found["total"]["inter"] / leaving - 1), 0.01, "rank 0 is one of two alike")
@@ -555,7 +560,7 @@ class Emulated(Check):
         cases = [dict(ranks=3, zero=3, recompute="block", micro_batch=1, batch_tokens=4 * T), dict(ranks=2, zero=2, optimizer="sgd"), dict(ranks=4, ranks_per_node=2, **PLUS_PLUS),
                  dict(ranks=2, dtype="bf16", **PLUS_PLUS)]
         runs = [(case, gpus) for case in sample(cases, 1) for gpus in (1, 4)]  # one for all: messages by MPI; one each: by NCCL
-        jobs = self.trained([dict(case, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus)}) for case, gpus in runs])
+        jobs = self.trained([dict(case, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus), "OMP_NUM_THREADS": "1"}) for case, gpus in runs])
         for (case, gpus), job in zip(runs, jobs):
             self.assertEqual(job.of("start")[0]["transport"], {1: "staged", 4: "nccl"}[gpus])
             if case.get("dtype") != "bf16":
