@@ -58,11 +58,11 @@ static inline void writer_seek(FileWriter *w, int64_t offset) { // what lies bet
     if (!w->error && fseeko(w->file, (off_t)offset, SEEK_SET)) { w->error = errno; }
 }
 // From the device.
-static inline void writer_add_states(FileWriter *w, const Store *s, const void *states, size_t bytes) {
-    for (size_t at = 0, n; at < bytes; at += n) {
-        n = (size_t)min_i64((int64_t)(bytes - at), STATE_PIECE);
-        ops_to_host(s->stream, state_piece.bytes, (const char *)states + at, n);
-        writer_add(w, state_piece.bytes, n);
+static inline void writer_add_state(FileWriter *w, const Store *s, StateKind kind, int storage, int64_t elements) {
+    for (int64_t at = 0, n; at < elements; at += n) {
+        n = min_i64(elements - at, STATE_PIECE_FLOATS);
+        store_read_state(s, kind, storage, at, n, state_piece.floats);
+        writer_add(w, state_piece.bytes, (size_t)n * sizeof(float));
     }
 }
 // Returns 0, or the errno of what failed; then nothing is left behind.
@@ -134,8 +134,8 @@ static inline GptConfig model_file_config(const char *path, DType *dtype) {
     return c;
 }
 
-// Elements of a model file, as it has them, to a place in the store.
-static inline void model_file_read(const Store *s, float *to, const char *from, DType dtype, int64_t elements) {
+// Elements of a model file, as it has them, to my slice of a storage's masters, from its element `to` on.
+static inline void model_file_read(const Store *s, int storage, int64_t to, const char *from, DType dtype, int64_t elements) {
     for (int64_t at = 0, n; at < elements; at += n, keep_alive()) {
         n = min_i64(elements - at, STATE_PIECE_FLOATS);
         if (dtype == DTYPE_FP32) { memcpy(state_piece.floats, from + 4 * at, (size_t)n * 4); }
@@ -144,7 +144,7 @@ static inline void model_file_read(const Store *s, float *to, const char *from, 
             memcpy(&half, from + 2 * (at + e), 2);
             state_piece.floats[e] = bf16_to_float(half);
         }
-        ops_from_host(s->stream, to + at, state_piece.floats, (size_t)n * sizeof(float));
+        store_write_state(s, STATE_MASTER, storage, to + at, n, state_piece.floats);
     }
 }
 // Fills the masters from a model file whose configuration the store's model has. Every rank calls it.
@@ -160,7 +160,7 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
             if (!count) { continue; }
             int64_t element = model_file_offset(s->model, parts[i].tensor, parts[i].layer) + begin - parts[i].offset;
             const char *from = map + DATA_HEADER_BYTES + (size_t)element * dtype_size(dtype);
-            model_file_read(s, store_state(s, STATE_MASTER, storage) + begin - first, from, dtype, count);
+            model_file_read(s, storage, begin - first, from, dtype, count);
         }
     }
     munmap(map, bytes);
@@ -281,9 +281,7 @@ static inline int state_file_write(const char *path, const Store *s, uint64_t *b
                 if (pass == 0) { header.pieces++; }
                 if (pass == 1) { writer_add(&w, &piece, sizeof piece); }
                 if (pass == 2 && kind == STATE_PREVIOUS && piece.count) { writer_add_previous(&w, s, storage); }
-                if (pass == 2 && kind != STATE_PREVIOUS) {
-                    writer_add_states(&w, s, store_state(s, (StateKind)kind, storage), (size_t)piece.count * sizeof(float));
-                }
+                if (pass == 2 && kind != STATE_PREVIOUS) { writer_add_state(&w, s, (StateKind)kind, storage, piece.count); }
             }
         }
     }
@@ -336,7 +334,7 @@ static inline void state_piece_take(Store *s, const GptModel *from, StateKind of
         if (kind == STATE_PREVIOUS) {
             previous_from_host(s, i, at, n);
         } else {
-            ops_from_host(s->stream, store_state(s, kind, i) + (low - first), state_piece.floats + (low - at), (size_t)(high - low) * sizeof(float));
+            store_write_state(s, kind, i, low - first, high - low, state_piece.floats + (low - at));
         }
     }
 }
@@ -820,10 +818,9 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
     }
     p->updates = of.updates, p->restarted = anew ? of.updates : of.restarted;
     for (int i = 0; anew && i < s->model->storages; i++) {
-        const size_t bytes = (size_t)store_own_elements(s, i) * sizeof(float);
-        if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !bytes) { continue; }
-        ops_zero(s->stream, store_state(s, STATE_M, i), bytes);
-        if (s->adam) { ops_zero(s->stream, store_state(s, STATE_V, i), bytes); }
+        if (gpt_storage_class(s->model, i) != STORAGE_BLOCK || !store_own_elements(s, i)) { continue; }
+        store_clear_state(s, STATE_M, i);
+        if (s->adam) { store_clear_state(s, STATE_V, i); }
     }
     store_count_updates(s, p), store_masters_changed(s);
 }

@@ -71,6 +71,15 @@ static void ops_free(void *p);
 // which must leave it alone until ops_wait(). NULL if there is none.
 static void *ops_alloc_host(size_t bytes);
 static void ops_free_host(void *p);
+// States that lie on the host (offload.h): memory for them, zero-filled, whose pages exist; pinned: copies go on beside the host's work, else they are
+// slower. NULL if there is none.
+static void *ops_alloc_far(size_t bytes, bool *pinned);
+static void ops_free_far(void *p, bool pinned);
+// Another stream of the same device, for copies beside what `of` does. What is started on s from now on begins when all is done that was started on
+// `after` before.
+static void ops_link_open(Stream *link, const Stream *of);
+static void ops_link_close(Stream *link);
+static void ops_follow(Stream *s, Stream *after);
 // Memory that this rank's device has left, for all ranks on it; INFINITY where it is the machine's own.
 static double ops_memory_available(void);
 static bool ops_memory_apart(void); // the device's memory is not the process's own
@@ -91,6 +100,7 @@ static void ops_convert_float(Stream *s, void *out, const float *in, DType dtype
 typedef enum { MEMORY_PARAMETERS, MEMORY_GRADIENTS, MEMORY_OPTIMIZER, MEMORY_ACTIVATIONS, MEMORY_BUFFERS, MEMORY_KINDS } MemoryKind;
 static const char *const memory_names[MEMORY_KINDS] = {"parameters", "gradients", "optimizer", "activations", "buffers"};
 static size_t memory_taken[MEMORY_KINDS]; // measured: what was really allocated
+static size_t memory_on_host;             // of these states, and of what goes with them, what lies on the host (offload.h): not in the kinds
 
 static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what) {
     void *p = ops_alloc(bytes ? bytes : 1);
@@ -104,6 +114,12 @@ static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what)
 static inline void *memory_take_with_rooms(MemoryKind kind, size_t bytes, size_t rooms, const char *what) {
     void *p = memory_take(kind, bytes + rooms, what);
     memory_taken[kind] -= rooms, memory_taken[MEMORY_BUFFERS] += rooms;
+    return p;
+}
+static inline void *memory_take_far(size_t bytes, const char *what, bool *pinned) {
+    void *p = ops_alloc_far(bytes, pinned);
+    if (!p) { die(EXIT_RESOURCES, "give a larger --device-memory, or more ranks with --zero 1", "cannot allocate %zu bytes of the host for %s", bytes, what); }
+    memory_on_host += bytes;
     return p;
 }
 static inline void *memory_take_host(size_t bytes, const char *what) { // no device memory: not in the ledger
@@ -169,6 +185,9 @@ typedef struct {
 static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
 static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
+// The same in the host's memory, by the host's threads; they return when done.
+static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
+static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
 // partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
 // ops_alloc_host(): there after ops_wait()
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);

@@ -12,7 +12,7 @@
 #ifndef OPS_CPU_H
 #define OPS_CPU_H
 
-#include "ops.h" // the contract
+#include "kernels/update_cpu.h" // optimizers; ops.h, the contract
 #if __has_include(<cblas.h>)
 #include <cblas.h> // cblas_sgemm
 #else
@@ -37,24 +37,12 @@ enum { LANES = 8, PANEL = 4 }; // 4 x 2 of 16
 #endif
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-enum {
-    BLOCK = 16384,     // elements a thread takes at a time in element-wise operations
-    BLOCKS_A_POLL = 16 // of these between two calls of progress
-};
-
 #ifndef POLL_WORK           // tests make it small
 #define POLL_WORK 100000000 // multiply-adds between two calls of progress: 1 to 2 ms, in which a link must not run dry
 #endif
 
-// The calling thread lets messages move.
-static inline void poll_messages(Stream *s) {
-    if (s->progress && omp_get_thread_num() == 0) { s->progress(); }
-}
 static inline void poll_after_row(Stream *s, int64_t row) {
     if (row % 1024 == 1023) { poll_messages(s); }
-}
-static inline void poll_after_block(Stream *s, int64_t block) {
-    if (block % BLOCKS_A_POLL == BLOCKS_A_POLL - 1) { poll_messages(s); }
 }
 
 // The BLAS must not start threads under our own. Setting the OpenMP count inside a region holds for this thread and region
@@ -140,6 +128,11 @@ static inline void ops_free(void *p) {
 }
 static inline void *ops_alloc_host(size_t bytes) { return calloc(1, bytes); }
 static inline void ops_free_host(void *p) { free(p); }
+static inline void *ops_alloc_far(size_t bytes, bool *pinned) { return *pinned = true, ops_alloc(bytes); } // another place of the same memory
+static inline void ops_free_far(void *p, bool pinned) { (void)pinned, ops_free(p); }
+static inline void ops_link_open(Stream *link, const Stream *of) { *link = *of; }
+static inline void ops_link_close(Stream *link) { memset(link, 0, sizeof *link); }
+static inline void ops_follow(Stream *s, Stream *after) { (void)s, (void)after; } // a call returns when all is done
 static inline bool ops_memory_apart(void) { return false; }
 static inline double ops_memory_available(void) { return (double)INFINITY; }
 
@@ -177,15 +170,6 @@ static inline void ops_unpack(Stream *s, Real *out, const void *in, DType dtype,
         for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { y[i] = bf16_to_float(x[i]); }
         poll_after_block(s, b);
     }
-}
-static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, int64_t end, Rounding r) {
-    if (r.key) {
-#pragma omp simd
-        for (int64_t i = begin; i < end; i++) { rounded[i] = round_by_chance(x[i], r, i); }
-        return;
-    }
-#pragma omp simd
-    for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
 }
 static inline void ops_convert_float(Stream *s, void *out, const float *in, DType dtype, int64_t n, Rounding r) {
     if (dtype == DTYPE_FP32) {
@@ -937,42 +921,11 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
 }
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
-enum { NEAR = 1024 }; // elements updated, then rounded while they are in the nearest cache
 static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
-    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
-    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
-    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
-#pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
-        for (int64_t begin = b * BLOCK; begin < min_i64(n, (b + 1) * BLOCK); begin += NEAR) {
-            const int64_t end = min_i64(n, begin + NEAR);
-#pragma omp simd
-            for (int64_t i = begin; i < end; i++) {
-                const float g = grad[i] * o.grad_scale;
-                m[i] = o.beta1 * m[i] + (1.0f - o.beta1) * g;
-                v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
-                master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) + o.weight_decay * master[i]);
-            }
-            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
-        }
-        poll_after_block(s, b);
-    }
+    ops_adamw_host(s, master, param, dtype, m, v, grad, n, o);
 }
 static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
-    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
-#pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
-        for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
-            const int64_t end = min_i64(n, begin + NEAR);
-#pragma omp simd
-            for (int64_t i = begin; i < end; i++) {
-                b[i] = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
-                master[i] -= o.lr * b[i];
-            }
-            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
-        }
-        poll_after_block(s, k);
-    }
+    ops_sgd_host(s, master, param, dtype, b, grad, n, o);
 }
 
 // Element i of a chunk goes to sum i mod 32, and the sums are added in order: the same bits on any machine and thread count.

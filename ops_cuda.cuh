@@ -11,9 +11,9 @@
 #ifndef OPS_CUDA_CUH
 #define OPS_CUDA_CUH
 
-#include "ops.h"   // the contract
-#include <ctype.h> // names of devices
-#include <sched.h> // sched_yield
+#include "kernels/update_cpu.h" // optimizers of the host; ops.h, the contract
+#include <ctype.h>              // names of devices
+#include <sched.h>              // sched_yield
 
 #ifdef __CUDACC__
 #include <cublasLt.h>          // matrix products
@@ -86,6 +86,7 @@ typedef struct {
     Recording *recording; // that the stream is captured for; NULL: it is not
     int64_t operations;   // begun
     cudaEvent_t paces[2]; // recorded in turns, after PACE operations each
+    cudaEvent_t reached;  // what another stream waits for: ops_follow
 } Gpu;
 
 static DType gpu_real = DTYPE_FP32; // what a Real is
@@ -105,14 +106,25 @@ static inline void lt_check(cublasStatus_t status, const char *call) {
     if (status != CUBLAS_STATUS_SUCCESS) { die(EXIT_RESOURCES, NULL, "%s: cuBLASLt status %d", call, (int)status); }
 }
 
+static inline Gpu *gpu_stream_open(void) {
+    Gpu *gpu = (Gpu *)checked_calloc(1, sizeof(Gpu), "the device's handles");
+    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming)); }
+    CUDA_CHECK(cudaEventCreateWithFlags(&gpu->reached, cudaEventDisableTiming));
+    return gpu;
+}
+static inline void gpu_stream_close(Gpu *gpu) {
+    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(gpu->paces[i])); }
+    CUDA_CHECK(cudaEventDestroy(gpu->reached));
+    CUDA_CHECK(cudaStreamDestroy(gpu->stream));
+    free(gpu);
+}
 static inline void ops_open(Stream *s, int place, DType real) {
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || !devices) { die(EXIT_RESOURCES, "./train_gpt runs on the processor", "no GPU is at hand: %s", cudaGetErrorString(error)); }
     CUDA_CHECK(cudaSetDevice(place % devices));
-    Gpu *gpu = (Gpu *)checked_calloc(1, sizeof(Gpu), "the device's handles");
-    CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
-    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&gpu->paces[i], cudaEventDisableTiming)); }
+    Gpu *gpu = gpu_stream_open();
     LT_CHECK(cublasLtCreate(&gpu->lt));
     gpu_real = real;
     s->device = gpu;
@@ -123,15 +135,27 @@ static inline void free_matmul_plan(MatmulPlan *p) {
 }
 static inline void ops_close(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
-    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(gpu->paces[i])); }
-    CUDA_CHECK(cudaStreamDestroy(gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     for (int i = 0; i < min_i64(gpu->plans_made, MATMUL_PLANS); i++) { free_matmul_plan(&gpu->plans[i]); }
     for (int i = 0; i < RECORDINGS; i++) {
         if (gpu->recordings[i].graph) { CUDA_CHECK(cudaGraphExecDestroy(gpu->recordings[i].graph)); }
     }
     LT_CHECK(cublasLtDestroy(gpu->lt));
-    free(gpu);
+    gpu_stream_close(gpu);
     s->device = NULL;
+}
+static inline void ops_link_open(Stream *link, const Stream *of) {
+    *link = *of;
+    link->device = gpu_stream_open();
+}
+static inline void ops_link_close(Stream *link) {
+    if (link->device) { gpu_stream_close((Gpu *)link->device); }
+    memset(link, 0, sizeof *link);
+}
+static inline void ops_follow(Stream *s, Stream *after) {
+    Gpu *gpu = (Gpu *)after->device;
+    CUDA_CHECK(cudaEventRecord(gpu->reached, gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(((Gpu *)s->device)->stream, gpu->reached, 0));
 }
 
 // Dense bf16 products, in TFLOP/s, by the first words of the device's name: from NVIDIA's datasheets of each, where figures "with
@@ -320,6 +344,20 @@ static inline void *ops_alloc_host(size_t bytes) {
 }
 static inline void ops_free_host(void *p) {
     if (p) { CUDA_CHECK(cudaFreeHost(p)); }
+}
+// In one piece of exactly this size: whoever rounds pinned memory up to a power of two takes up to twice as much.
+static inline void *ops_alloc_far(size_t bytes, bool *pinned) {
+    void *p = ops_alloc_host(bytes);
+    *pinned = p != NULL;
+    if (!p) { p = malloc(bytes ? bytes : 1); }
+    return p && !*pinned ? memset(p, 0, bytes) : p;
+}
+static inline void ops_free_far(void *p, bool pinned) {
+    if (pinned) {
+        ops_free_host(p);
+    } else {
+        free(p);
+    }
 }
 static inline bool ops_memory_apart(void) { return true; }
 static inline double ops_memory_available(void) { // less what graphs, libraries and NCCL take in the first steps

@@ -26,15 +26,17 @@ typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
 typedef const char *OptionSECRET;
 
-enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };  // order of --lr-schedule
-enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };             // order of --optimizer
-enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };            // order of --recompute
-enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };           // order of --zero-gradient-bits
-enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET }; // order of --delink-moments
-enum { DP_FLAT, DP_UNIT, DP_STAGE };                 // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
-enum { DP_SEQUENCE, DP_DOCUMENT };                   // order of --dp-unit
-enum { DP_RDP, DP_PRV };                             // order of --dp-accountant
-enum { DP_ADD_REMOVE, DP_REPLACE_ONE };              // order of --dp-neighbours
+enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };     // order of --lr-schedule
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                // order of --optimizer
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };               // order of --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };              // order of --zero-gradient-bits
+enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER }; // order of --offload
+enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };       // order of --offload-update
+enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };    // order of --delink-moments
+enum { DP_FLAT, DP_UNIT, DP_STAGE };                    // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
+enum { DP_SEQUENCE, DP_DOCUMENT };                      // order of --dp-unit
+enum { DP_RDP, DP_PRV };                                // order of --dp-accountant
+enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                 // order of --dp-neighbours
 
 // clang-format off
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
@@ -86,6 +88,10 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };              // order of --dp-neighbours
     X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
     X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
     X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \
+    X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer", "what lies on the host: the optimizer's states, none, or, with --device-memory, those for which the device has no room") \
+    X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
+    X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
+    X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G", "bytes that a rank may take of the host, with the states that lie there; empty: any")  \
     X(INT, "ZeRO", zero, "zero", "z", "0", 0, 3, "stage", "what the ranks divide: 1 optimizer states, 2 and gradients, 3 and parameters")      \
     X(FLAG, "ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0", 0, 1, "", "qwZ: gathers carry INT8 (stage 3)")                    \
     X(INT, "ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks", "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward pass (stage 3); 1: off") \
@@ -99,7 +105,6 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };              // order of --dp-neighbours
     X(INT, "pipeline", micro_batches, "micro-batches", "", "0", 0, 1e6, "micro-batches", "of --micro-batch samples in a step, over all ranks of a stage; 0: as --batch-tokens says") \
     X(FLAG, "pipeline", plan, "plan", "", "0", 0, 1, "", "print the best pipeline for this model (or --profile) on these ranks (or --cluster), beside what others would choose, and stop") \
     X(TEXT, "pipeline", profile, "profile", "", "", 0, 0, "file[:model]", "what --plan plans for: times and bytes of each unit (docs/formats.md)") \
-    X(TEXT, "pipeline", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes of a rank that a plan may take, with K, M, G or T; empty: any") \
     X(PICK, "cyclic", cyclic, "cyclic", "", "off", 0, 0, "off|v1|v2", "cyclic data parallelism: micro-batches are delayed against each other, by parameters one step old (v1) or where there are no newer ones yet (v2)") \
     X(PICK, "cyclic", cyclic_mode, "cyclic-mode", "", "auto", 0, 0, "auto|single|data|zero|model", "who runs a step's micro-batches: one rank, a rank each (zero: which has a stage's states only), a rank for each stage; auto: what fits the ranks") \
     X(INT, "cyclic", cyclic_slack, "cyclic-slack", "", "0", 0, 4096, "", "of v2: micro-batch i uses new parameters of stage j of N if i + j >= N + 1 + this; messages then have time") \
@@ -413,7 +418,18 @@ static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { 
 static inline bool clash_plan_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && o->dry_run; }
 static inline bool clash_profile_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !o->plan; }
 static inline bool clash_profile_cluster(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !*o->cluster; }
-static inline bool clash_memory_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->device_memory && !o->plan && !options_plans(o); }
+// May states lie on the host? A planner chooses stages that fit without.
+static inline bool options_offloads(const Options *o) {
+    return o->offload == OFFLOAD_OPTIMIZER || (o->offload == OFFLOAD_AUTO && *o->device_memory && !o->plan && !options_plans(o));
+}
+static inline bool clash_offload_budget(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_offload] && o->offload == OFFLOAD_AUTO && !*o->device_memory;
+}
+static inline bool clash_offload_auto(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_offload] && o->offload != OFFLOAD_NONE && (o->plan || options_plans(o));
+}
+static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
+static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -543,6 +559,8 @@ static inline bool clash_delink_profile(const Options *o, const OptionsGiven *g)
 static inline bool clash_share_auto(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && (options_plans(o) || o->plan); }
 static inline bool clash_share_private(const Options *o, const OptionsGiven *g) { return options_shares(o) && options_private(o, g); }
 static inline bool clash_delink_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && options_cyclic(o); }
+static inline bool clash_delink_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_switches(o) && options_offloads(o); }
+static inline bool clash_cyclic_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && options_offloads(o); }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
 static inline bool clash_profile_private(const Options *o, const OptionsGiven *g) { return *o->profile_steps && options_private(o, g) && !o->dp_show_private; }
@@ -560,7 +578,10 @@ static const OptionPair option_pairs[] = {
     {"plan", "dry-run", "both print and stop: give one", clash_plan_dry},
     {"profile", "plan", "only plans are made from it", clash_profile_plan},
     {"profile", "cluster", "needs it: which ranks there are, and how fast their links", clash_profile_cluster},
-    {"device-memory", "plan", "limits what the planner chooses: give it, or --pipeline auto", clash_memory_plan},
+    {"offload", "device-memory", "auto fills the device up to this budget: give it", clash_offload_budget},
+    {"offload", "pipeline", "the planner chooses stages that fit into --device-memory without it: give the stages", clash_offload_auto},
+    {"host-memory", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_host_offload},
+    {"offload-update", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_update_offload},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
@@ -645,6 +666,9 @@ static const OptionPair option_pairs[] = {
     {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
     {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
     {"delink-at", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_delink_cyclic},
+    {"delink-at", "offload", "(or --delink-auto with --device-memory) states are there twice at the switch: give --delink to a run that follows",
+     clash_delink_offload},
+    {"cyclic", "offload", "(or --device-memory) states go from rank to rank when their updates are made, and none lies on the host", clash_cyclic_offload},
 };
 #undef ONLY_PRIVATE
 enum { OPTION_PAIRS = (int)(sizeof option_pairs / sizeof option_pairs[0]) };
@@ -699,7 +723,7 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
     if (!options_profile_steps(options, &steps[0], &steps[1])) {
         die(EXIT_INPUT, "such as 3:5, both in it", "--profile-steps takes two steps A:B, the first at least 1, found \"%.80s\"", options->profile_steps);
     }
-    cluster_parse(options->cluster), option_size("device-memory", options->device_memory);
+    cluster_parse(options->cluster), option_size("device-memory", options->device_memory), option_size("host-memory", options->host_memory);
     options_check_privacy(options);
     for (int i = 0; i < OPTION_PAIRS; i++) {
         const OptionPair *pair = &option_pairs[i];

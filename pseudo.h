@@ -60,9 +60,7 @@ static inline void delink_state(Store *to, const Store *from, StateKind kind, in
     for (int i = 0; i < party->all.n; i++) {
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
-            if (from->comm->rank == party->all.ranks[i]) {
-                ops_to_host(from->stream, state_piece.floats, store_state(from, kind, storage) + (at - bounds[i]), (size_t)n * sizeof(float));
-            }
+            if (from->comm->rank == party->all.ranks[i]) { store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats); }
             comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float), party->all.ranks[i]);
             state_piece_take(to, from->model, kind, storage, at, n);
         }

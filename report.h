@@ -83,7 +83,9 @@ static inline void log_line(Log *log, TextBuffer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Predictions
 typedef struct {
-    size_t memory[MEMORY_KINDS], host; // host: resident bytes of the process besides these
+    size_t memory[MEMORY_KINDS], host; // of the device; host: resident bytes of the process besides these
+    size_t offloaded;                  // in them: states that lie there
+    int64_t moved[2];                  // of these in a step: to the device, to the host
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
 } Prediction;
@@ -313,7 +315,8 @@ static inline void predict(const RunFacts *run) {
     memset(p, 0, sizeof *p);
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
-    p->host = host_bytes("VmRSS:");
+    p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
+    offload_moves(run->store, p->moved);
     predict_traffic(run, p->traffic);
     p->step_s = predict_step(run, busy, NULL);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
@@ -323,13 +326,18 @@ static inline void predict(const RunFacts *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Does it fit?
 static inline int memory_sharers(const RunFacts *run) { return ops_memory_apart() ? run->comm->transport.sharing : run->comm->local_ranks; }
-// What all ranks on this memory need, over what this one does: ranks of other stages need other amounts. All ranks call it.
-static inline double memory_shares(const RunFacts *run, double mine) {
+// The sum of a number over the ranks of this machine. All ranks call it.
+static inline double memory_of_host(const RunFacts *run, double mine) {
     Comm *comm = (Comm *)(uintptr_t)run->comm;
     double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "memory"), sum = 0;
     comm_all_gather_small(comm, &mine, all, sizeof mine);
     for (int r = 0; r < comm->ranks; r++) { sum += strcmp(comm->peers[r].place.host, comm->peers[comm->rank].place.host) ? 0 : all[r]; }
     free(all);
+    return sum;
+}
+// What all ranks on this memory need, over what this one does: ranks of other stages need other amounts. All ranks call it.
+static inline double memory_shares(const RunFacts *run, double mine) {
+    const double sum = memory_of_host(run, mine);
     return ops_memory_apart() ? memory_sharers(run) : sum / fmax(mine, 1);
 }
 // By this rank, with micro-batches of `rows` samples: shorter ones may make micro-steps of a step, for which the store has another layout.
@@ -344,8 +352,9 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     RunFacts facts = *run;
     facts.store = &planned;
     predict_memory(&facts, rows, recompute, memory);
+    const size_t host = ops_memory_apart() ? 0 : store_host_bytes(&planned);
     store_free(&planned);
-    return (double)(memory_device(memory) - memory_device(memory_taken));
+    return (double)(memory_device(memory) + host - memory_device(memory_taken));
 }
 // Which flags would make the run fit into `there` bytes, as text: the micro-batch halved until it does, without and with recomputation.
 static inline void memory_advice(const RunFacts *run, double shares, double there, char *text, size_t bytes) {
@@ -374,14 +383,53 @@ static inline bool memory_fits(const RunFacts *run) {
     double needed, shares, there;
     return memory_look(run, &needed, &shares, &there);
 }
+// What lies on the host beside GPUs, of all ranks of this machine.
+static inline void check_host_memory(const RunFacts *run) {
+    const double mine = ops_memory_apart() ? (double)store_host_bytes(run->store) : 0, needed = memory_of_host(run, mine), there = memory_available();
+    if (needed > there) {
+        die(EXIT_RESOURCES, "give a larger --device-memory, or fewer ranks on a machine",
+            "offloaded states of this machine's ranks need %.2f GiB, %.2f GiB are available", needed / 0x1p30, there / 0x1p30);
+    }
+}
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
     double needed, shares, there;
     char advice[400];
+    check_host_memory(run);
     if (memory_look(run, &needed, &shares, &there)) { return; }
     memory_advice(run, shares, there, advice, sizeof advice);
     die(EXIT_RESOURCES, advice, "%d ranks on this %s need %.2f GiB more, %.2f GiB are available", memory_sharers(run), ops_memory_apart() ? "GPU" : "machine",
         needed / 0x1p30, there / 0x1p30);
+}
+
+// The most that any rank has of a number. All ranks call it.
+static inline double most_of_ranks(const RunFacts *run, double mine) {
+    Comm *comm = (Comm *)(uintptr_t)run->comm;
+    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "budgets"), most = mine;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    for (int r = 0; r < comm->ranks; r++) { most = fmax(most, all[r]); }
+    free(all);
+    return most;
+}
+// Ends the program where a rank needs more than --device-memory or --host-memory, after offload.h has done what it can. The host's part that is not
+// planned changes a little from run to run. All ranks call it.
+static inline void check_budgets(const RunFacts *run) {
+    const Options *o = run->options;
+    const double device = most_of_ranks(run, (double)memory_device(run->predicted->memory)), host = most_of_ranks(run, (double)run->predicted->host);
+    const bool planned = o->plan || options_plans(o);
+    char hint[200];
+    snprintf(hint, sizeof hint, "the smallest that fits is --device-memory %.0f%s", device,
+             options_offloads(o) ? "; a smaller --micro-batch or --recompute block takes less" : " without --offload");
+    if (!planned && device > option_size("device-memory", o->device_memory)) {
+        die(EXIT_RESOURCES, hint, "a rank needs %.0f bytes of its device%s, --device-memory gives %s", device,
+            options_offloads(o) ? " with as much on the host as may be" : "", o->device_memory);
+    }
+    snprintf(hint, sizeof hint, "the smallest that fits is --host-memory %.0fM%s", ceil(host / 0x1p20) + 1,
+             *o->device_memory ? ", or less with a larger --device-memory" : "; with --device-memory less lies there");
+    if (host > option_size("host-memory", o->host_memory)) {
+        die(EXIT_RESOURCES, hint, "a rank needs %.0f bytes of the host, %zu of them for offloaded states, --host-memory gives %s", host,
+            run->predicted->offloaded, o->host_memory);
+    }
 }
 
 // Energy of the processor packages since the meter was made, from the counters of Linux's powercap; they wrap.
@@ -537,6 +585,17 @@ static inline void print_shell_word(const char *word) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reports of the whole run: at its start, at its end, and after a graceful stop
+static inline void print_offload(const RunFacts *run) {
+    const Prediction *p = run->predicted;
+    const Offload *o = run->store->policy.offload;
+    int some = 0;
+    if (!o) { return; }
+    for (int i = 0; i < run->model->storages; i++) { some += o->host[i] && store_holds(run->store, i); }
+    printf(
+        "offload    %.3f MiB of the host are for states of %d of %d storages, updated by the %s; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
+        (double)p->offloaded / 1048576, some, run->model->storages, o->by_host ? "host" : "device", (double)p->moved[0] / 1048576,
+        (double)p->moved[1] / 1048576);
+}
 static inline void print_start(const RunFacts *run) {
     const Options *o = run->options;
     const GptConfig *c = &run->model->config;
@@ -565,6 +624,7 @@ static inline void print_start(const RunFacts *run) {
            o->seq_len, run->program->micro_batches, run->shape.rows, run->program->rank[run->ranks->me].count);
     printf("predicted  %.1f ms a step; memory of rank 0:\n", p->step_s * 1000);
     print_memory(p->memory, p->host, NULL, 0);
+    print_offload(run);
     if (run->ranks->n > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);
@@ -572,11 +632,15 @@ static inline void print_start(const RunFacts *run) {
     fflush(stdout);
 }
 
+static inline void json_add_offload(TextBuffer *t, size_t bytes, int64_t in, int64_t out) {
+    text_add(t, "{\"bytes\":%zu,\"in\":%" PRId64 ",\"out\":%" PRId64 "}", bytes, in, out);
+}
 static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     int64_t total[LINK_KINDS];
     traffic_total(p->traffic, total);
     text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
     text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
+    text_add(line, ",\"offload\":"), json_add_offload(line, p->offloaded, p->moved[0], p->moved[1]);
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
@@ -660,9 +724,13 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
            step_ms, 100 * p->idle, 100 * idle);
     print_memory(p->memory, p->host, memory_taken, (double)host);
     if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
+    const int64_t *moved = run->store->moved, each = max_i64(steps, 1);
+    if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
+    text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1]);
+    text_add(&line, ",\"measured\":"), json_add_offload(&line, memory_on_host, moved[0] / each, moved[1] / each);
     text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);

@@ -14,6 +14,7 @@
 //   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
 //   cyclic.h      schedules of delayed micro-batches        proof.h       proves them before they run
 //   trainer.h     a run, and one step of it                 pseudo.h      blocks that share their parameters
+//   offload.h     states on the host (host.h: their way)    update_cpu.h  their update
 // Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
@@ -167,6 +168,7 @@ static void setup_store(Trainer *t) {
     const bool accumulates = t->plan.placement.stages > 1 ? t->most_samples > t->plan.micro_rows : ceil_div(t->most_samples, t->ranks->n) > t->shape.rows;
     ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
     if (t->cyclic.rule) { policy.relay = &t->relay; }
+    if (t->offload.host) { policy.offload = &t->offload; }
     policy.looks = o->delink_auto && share_is(t->model.share);
     policy.measures = o->delink_moments == DELINK_MEASURED && share_is(t->model.share);
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
@@ -205,6 +207,25 @@ static RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates,   &t->predicted, &t->train,
                       &t->store,   t->stream.threads, t->samples, t->most_samples, t->steps, t->shape,    &t->privacy, &t->cyclic};
     return facts;
+}
+
+// The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
+static void setup_offload(Trainer *t) {
+    const Options *o = &t->options;
+    size_t memory[MEMORY_KINDS];
+    if (!options_offloads(o)) { return; }
+    RunFacts facts = run_facts(t);
+    predict_memory(&facts, t->shape.rows, o->recompute == RECOMPUTE_BLOCK, memory);
+    const double excess = (double)memory_device(memory) - option_size("device-memory", o->device_memory);
+    measure_offload(&t->rates, &t->stream);
+    int by_host = o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
+    t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
+    if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
+    do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
+    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
+    setup_store(t), setup_schedule(t);
+    if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
 
 // Samples of one validation (labelled ones once at most).
@@ -445,9 +466,11 @@ static void plan(Trainer *t) {
     setup_schedule(t);
     if (!t->cluster.nodes) { setup_messages(t); }
     find_rates(&t->rates, &t->cluster, &t->stream, &t->comm, &t->store.world, t->dtype);
+    setup_offload(t);
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     predict(&facts);
+    check_budgets(&facts);
 }
 
 // The modes that only print; true when there was one.

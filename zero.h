@@ -24,6 +24,7 @@
 #define ZERO_H
 
 #include "store/relay.h" // states that go from rank to rank
+#include "store/host.h"  // states that lie on the host
 #include "schedule.h"    // lowering
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -134,6 +135,7 @@ static inline void store_release(Store *s, int storage) { // the copy that was m
 // Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
 static inline void store_settle(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
+    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { ops_wait(&s->room[i].link); }
     ops_wait(s->stream);
 }
 // The working parameters of my slice are new: what was made of the old ones is void.
@@ -149,7 +151,11 @@ static inline void store_masters_changed(Store *s) {
         int64_t begin, n = store_own(s, i, &begin);
         if (!store_holds(s, i)) { continue; }
         if (s->dtype != DTYPE_FP32) {
-            ops_convert_float(s->stream, store_newest(s, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));
+            if (store_on_host(s, STATE_MASTER, i)) {
+                store_round_far(s, i);
+            } else {
+                ops_convert_float(s->stream, store_newest(s, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));
+            }
         }
         store_slice_changed(s, i);
         if (!s->policy.relay && !store_gathers_for_use(s, i)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
@@ -162,7 +168,7 @@ static inline void store_initialise(Store *s, uint64_t seed) {
         for (int64_t at = 0, count; at < n; at += count, keep_alive()) {
             count = min_i64(STATE_PIECE_FLOATS, n - at);
             gpt_initialise(s->model, i, seed, begin + at, begin + at + count, state_piece.floats);
-            ops_from_host(s->stream, store_state(s, STATE_MASTER, i) + at, state_piece.floats, (size_t)count * sizeof(float));
+            store_write_state(s, STATE_MASTER, i, at, count, state_piece.floats);
         }
     }
     store_masters_changed(s);
@@ -418,34 +424,38 @@ static inline void store_forget_errors(Store *s, int storage) {
     }
 }
 
-// One optimizer update of my slice of a storage, by the gradient of a step, weight decay on 2-D tensors only. All members call it.
-static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o) {
-    TensorPart parts[TENSORS];
-    int n = gpt_storage_parts(s->model, storage, parts);
-    int64_t first, size = (int64_t)dtype_size(s->dtype);
-    store_own(s, storage, &first);
-    if (s->policy.relay) { store_begin_version(s, storage, step + 1); }
-    float decay = o.weight_decay, *master = store_state(s, STATE_MASTER, storage), *m = store_state(s, STATE_M, storage), *v = store_state(s, STATE_V, storage);
-    const float *grad = store_sum(s, storage, step);
+// The first piece of a storage's update is about to be made: counts it.
+static inline void store_begin_update(Store *s, int storage, int64_t step, const OptimizerStep *o) {
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
+    if (s->policy.relay) { store_begin_version(s, storage, step + 1); }
     s->noised[storage] = false;
-    if (store_measures(s, storage)) { store_measure_layers(s, storage, &o); }
-    o.step = ++s->updates[storage] - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
-    if (s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
-    for (int i = 0; i < n; i++) {
-        int64_t begin, count = store_own_part(s, storage, &parts[i], &begin), at = begin - first;
-        if (!count) { continue; }
-        void *param = store_newest(s, storage) + at * size;
+    if (store_measures(s, storage)) { store_measure_layers(s, storage, o); }
+    if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
+}
+// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step, weight decay on 2-D tensors only. All
+// members call it.
+static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
+    TensorPart parts[TENSORS];
+    if (piece == 0) { store_begin_update(s, storage, step, &o); }
+    const UpdatePlaces p = store_update_places(s, storage, step, piece);
+    const float decay = o.weight_decay;
+    o.step = s->updates[storage] - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
+    for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
+        const int64_t begin = max_i64(p.first, parts[i].offset), count = min_i64(p.first + p.count, parts[i].offset + parts[i].elements) - begin;
+        if (count <= 0) { continue; }
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
-        if (s->adam) {
-            ops_adamw(s->stream, master + at, param, s->dtype, m + at, v + at, grad + at, count, o);
-        } else {
-            ops_sgd(s->stream, master + at, param, s->dtype, m + at, grad + at, count, o);
-        }
+        store_update_elements(s, &p, begin - p.first, count, o);
     }
-    store_slice_changed(s, storage);
+    if (!p.by_host && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
 }
+// A piece of what lies on the host, to the device, and from it to the host: before the update and after it, or, of one that the host makes, after it and
+// before. Then the parameters are new.
+static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
+    store_move_piece(s, storage, piece, step, true);
+    if (s->policy.offload->by_host && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
+}
+static inline void store_evict(Store *s, int storage, int piece, int64_t step) { store_move_piece(s, storage, piece, step, false); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Lowering: the store's part of the schedule
@@ -461,13 +471,15 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.made = (unsigned char(*)[2])checked_calloc((size_t)m->units, sizeof *map.made, "unit map");
     map.param_room = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_room = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
+    map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
+    map.by_host = policy->offload && policy->offload->by_host;
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     Holders holders = holders_make(m, placement);
     map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : holders.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient
     for (int s = 0; s < m->storages; s++) {
         map.reduces_often[s] = policy->relay != NULL;
         map.param_room[s] = zero_param_room(m, policy, &holders, s), map.grad_room[s] = zero_grad_room(m, policy, &holders, s);
+        map.pieces[s] = offload_pieces(m, policy, &holders, s);
         map.gathers[s] = zero_gathers(policy, &holders, s), map.reduces_often[s] |= zero_reduces_often(policy, &holders, s), map.tied[s] = holders.tied[s];
     }
     if (clips && placement->stages > 1) { map.stage = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map"); }
@@ -572,17 +584,40 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
     *in = out;
 }
 
-// NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel at once where they stay whole.
+// The next piece, in the order of updates, comes to where it is updated: it is fetched, or, if the host does that, the gradient is evicted. *at: the
+// storage and the piece of it that this is.
+static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
+    while (at[0] < map->storages && (!used[at[0]] || at[1] >= map->pieces[at[0]])) { at[0]++, at[1] = 0; }
+    if (at[0] == map->storages) { return; }
+    Action a = action_make(map->by_host ? ACT_EVICT : ACT_FETCH, -1, at[0], -1);
+    a.use = at[1]++;
+    schedule_add(s, a);
+}
+// UPDATE, piece by piece where states lie on the host: each goes back, and makes room for the next but one.
+static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage, int at[2]) {
+    Action update = action_make(ACT_UPDATE, -1, storage, -1), back = action_make(map->by_host ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
+    if (!map->pieces[storage]) { schedule_add(s, update); }
+    for (int piece = 0; piece < map->pieces[storage]; piece++) {
+        update.use = back.use = piece;
+        schedule_add(s, update), schedule_add(s, back);
+        lower_next_piece(map, used, s, at);
+    }
+}
+// NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel at once where they stay whole. States that the device
+// updates do not wait for the norm to come there.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
     bool *used = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
     for (int i = 0; i < s->count; i++) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
     }
+    int at[2] = {0, 0};
+    for (int i = 0; i < MOVING_PIECES && !map->by_host; i++) { lower_next_piece(map, used, s, at); }
     schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
+    for (int i = 0; i < MOVING_PIECES && map->by_host; i++) { lower_next_piece(map, used, s, at); }
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
-        if (used[storage]) { schedule_add(s, action_make(ACT_UPDATE, -1, storage, -1)); }
+        if (used[storage]) { lower_update(map, used, s, storage, at); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);

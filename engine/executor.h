@@ -85,7 +85,7 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
     }
     if (most > 0 && norm > most) { update.grad_scale = (float)(most / norm); }
     if (isfinite(norm)) {
-        store_update(e->store, storage, step, update);
+        store_update(e->store, storage, step, update, 0);
     } else {
         store_skip_version(e->store, storage, step + 1);
     }
@@ -222,7 +222,9 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
-        case ACT_UPDATE: store_update(e->store, a->storage, of, *optimizer); break;
+        case ACT_UPDATE: store_update(e->store, a->storage, of, *optimizer, a->use); break;
+        case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
+        case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
         case ACT_NORM:
             executor_wait_messages(e);
             *norm = store_norm(e->store, step);

@@ -39,6 +39,7 @@ typedef struct {
     const Stage *stage;                         // this rank's
     CyclicPlan cyclic;                          // rule OFF: there is none
     Relay relay;                                // of it: what this rank keeps
+    Offload offload;                            // host NULL: no state lies there
     Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Program window;                             // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked for ...
     int64_t window_step;                        // ... namely of this one

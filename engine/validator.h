@@ -9,7 +9,8 @@
 //            while they are used, and where they come for each use (UnitMap: gathers), a PREFETCH is under way by then, into a
 //            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
-//            update that makes it; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
+//            update that makes it; pieces of states that lie on the host come one after another, never more than two at once, each is updated while it is
+//            there, and goes back; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
 //            start the collectives in which they both take part in one order.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
@@ -59,6 +60,9 @@ typedef struct {
     int64_t *recomputed;    // [rank] unit and micro-batch (their validator_index) whose block activations are there, or -1
     bool *member;           // [rank][storage] the rank contributes to its gradient
     bool *normed;           // [rank]
+    int *begun, *ended;     // [rank][storage] pieces of states on the host that came to their update, and went back
+    int *made;              // [rank][storage] of their updates
+    int *rooms;             // [rank] of such pieces that are taken
     char *error;            // first violation, empty while valid
     size_t error_bytes;
 } Validator;
@@ -355,7 +359,25 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
     if (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank]) { validator_fail(v, rank, a, "needs REDUCE and NORM first"); }
     if (v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
     if (v->updated[at]) { validator_fail(v, rank, a, "runs twice"); }
-    v->updated[at] = 1;
+    const UnitMap *map = &v->program->map;
+    const int pieces = map->pieces ? map->pieces[a->storage] : 0;
+    if (pieces && (a->use != v->made[at] || a->use >= v->begun[at])) { validator_fail(v, rank, a, "piece %d is not there", a->use); }
+    v->updated[at] = ++v->made[at] >= pieces && !(pieces && map->by_host);
+}
+// A piece of states on the host comes to its update, into a room (begins), or goes back. Of what the host updates the gradient comes, and new parameters go.
+static inline void validate_piece(Validator *v, int rank, const Action *a) {
+    const UnitMap *map = &v->program->map;
+    const int at = rank * map->storages + a->storage;
+    const bool begins = (a->kind == ACT_EVICT) == map->by_host;
+    int *count = begins ? v->begun : v->ended;
+    if (a->use != count[at] || a->use >= map->pieces[a->storage]) { validator_fail(v, rank, a, "piece %d is not the next one", a->use); }
+    if (!begins && a->use >= v->made[at]) { validator_fail(v, rank, a, "piece %d is not updated", a->use); }
+    if (begins && v->rooms[rank] == MOVING_PIECES) { validator_fail(v, rank, a, "its room is taken"); }
+    if (begins && map->by_host && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
+        validator_fail(v, rank, a, "needs REDUCE and NORM first");
+    }
+    count[at]++, v->rooms[rank] += begins ? 1 : -1;
+    if (!begins && map->by_host) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
 }
 
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
@@ -407,6 +429,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_RELEASE: validate_release(v, rank, a); break;
     case ACT_REDUCE: validate_reduce(v, rank, a); break;
     case ACT_UPDATE: validate_update(v, rank, a); break;
+    case ACT_FETCH:
+    case ACT_EVICT: validate_piece(v, rank, a); break;
     case ACT_NORM: validate_norm(v, rank, a); break;
     default: validate_compute(v, rank, a);
     }
@@ -477,7 +501,7 @@ static inline void validate_end(Validator *v) {
     for (int r = 0; r < p->ranks; r++) {
         for (int s = 0; s < p->map.storages; s++) {
             int at = r * p->map.storages + s;
-            bool bad = (v->member[at] && !v->updated[at]) || v->acquired[at] || v->flying[at];
+            bool bad = (v->member[at] && !v->updated[at]) || v->acquired[at] || v->flying[at] || v->begun[at] != v->ended[at];
             if (bad && !*v->error) { snprintf(v->error, v->error_bytes, "rank %d: storage %d is not updated, or still held, at the end", r, s); }
         }
     }
@@ -509,6 +533,8 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
     v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
+    v->begun = (int *)checked_calloc(3 * per_storage + (size_t)p->ranks, sizeof(int), "validator");
+    v->ended = v->begun + per_storage, v->made = v->ended + per_storage, v->rooms = v->made + per_storage;
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];
@@ -526,7 +552,7 @@ static inline void validator_start(Validator *v, const Program *p) {
 static inline void validator_stop(Validator *v) {
     free(v->done), free(v->contributions), free(v->acquired), free(v->reduced), free(v->updated), free(v->normed);
     free(v->rows), free(v->received), free(v->told), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
-    free(v->param_user), free(v->grad_user);
+    free(v->param_user), free(v->grad_user), free(v->begun);
 }
 // Plays the program; who waits for ever is a violation.
 static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {

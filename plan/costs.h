@@ -8,6 +8,7 @@
 #define COSTS_H
 
 #include "engine/executor.h" // what costs
+#include "offload.h"         // what moves between host and device
 #include "planner.h"         // plans of stages
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -19,14 +20,15 @@ typedef struct {
     double row_s[UNIT_CLASSES][3]; // seconds of a sample: FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 } UnitTimes;
 typedef struct {
-    double flops_per_s;                     // matrix products of this rank, its threads
-    double bytes_per_s;                     // streaming memory
-    double message_bytes_per_s[LINK_KINDS]; // that a rank sends inside its node, and to other nodes, while all others do the same
-    double peak_flops_per_s;                // what MFU refers to: the same, or what the device's maker states
-    const char *device;                     // its name; "": the processor
-    double message_s[LINK_KINDS];           // latency
-    double half_tokens;                     // in a micro-step, at which products reach half of their rate
-    double lost[LINK_KINDS];                // share of a message's time that its rank cannot compute in: somebody moves the bytes
+    double flops_per_s;                        // matrix products of this rank, its threads
+    double bytes_per_s;                        // streaming memory
+    double message_bytes_per_s[LINK_KINDS];    // that a rank sends inside its node, and to other nodes, while all others do the same
+    double peak_flops_per_s;                   // what MFU refers to: the same, or what the device's maker states
+    const char *device;                        // its name; "": the processor
+    double message_s[LINK_KINDS];              // latency
+    double half_tokens;                        // in a micro-step, at which products reach half of their rate
+    double lost[LINK_KINDS];                   // share of a message's time that its rank cannot compute in: somebody moves the bytes
+    double link_bytes_per_s, host_bytes_per_s; // between host and device, each way; of the host's memory, by this rank's threads (offload.h). 0: not asked for
     UnitTimes units;
 } Rates;
 
@@ -158,6 +160,34 @@ static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
     rates->lost[LINK_INTRA] = rates->lost[LINK_INTER] = 1 - c->overlap;
     rates->units.known = false; // they were timed here
     rates->device = "";
+}
+// Copies between host and device, and updates on the host.
+static inline void measure_offload(Rates *rates, Stream *s) {
+    const size_t bytes = (size_t)16 << 20;
+    const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
+    bool pinned;
+    char *there = (char *)ops_alloc_far(bytes, &pinned), *here = (char *)ops_alloc(bytes);
+    float *state = (float *)(void *)there;
+    OptimizerStep o = {0, 0.9f, 0.95f, 1e-8f, 0, 0, 1, 1, {0, 0}};
+    if (!there || !here) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    rates->link_bytes_per_s = rates->host_bytes_per_s = 0;
+    for (int i = 0; i < 4; i++) {
+        double start = seconds_now();
+        ops_from_host(s, here, there, bytes), ops_wait(s);
+        const double moved = seconds_now();
+        ops_adamw_host(s, state, state, DTYPE_FP32, state + n, state + 2 * n, state + 3 * n, n, o);
+        rates->link_bytes_per_s = fmax(rates->link_bytes_per_s, (double)bytes / (moved - start));
+        rates->host_bytes_per_s = fmax(rates->host_bytes_per_s, 28 * (double)n / (seconds_now() - moved));
+    }
+    ops_free_far(there, pinned), ops_free(here);
+    forget_peak_memory();
+}
+// Does the host update states there faster than they come to the device and go back? By rates of this rank; both ways of the link at once.
+static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
+    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4), parameters = (double)dtype_size(s->dtype), ways = ops_memory_apart() ? 1 : 2;
+    const double device = ways * states / r->link_bytes_per_s, gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);
+    const double link = (ways > 1 ? gradients + parameters : fmax(gradients, parameters)) / r->link_bytes_per_s;
+    return ops_memory_apart() ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device; // where memory is one, both take the same arithmetic
 }
 // The planner may have timed products and units before (plan_run): these stay.
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const Party *world, DType dtype) {
@@ -395,12 +425,24 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
     }
     return cost;
 }
+// Of one piece, where there are several. No party of a relay has more than its owner.
+static inline double update_seconds(const Costs *c, const Store *store, int storage) {
+    const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
+    const bool far = store->pieces[storage] && store->policy.offload->by_host;
+    return elements / (double)max_i64(1, store->pieces[storage]) * (store->adam ? 28 : 20) / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+}
+// A piece's way between host and device: beside what this rank computes, if these memories are not one.
+static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
+    const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n / (double)store->pieces[a->storage];
+    const double seconds = elements * (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / c->rates.link_bytes_per_s;
+    ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
+    return cost;
+}
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
     const Store *store = c->stores[rank];
     double tokens = (double)a->rows * c->T, C = (double)c->model->config.channels;
-    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0,
-           owners = a->storage >= 0 ? store_party(store, a->storage)->all.n : 1; // no party of a relay has more than its owner
+    double elements = a->storage >= 0 ? (double)gpt_storage_elements(c->model, a->storage) : 0;
     bool head = a->unit == c->model->units - 1, block = a->unit > 0 && !head;
     double products_per_s = tokens > 0 ? c->rates.flops_per_s * tokens / (tokens + c->rates.half_tokens) : 1; // a replica without rows: any
     double product = block ? gpt_block_forward_flops(c->model, tokens, c->T) / products_per_s : 0;
@@ -441,7 +483,9 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
     case ACT_NORM: cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s; break; // with its noise
-    case ACT_UPDATE: cost.compute_s = elements * (store->adam ? 28 : 20) / owners / c->rates.bytes_per_s; break;
+    case ACT_UPDATE: cost.compute_s = update_seconds(c, store, a->storage); break;
+    case ACT_FETCH:
+    case ACT_EVICT: return move_cost(c, store, a);
     default: break;
     }
     return cost;

@@ -72,17 +72,30 @@ typedef struct {
 // Which of the rooms has the parameters of a use, which count through the steps.
 static inline int relay_room(const Relay *r, int use, int64_t step) { return (int)((step * r->uses + use) % GUEST_ROOMS); }
 
+// Which states of the optimizer lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank
+// updates. They come to the device for the update, piece by piece; or it is made on the host, from gradients that come there.
+typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_MEASURED, STATE_KINDS } StateKind;
+typedef struct {
+    unsigned char *host; // [storages] bits of kinds
+    bool by_host;        // the host updates what lies there: all kinds of a storage, or none
+} Offload;
+#ifndef OFFLOAD_PIECE // tests make it small
+#define OFFLOAD_PIECE (1 << 20)
+#endif
+static inline bool offload_has(const Offload *o, int storage, StateKind kind) { return o && (o->host[storage] >> kind & 1); }
+
 // What --zero and its companions ask for.
 typedef struct {
     int stage;                                             // 0 .. 3
     int partition;                                         // hpZ: ranks that together keep a copy of the parameters; 1: off
     bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
-    bool accumulates;   // a step has several micro-steps
-    bool lends;         // wte stays acquired from the head to the embedding (dp.h)
-    bool measures;      // gradients of layers that share a storage are apart until the end of a step (pseudo.h: measured)
-    bool looks;         // the gradient of a layer is compared with that of the one before it (pseudo.h: --delink-auto)
-    const Relay *relay; // NULL: states travel by collectives
+    bool accumulates;       // a step has several micro-steps
+    bool lends;             // wte stays acquired from the head to the embedding (dp.h)
+    bool measures;          // gradients of layers that share a storage are apart until the end of a step (pseudo.h: measured)
+    bool looks;             // the gradient of a layer is compared with that of the one before it (pseudo.h: --delink-auto)
+    const Relay *relay;     // NULL: states travel by collectives
+    const Offload *offload; // NULL: all states are on the device
 } ZeroPolicy;
 
 static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool lends) {
@@ -221,6 +234,10 @@ static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const 
 // ---------------------------------------------------------------------------------------------------------------------
 // Slices
 
+// Of what slices are whole multiples.
+static inline int64_t zero_grain(const ZeroPolicy *z) {
+    return max_i64(NORM_CHUNK, max_i64(z->quantized_weights ? z->weights.block : 1, z->quantized_gradients ? z->gradients.block : 1));
+}
 // The slices of a storage over n ranks, cut at multiples of `grain`; bounds has n + 1 elements. Equal, and the rest to the last, where
 // that makes it at most a 32nd longer: equal slices are one call of NCCL, in place. Else nearly equal.
 static inline void store_bounds(int64_t elements, int n, int64_t grain, int64_t *bounds) {
@@ -228,6 +245,24 @@ static inline void store_bounds(int64_t elements, int n, int64_t grain, int64_t 
     bool equal = elements - n * each * grain <= each * grain / 32;
     for (int r = 0; r < n; r++) { bounds[r] = (equal ? r * each : part_begin(grains, n, r)) * grain; }
     bounds[n] = elements;
+}
+
+// Elements of a state that go between host and device at once: an eighth of the largest storage, or less.
+static inline int64_t offload_piece(const GptModel *m) {
+    int64_t most = 0;
+    for (int c = 0; c < STORAGE_CLASSES; c++) { most = max_i64(most, m->class_elements[c]); }
+    return min_i64(OFFLOAD_PIECE, round_up(ceil_div(most, 8), NORM_CHUNK));
+}
+
+// So many of them has a storage of which something lies on the host, over its longest slice; 0: nothing does.
+static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
+    if (!z->offload || !z->offload->host[storage]) { return 0; }
+    const int n = holders_of(h, storage);
+    int64_t *bounds = (int64_t *)checked_malloc(((size_t)n + 1) * sizeof(int64_t), "slices"), longest = 0;
+    store_bounds(gpt_storage_elements(m, storage), n, zero_grain(z), bounds);
+    for (int i = 0; i < n; i++) { longest = max_i64(longest, bounds[i + 1] - bounds[i]); }
+    free(bounds);
+    return (int)ceil_div(longest, offload_piece(m));
 }
 
 // Bounds of the slices of each class of storages: in elements, or in the bytes of their records.
@@ -284,10 +319,6 @@ static inline Party party_of_all(const Group *ranks) {
     Party p = party_make(ranks, list, ranks->n, 1);
     free(list);
     return p;
-}
-// Of what slices are whole multiples.
-static inline int64_t zero_grain(const ZeroPolicy *z) {
-    return max_i64(NORM_CHUNK, max_i64(z->quantized_weights ? z->weights.block : 1, z->quantized_gradients ? z->gradients.block : 1));
 }
 static inline void party_slice(Party *p, const GptModel *m, const ZeroPolicy *z) {
     if (p->all.me < 0) { return; }
@@ -347,12 +378,14 @@ typedef struct {
     int64_t *slice, *whole; // [storages] where this rank's slice and the whole array begin, in bytes; whole -1: never here
     size_t held, rooms;     // bytes of the states themselves, and of rooms beside them
     char *base;
+    bool far, pinned; // on the host (offload.h), where copies go on beside its work
 } Shelf;
 typedef struct {
     ShelfLayout layout;
     SliceKind slices;
     size_t size;       // bytes of an element
     const bool *apart; // [storages] the slice lies beside the room, whatever comes into this; NULL: never
+    const bool *there; // [storages] what this shelf has; NULL: all
 } ShelfPlan;
 
 // The rooms, after all slices: first those that blocks share.
@@ -372,7 +405,7 @@ static inline void shelf_plan_rooms(Shelf *shelf, const Layout *l, const ShelfPl
     shelf->rooms = (size_t)at - shelf->held;
 }
 static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
-    Shelf shelf = {NULL, NULL, 0, 0, NULL};
+    Shelf shelf = {NULL, NULL, 0, 0, NULL, false, false};
     int64_t at = 0;
     if (plan.layout == SHELF_NONE) { return shelf; }
     shelf.slice = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
@@ -380,6 +413,7 @@ static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
     for (int i = 0; i < l->model->storages; i++) {
         shelf.whole[i] = -1;
         if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->holders.tied[i])) { continue; } // copies are for each use
+        if (plan.there && !plan.there[i]) { continue; }
         const bool apart = plan.apart && plan.apart[i];
         const int64_t *bounds = layout_slices(l, plan.slices, i), me = layout_me(l, plan.slices, i), size = (int64_t)plan.size;
         const int64_t all = bounds[layout_party(l, i)->slices[plan.slices].n] * size, own = slice_length(bounds, (int)me) * size;
@@ -396,7 +430,7 @@ static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
 }
 // Whole arrays of so many copies each (0: none), one after another.
 static inline Shelf shelf_plan_copies(const GptModel *m, const int *copies, size_t size) {
-    Shelf shelf = {NULL, NULL, 0, 0, NULL};
+    Shelf shelf = {NULL, NULL, 0, 0, NULL, false, false};
     shelf.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
     shelf.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
     for (int i = 0; i < m->storages; i++) {
@@ -439,10 +473,15 @@ static inline int64_t shelf_add_stages(Shelf *shelf, const GptModel *m, const Re
     return most;
 }
 static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
-    if (shelf->held + shelf->rooms) { shelf->base = (char *)memory_take_with_rooms(kind, shelf->held, shelf->rooms, what); }
+    if (!(shelf->held + shelf->rooms)) { return; }
+    shelf->base = (char *)(shelf->far ? memory_take_far(shelf->held, what, &shelf->pinned) : memory_take_with_rooms(kind, shelf->held, shelf->rooms, what));
 }
 static inline void shelf_free(Shelf *shelf) {
-    ops_free(shelf->base);
+    if (shelf->far) {
+        ops_free_far(shelf->base, shelf->pinned);
+    } else {
+        ops_free(shelf->base);
+    }
     free(shelf->slice), free(shelf->whole);
     memset(shelf, 0, sizeof *shelf);
 }

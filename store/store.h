@@ -8,6 +8,7 @@
 #define STORE_H
 
 #include "comm.h"         // groups, messages
+#include "schedule.h"     // how many pieces move
 #include "store/layout.h" // who holds what
 
 enum {
@@ -61,6 +62,12 @@ typedef struct {
     int count;
 } Mail;
 
+// Where a piece is on its way between host and device: states that come to the device, or, on the host, a gradient and the parameters that it makes.
+typedef struct {
+    char *at;
+    Stream link; // its copies, in their order
+} OffloadRoom;
+
 typedef struct {
     const GptModel *model;
     ZeroPolicy policy;
@@ -78,15 +85,21 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
-    Shelf looked;           // with policy.looks: slices of the gradient of the layer before
-    Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t room_elements;  // of a relay's rooms for parameters that come for a use
+    Shelf host[STATE_V + 1]; // [kinds] what lies on the host of master, m, v
+    int *pieces;             // [storages] that such states go in; 0: all are on the device
+    int *first_piece;        // [storages] pieces of the storages before
+    size_t room_bytes;       // of an OffloadRoom
+    Shelf layers, measured;  // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;            // with policy.looks: slices of the gradient of the layer before
+    Shelf making, coming;    // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;            // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements;   // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
-    double *partials;             // [my chunks] of the norm
-    ExactSum *sums;               // [ranks] of them
+    Shelf offload_rooms;
+    OffloadRoom room[MOVING_PIECES];
+    double *partials; // [my chunks] of the norm
+    ExactSum *sums;   // [ranks] of them
     // where it stands, [storages] each
     bool *fresh;      // the gradient has no contribution since its last reduction
     bool *summed;     // the slice has sums of earlier micro-steps
@@ -94,6 +107,7 @@ typedef struct {
     bool *near_valid; // the secondary slice is of this version
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
+    int64_t moved[2];          // bytes that came from the host, that went there
     bool *begun;               // [layers] of those that share, with policy.measures: its gradient has a contribution
     CommHandle *layer_reduces; // [layers]
     bool takes_measured;       // what was measured becomes v, where states of shared blocks come from a file or another store
@@ -291,6 +305,43 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
+// Of the room of a piece: the most that one takes, if so much lay on the host.
+static inline size_t store_room_bytes(const Store *s, const Offload *o) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages; i++) {
+        const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i)), states = __builtin_popcount(o->host[i]);
+        const int64_t size = o->by_host ? (int64_t)(sizeof(float) + dtype_size(s->dtype)) : states * (int64_t)sizeof(float);
+        most = max_i64(most, states ? elements * size : 0);
+    }
+    return (size_t)round_up(most, 64);
+}
+// The shelves of the optimizer's states, on the device and on the host, and the rooms between.
+static inline void store_plan_offload(Store *s) {
+    const Offload *o = s->policy.offload;
+    const size_t storages = (size_t)s->model->storages;
+    const ShelfLayout whole = s->policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
+    Shelf *const device[] = {&s->master, &s->m, &s->v};
+    bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam;
+        ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there};
+        for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
+        *device[kind] = shelf_plan(&s->layout, plan);
+        for (size_t i = 0; i < storages; i++) { there[i] = !there[i]; }
+        plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
+        s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+    }
+    free(there);
+    s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout"), s->first_piece = s->pieces + storages;
+    for (int i = 0; i < s->model->storages; i++) {
+        s->pieces[i] = store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.holders, i) : 0;
+        s->first_piece[i + 1] = s->first_piece[i] + s->pieces[i];
+    }
+    s->room_bytes = o ? store_room_bytes(s, o) : 0;
+    s->offload_rooms.far = o && o->by_host;
+    *(s->offload_rooms.far ? &s->offload_rooms.held : &s->offload_rooms.rooms) = MOVING_PIECES * s->room_bytes;
+}
+
 // My slices of the storages that blocks share.
 static inline Shelf store_plan_shared(const Store *s) {
     const GptModel *m = s->model;
@@ -325,17 +376,15 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     store_plan_batches(&s);
     bool *param_apart = (bool *)checked_calloc((size_t)m->storages, 2 * sizeof(bool), "layout"), *grad_apart = param_apart + m->storages;
     for (int i = 0; i < m->storages; i++) { param_apart[i] = zero_param_apart(&policy), grad_apart[i] = zero_grad_apart(&policy, &s.layout.holders, i); }
-    const ShelfLayout optimizer = policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
     const bool feedback = policy.feedback && s.batch_count > 0;
-    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart};
-    const ShelfPlan grads = {zero_gradient_stage(&policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart};
-    const ShelfPlan master = {dtype == DTYPE_FP32 ? SHELF_NONE : optimizer, SLICES_WHOLE, sizeof(float), NULL};
-    const ShelfPlan moments[2] = {{optimizer, SLICES_WHOLE, sizeof(float), NULL}, {adam ? optimizer : SHELF_NONE, SLICES_WHOLE, sizeof(float), NULL}};
-    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL};
-    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL};
-    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL};
-    s.params = shelf_plan(&s.layout, params), s.grads = shelf_plan(&s.layout, grads), s.master = shelf_plan(&s.layout, master);
-    s.m = shelf_plan(&s.layout, moments[0]), s.v = shelf_plan(&s.layout, moments[1]), s.secondary = shelf_plan(&s.layout, secondary);
+    store_plan_offload(&s);
+    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart, NULL};
+    const ShelfPlan grads = {zero_gradient_stage(&policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart, NULL};
+    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL};
+    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL};
+    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL};
+    s.params = shelf_plan(&s.layout, params), s.grads = shelf_plan(&s.layout, grads);
+    s.secondary = shelf_plan(&s.layout, secondary);
     s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
     if (policy.relay) { store_plan_relay(&s); }
     if (policy.measures) { s.layers = store_plan_layers(&s), s.measured = store_plan_shared(&s); }
@@ -349,7 +398,16 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_GRADIENTS] += s->grads.held + s->layers.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held + s->measured.held;
     memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
-                              s->errors.held + s->looked.held + PARCELS * s->parcel_bytes + s->unpacked_bytes;
+                              s->errors.held + s->looked.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
+}
+static inline size_t store_partials(const Store *s) { // of the norm
+    size_t chunks = 0;
+    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK); }
+    return chunks;
+}
+static inline size_t store_scratch_bytes(const Store *s) { return store_partials(s) * sizeof(double) + sizeof state_piece; } // of the host, in any case
+static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
+    return s->host[STATE_MASTER].held + s->host[STATE_M].held + s->host[STATE_V].held + s->offload_rooms.held;
 }
 
 // One more group of collectives; equal lists of ranks share what the transport keeps for them.
@@ -374,6 +432,23 @@ static inline void store_join(Store *s, Comm *comm) {
     free(joined);
 }
 
+// Of what lies on the host. Copies from and to memory that is not pinned make the host wait.
+static inline void store_allocate_offload(Store *s) {
+    bool pinned = true;
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "optimizer states on the host");
+        pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
+    }
+    shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states");
+    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) {
+        s->room[i].at = s->offload_rooms.base + (size_t)i * s->room_bytes;
+        ops_link_open(&s->room[i].link, s->stream);
+    }
+    if (!pinned) {
+        fprintf(stderr, "warning: rank %d: the system pins no more memory (ulimit -l): what goes between host and device is slower\n", s->comm->rank);
+    }
+}
+
 // Takes the memory of a planned store, after store_join. comm and stream must outlive it. All ranks call it, in one order with what else
 // they start.
 static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
@@ -385,6 +460,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
     shelf_allocate(&s->layers, MEMORY_GRADIENTS, "gradients of layers"), shelf_allocate(&s->measured, MEMORY_OPTIMIZER, "measured moments");
     shelf_allocate(&s->looked, MEMORY_BUFFERS, "gradients of layers");
+    store_allocate_offload(s);
     for (int i = 0; i < s->layout.holders.count; i++) {
         const Group *all = &s->layout.parties[i].all;
         if (all->me < 0) { continue; }
@@ -402,9 +478,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->layer_reduces = (CommHandle *)checked_calloc((size_t)s->model->config.layers, sizeof(CommHandle), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
-    size_t chunks = 0;
-    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK), s->fresh[i] = true; }
-    s->partials = (double *)memory_take_host(chunks * sizeof(double), "norm partials");
+    for (int i = 0; i < s->model->storages; i++) { s->fresh[i] = true; }
+    s->partials = (double *)memory_take_host(store_partials(s) * sizeof(double), "norm partials");
     for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
     if (!s->policy.relay) { return; }
     shelf_allocate(&s->making, MEMORY_BUFFERS, "gradients"), shelf_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
@@ -419,6 +494,9 @@ static inline void store_free(Store *s) {
     Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,  &s->secondary, &s->codes,
                         &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured,  &s->looked};
     for (int i = 0; i < 14; i++) { shelf_free(shelves[i]); }
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->room[i].link); }
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { shelf_free(&s->host[kind]); }
+    shelf_free(&s->offload_rooms), free(s->pieces);
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
     for (int i = 0; i < s->batch_count; i++) {
@@ -441,19 +519,45 @@ static inline int64_t store_version(const Store *s) {
     return most;
 }
 
-// States by name, for checkpoints: my slice of a storage, fp32, on the device; nothing to look at where there is no such state, or I own nothing.
+// States by name: my slice of a storage, fp32, on the device or on the host; nothing to look at where there is no such state, or I own nothing.
 // The version before the newest is the whole storage's, of ranks that keep two.
-typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_MEASURED, STATE_KINDS } StateKind;
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v"};
 static inline bool store_has_state(const Store *s, StateKind kind) {
     if (kind == STATE_MEASURED) { return s->policy.measures; }
     return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam;
 }
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
+static inline bool store_on_host(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_has(s->policy.offload, storage, kind); }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
     if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
+    if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
     const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
+}
+// From outside and back, after store_settle: n elements of it, from element `at` of the slice on.
+static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at, int64_t n, float *out) {
+    const float *state = store_state(s, kind, storage) + at;
+    if (store_on_host(s, kind, storage)) {
+        memcpy(out, state, (size_t)n * sizeof(float));
+    } else {
+        ops_to_host(s->stream, out, state, (size_t)n * sizeof(float));
+    }
+}
+static inline void store_write_state(const Store *s, StateKind kind, int storage, int64_t at, int64_t n, const float *in) {
+    float *state = store_state(s, kind, storage) + at;
+    if (store_on_host(s, kind, storage)) {
+        memcpy(state, in, (size_t)n * sizeof(float));
+    } else {
+        ops_from_host(s->stream, state, in, (size_t)n * sizeof(float));
+    }
+}
+static inline void store_clear_state(const Store *s, StateKind kind, int storage) {
+    const size_t bytes = (size_t)store_own_elements(s, storage) * sizeof(float);
+    if (store_on_host(s, kind, storage)) {
+        memset(store_state(s, kind, storage), 0, bytes);
+    } else {
+        ops_zero(s->stream, store_state(s, kind, storage), bytes);
+    }
 }
 
 // How the parameters of a storage are rounded at its version, from an element of it on: whoever rounds the same masters again, after a

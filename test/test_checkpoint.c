@@ -99,7 +99,7 @@ static GptModel model;
 static const GptConfig config = {2, 1, 16, 50, 128, 8};
 
 static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
-    const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL};
+    const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
     placement_free(&placement), placement = pipeline_placement("1", m->units, 1);
     Store s = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, adam);
     store_allocate(&s, &comm, &stream);

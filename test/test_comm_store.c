@@ -196,7 +196,9 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_ACQUIRE: check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage); break;
         case ACT_RELEASE: store_release(s, a->storage); break;
         case ACT_REDUCE: store_reduce(s, a->storage, step); break;
-        case ACT_UPDATE: store_update(s, a->storage, step, optimizer); break;
+        case ACT_UPDATE: store_update(s, a->storage, step, optimizer, a->use); break;
+        case ACT_FETCH: store_fetch(s, a->storage, a->use, step); break;
+        case ACT_EVICT: store_evict(s, a->storage, a->use, step); break;
         case ACT_NORM:
             norm = store_norm(s, step);
             check(r->setting.exact ? norm == expected.norm[step] : fabs(norm / expected.norm[step] - 1) < 0.1, "norm", r->c, &r->setting, -1);

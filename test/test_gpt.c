@@ -80,7 +80,7 @@ typedef struct {
     double sample_losses[B];
 } Rig;
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL};
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);

@@ -16,10 +16,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Making programs, as train_gpt.c does
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL};
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL};
-static const ZeroPolicy stage_three = {3,        2,    false, false, false, {8, 256},
-                                       {4, 256}, true, false, false, false, NULL}; // with secondary copies on pairs of ranks
+static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL};
+static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256}, {4, 256},
+                                       true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
+// The moments of all storages on the host: the device updates them, or the host does.
+static unsigned char moments[] = {6, 6, 6, 6, 6};
+static const Offload coming = {moments, false}, far_away = {moments, true};
+static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
+static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
@@ -141,6 +146,8 @@ typedef enum {
     BASE_TIED,
     BASE_TIED_STAGES,
     BASE_TIED_ALL,
+    BASE_DEVICE_UPDATES,
+    BASE_HOST_UPDATES,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -162,6 +169,8 @@ static Program base_program(Base base) {
     case BASE_TIED: return private_pipeline(CLIPS_UNITS);
     case BASE_TIED_STAGES: return private_pipeline(CLIPS_STAGES);
     case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
+    case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates); // pieces: 2 of storage 0, 1 of each of the others
+    case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -175,8 +184,8 @@ static void test_sequential_programs_are_valid(void **state) {
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         for (int j = 0; j < 4 * 2 * 2; j++) { // stages, with and without a partition, and quantized
-            ZeroPolicy policy = {j % 4,    j / 4 % 2 ? ranks : 1,           j / 8, j / 8, false, {8, 256},
-                                 {4, 256}, ceil_div(samples, ranks) > rows, false, false, false, NULL};
+            ZeroPolicy policy = {
+                j % 4, j / 4 % 2 ? ranks : 1, j / 8, j / 8, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, false, false, NULL, NULL};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -215,8 +224,8 @@ static void test_clipped_programs_are_valid(void **state) {
         int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3, stage = i / 252 % 4;
         ClipStyle style = i / 1008 ? CLIPPED_FLAT : CLIPPED_BY_UNIT;
         bool lends = style == CLIPPED_BY_UNIT && i / 5 % 2; // logits are made again for the gradient of wte
-        ZeroPolicy policy = {stage,    stage == 3 ? ranks : 1,          false, false, false, {8, 256},
-                             {4, 256}, ceil_div(samples, ranks) > rows, lends, false, false, NULL};
+        ZeroPolicy policy = {stage, stage == 3 ? ranks : 1, false, false, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, lends, false, false, NULL,
+                             NULL};
         Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy, style);
         policy.lends = false;
         Program q = sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
@@ -400,6 +409,18 @@ static const Damage damages[] = {
     {"gathers in another order", BASE_PARAMETERS, 1, ACT_PREFETCH, 2, -1, SWAP, 0, "rank 1: PREFETCH of storage 3 where rank 0 has PREFETCH of storage 2"},
     {"a gather before a reduction", BASE_PARAMETERS, 1, ACT_PREFETCH, 1, LAST, MOVE_UP, 6,
      "rank 1: PREFETCH of storage 1 where rank 0 has REDUCE of storage 5"},
+    // states on the host
+    {"a piece that does not come", BASE_DEVICE_UPDATES, 0, ACT_FETCH, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a piece twice", BASE_DEVICE_UPDATES, 0, ACT_FETCH, 0, -1, REPEAT, 0, "FETCH unit -1 storage 0 micro-batch -1: piece 0 is not the next one"},
+    {"a piece that stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 0, -1, DROP, 0, "FETCH unit -1 storage 1 micro-batch -1: its room is taken"},
+    {"the last piece stays", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 4, -1, DROP, 0, "storage 4 is not updated, or still held, at the end"},
+    {"a piece goes before its update", BASE_DEVICE_UPDATES, 0, ACT_EVICT, 2, -1, MOVE_UP, 1, "EVICT unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    {"a piece without update", BASE_DEVICE_UPDATES, 0, ACT_UPDATE, 0, LAST, DROP, 0, "EVICT unit -1 storage 0 micro-batch -1: piece 1 is not updated"},
+    {"a gradient that does not leave", BASE_HOST_UPDATES, 0, ACT_EVICT, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a gradient leaves before the norm", BASE_HOST_UPDATES, 0, ACT_EVICT, 0, -1, MOVE_UP, 1,
+     "EVICT unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
+    {"parameters that do not come", BASE_HOST_UPDATES, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
+    {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     // clipping by the norm over all units
     {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
     {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},
@@ -731,7 +752,7 @@ static void test_simulated_times(void **state) {
 static void test_simulated_gathers(void **state) {
     (void)state;
     const UnitCosts costs = {0, 0, 0, 0, 0, 1};
-    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL};
+    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
     Program p = sharded(1, 1, 1, 1, false, &policy);
     double busy;
     assert_true(schedule_simulate(&p, cost_of, &costs, &busy) == 11);

@@ -270,6 +270,9 @@ class Job:
             if kind != "host" and memory["predicted"][kind] != memory["measured"][kind]:
                 raise AssertionError(f"memory of {kind}: {memory}: {self.command}")
         complete = self.events[-2]["event"] != "start" and self.of("step") and "update skipped" not in self.err
+        offload = ends[-1]["offload"]
+        if offload["predicted"]["bytes"] != offload["measured"]["bytes"] or (complete and offload["predicted"] != offload["measured"]):
+            raise AssertionError(f"offload: {offload}: {self.command}")
         if complete and traffic["predicted"] != traffic["measured"]:
             raise AssertionError(f"traffic: {traffic}: {self.command}")
 
@@ -916,7 +919,9 @@ class Failures(TestCase):
     PAIRS = [(("resume", "out"), dict(resume=1)), (("save-every", "out"), dict(save_every=1)), (("hellaswag", "val-every"), dict(hellaswag="file")), (("json", "dry-run"), dict(json=1)),
              (("cluster", "dry-run"), dict(cluster="2x1,inter=1")),
              (("plan", "dry-run"), dict(plan=1, dry_run=1)), (("profile", "plan"), dict(profile="file", cluster="2x1,inter=1", dry_run=1)),
-             (("profile", "cluster"), dict(plan=1, profile="file")), (("device-memory", "plan"), dict(device_memory="1G")),
+             (("profile", "cluster"), dict(plan=1, profile="file")), (("offload", "device-memory"), dict(offload="auto")),
+             (("offload", "pipeline"), dict(offload="optimizer", pipeline="auto")), (("host-memory", "offload"), dict(host_memory="1G")),
+             (("offload-update", "offload"), dict(offload_update="host")),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
@@ -964,7 +969,8 @@ class Failures(TestCase):
             (("delink-moments", "zero-quantized-gradients"), dict(share="all", delink_moments="measured", zero_quantized_gradients=1)),
             (("delink-moments", "cyclic"), dict(share="all", delink_moments="measured", cyclic="v1")),
             (("delink-warmup", "delink-at"), dict(delink_warmup=1)), (("share", "pipeline"), dict(share="all", pipeline="auto")), (("share", "dp-noise"), dict(share="all", dp_noise=1)),
-            (("delink-at", "cyclic"), dict(share="all", delink_at=1, cyclic="v1"))]
+            (("delink-at", "cyclic"), dict(share="all", delink_at=1, cyclic="v1")),
+            (("delink-at", "offload"), dict(share="all", delink_at=1, offload="optimizer")), (("cyclic", "offload"), dict(cyclic="v1", device_memory="1G"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS

@@ -1,0 +1,71 @@
+// update_cpu.h: optimizers in the host's memory: all of the processor's build, and in the GPU's those of states that lie on the host (offload.h).
+//
+// One pass over memory by a team of threads, vectorised: a block is read, updated and written, and rounded while it is in the nearest cache. Messages
+// move between blocks.
+#ifndef UPDATE_CPU_H
+#define UPDATE_CPU_H
+
+#include "ops.h" // the contract
+#include <omp.h> // which thread lets messages move
+
+enum {
+    BLOCK = 16384,     // elements a thread takes at a time in element-wise operations
+    BLOCKS_A_POLL = 16 // of these between two calls of progress
+};
+// The calling thread lets messages move.
+static inline void poll_messages(Stream *s) {
+    if (s->progress && omp_get_thread_num() == 0) { s->progress(); }
+}
+static inline void poll_after_block(Stream *s, int64_t block) {
+    if (block % BLOCKS_A_POLL == BLOCKS_A_POLL - 1) { poll_messages(s); }
+}
+
+static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, int64_t end, Rounding r) {
+    if (r.key) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++) { rounded[i] = round_by_chance(x[i], r, i); }
+        return;
+    }
+#pragma omp simd
+    for (int64_t i = begin; i < end; i++) { rounded[i] = float_to_bf16(x[i]); }
+}
+
+enum { NEAR = 1024 }; // elements updated, then rounded while they are in the nearest cache
+static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
+    const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
+    const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+        for (int64_t begin = b * BLOCK; begin < min_i64(n, (b + 1) * BLOCK); begin += NEAR) {
+            const int64_t end = min_i64(n, begin + NEAR);
+#pragma omp simd
+            for (int64_t i = begin; i < end; i++) {
+                const float g = grad[i] * o.grad_scale;
+                m[i] = o.beta1 * m[i] + (1.0f - o.beta1) * g;
+                v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
+                master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) + o.weight_decay * master[i]);
+            }
+            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
+        }
+        poll_after_block(s, b);
+    }
+}
+static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
+    uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
+        for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
+            const int64_t end = min_i64(n, begin + NEAR);
+#pragma omp simd
+            for (int64_t i = begin; i < end; i++) {
+                b[i] = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
+                master[i] -= o.lr * b[i];
+            }
+            if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
+        }
+        poll_after_block(s, k);
+    }
+}
+
+#endif

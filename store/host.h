@@ -1,0 +1,120 @@
+// host.h: the store's verbs where optimizer states lie in the host's memory (layout.h: Offload; offload.h says which): how they come to their update.
+//
+// Pieces     of at most offload_piece() elements of this rank's slice, so that what is on its way is small whatever the model is.
+// Rooms      two. The pieces of all storages take them in turns, each always the same one, whose copies follow each other (its link): so a piece is
+//            there before its update, gone before the next one comes, and one room's piece comes while the other's goes.
+// Updates    by the device: states come, are updated by the same operation as ever, and go back: 8 bytes for each one of 4, and no bit differs.
+//            By the host: the gradient goes there (and parameters that are their own masters), and new parameters come back.
+#ifndef STORE_HOST_H
+#define STORE_HOST_H
+
+#include "kernels/update_cpu.h" // rounding
+#include "store/store.h"        // states
+
+static inline OffloadRoom *store_piece_room(Store *s, int storage, int piece) { return &s->room[(s->first_piece[storage] + piece) % MOVING_PIECES]; }
+// Elements of a piece of my slice, and where in it they begin. The last pieces of a shorter slice may be empty.
+static inline int64_t store_piece(const Store *s, int storage, int piece, int64_t *begin) {
+    const int64_t own = store_own_elements(s, storage), most = s->pieces[storage] ? offload_piece(s->model) : own;
+    *begin = min_i64(own, piece * most);
+    return min_i64(most, own - *begin);
+}
+// Starts a copy between a place of the host and one of the device.
+static inline void store_move(Store *s, OffloadRoom *room, void *host, void *device, int64_t bytes, bool in) {
+    if (in) {
+        ops_from_host(&room->link, device, host, (size_t)bytes);
+    } else {
+        ops_to_host_later(&room->link, host, device, (size_t)bytes);
+    }
+    s->moved[!in] += bytes;
+}
+// Of a piece that the device updates: its states, in the room one kind after another.
+static inline void store_move_states(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, bool in) {
+    float *place = (float *)(void *)room->at;
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        if (!store_on_host(s, (StateKind)kind, storage)) { continue; }
+        store_move(s, room, store_state(s, (StateKind)kind, storage) + begin, place, n * (int64_t)sizeof(float), in);
+        place += n;
+    }
+}
+// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there.
+static inline void store_move_update(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
+    const int64_t size = (int64_t)dtype_size(s->dtype), gradient = n * (int64_t)sizeof(float);
+    if (!in) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
+    if (in || s->dtype == DTYPE_FP32) { store_move(s, room, room->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
+}
+// A piece comes from the host, or goes there, after what the device works on now; what the device does later finds what the host has made.
+static inline void store_move_piece(Store *s, int storage, int piece, int64_t step, bool in) {
+    OffloadRoom *room = store_piece_room(s, storage, piece);
+    int64_t begin, n = store_piece(s, storage, piece, &begin);
+    if (!n) { return; }
+    if (!in) { ops_follow(&room->link, s->stream); }
+    if (s->policy.offload->by_host) {
+        store_move_update(s, storage, room, begin, n, step, in);
+        if (in) { ops_follow(s->stream, &room->link); }
+    } else {
+        store_move_states(s, storage, room, begin, n, in);
+    }
+}
+
+// What an update works on: `count` elements of a storage from `first` on, in the device's memory or the host's.
+typedef struct {
+    float *state[STATE_V + 1]; // [kinds]
+    const float *gradient;
+    char *parameters;
+    int64_t first, count;
+    bool by_host;
+} UpdatePlaces;
+// Of a piece that came into its room.
+static inline void store_find_arrived(Store *s, int storage, OffloadRoom *room, UpdatePlaces *p) {
+    float *place = (float *)(void *)room->at;
+    p->by_host = s->policy.offload->by_host;
+    if (p->by_host) {
+        ops_wait(&room->link);
+        p->gradient = place, p->parameters = (char *)(place + p->count);
+        return;
+    }
+    ops_follow(s->stream, &room->link);
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        if (store_on_host(s, (StateKind)kind, storage)) { p->state[kind] = place, place += p->count; }
+    }
+}
+static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t step, int piece) {
+    UpdatePlaces p;
+    int64_t begin, first;
+    memset(&p, 0, sizeof p);
+    p.count = store_piece(s, storage, piece, &begin);
+    store_own(s, storage, &first);
+    p.first = first + begin, p.gradient = store_sum(s, storage, step) + begin;
+    p.parameters = store_newest(s, storage) + begin * (int64_t)dtype_size(s->dtype);
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        float *state = store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
+        p.state[kind] = state ? state + begin : NULL;
+    }
+    if (s->pieces[storage]) { store_find_arrived(s, storage, store_piece_room(s, storage, piece), &p); }
+    if (s->dtype == DTYPE_FP32) { p.state[STATE_MASTER] = (float *)(void *)p.parameters; } // their own masters
+    return p;
+}
+// Some of them, from element `at` of the piece on.
+static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n, OptimizerStep o) {
+    float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
+    void *parameters = p->parameters + at * (int64_t)dtype_size(s->dtype);
+    if (s->adam) {
+        (p->by_host ? ops_adamw_host : ops_adamw)(s->stream, master, parameters, s->dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
+    } else {
+        (p->by_host ? ops_sgd_host : ops_sgd)(s->stream, master, parameters, s->dtype, m, p->gradient + at, n, o);
+    }
+}
+
+// Masters that lie on the host were written from outside: working parameters follow. (state_piece is used.)
+static inline void store_round_far(Store *s, int storage) {
+    const int64_t most = STATE_PIECE / (int64_t)sizeof(uint16_t);
+    int64_t begin, own = store_own(s, storage, &begin);
+    uint16_t *halves = (uint16_t *)(void *)state_piece.bytes;
+    for (int64_t at = 0, n; at < own; at += n) {
+        n = min_i64(most, own - at);
+        round_part(halves, store_state(s, STATE_MASTER, storage) + at, 0, n, store_rounding(s, storage, begin + at));
+        ops_from_host(s->stream, store_newest(s, storage) + at * (int64_t)sizeof(uint16_t), halves, (size_t)n * sizeof(uint16_t));
+    }
+}
+
+#endif

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""test_offload.py: optimizer states on the host, of the real program under mpirun, from outside.
+
+    python3 test/test_offload.py        TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
+
+    Equality    no bit of losses, norms and weights depends on where states lie, in any layout, precision and schedule, nor on who updates them
+    Budgets     the device is filled up to its budget and never above; what is moved and kept on the host is as the formulas say; the smallest budget
+                that the message names runs, and a byte less does not
+    Resume      bit-equal across budgets
+    Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's update to rounding
+
+Every run is checked for memory, traffic and moved bytes as predicted (test_train.Job). Standard library only.
+"""
+import os
+import random
+import re
+import shutil
+import tempfile
+import unittest
+
+import test_train
+from test_faults import sample
+from test_train import ALL, EXIT_INPUT, EXIT_RESOURCES, ROOT, SAME, SEED, T, get, scratch, train, train_all
+
+LAYERS, CHANNELS, VOCAB, PADDED = 4, 16, 101, 128
+MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
+BLOCK = 12 * CHANNELS**2 + 13 * CHANNELS
+STORAGES = [PADDED * CHANNELS, T * CHANNELS, *[BLOCK] * LAYERS, 2 * CHANNELS]  # elements, in the order of the store
+ELEMENTS = sum(STORAGES)
+PIECE = -(-max(STORAGES) // 8 // 256) * 256  # elements that move at once
+RUN = dict(model=MODEL, seed=3, steps=5, micro_batch=2, batch_tokens=8 * T, threads=1)
+UPDATES = ("host", "device")
+EMULATED = os.path.join(ROOT, "train_gpt_emu")
+LAYOUTS = [dict(), dict(micro_batch=8), dict(grad_clip=0), dict(dtype="bf16"), dict(dtype="bf16", stochastic_rounding=1), dict(optimizer="sgd", lr="1e-2"), dict(optimizer="sgd", dtype="bf16"),
+           dict(recompute="block", dtype="bf16"), dict(threads=3), dict(ranks=2), dict(ranks=3, zero=1), dict(ranks=3, zero=2, dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=4, zero=3, dtype="bf16"),
+           dict(ranks=2, zero=3, zero_quantized_weights=1, zero_quantized_gradients=1, dtype="bf16"), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),
+           dict(ranks=2, pipeline="2"), dict(ranks=4, pipeline="3:1,3:3", zero=1, dtype="bf16", micro_batch=4), dict(ranks=3, pipeline="3", pipeline_schedule="zero-bubble"),
+           dict(ranks=2, pipeline="2", share="all", zero=2), dict(share="2x2"), dict(skip_grad_z=0.5, steps=8),
+           dict(ranks=2, zero=1, dp_noise=1, dp_key="5" * 64, dp_show_private=1, dtype="bf16")]
+
+
+class Check(test_train.TestCase):
+    def trained(self, cases):
+        cases = [{**RUN, "export": os.path.join(scratch(), "export"), **case} for case in cases]
+        jobs = train_all(cases)
+        for case, job in zip(cases, jobs):
+            job.weights = get(case["export"])
+        return jobs
+
+    def assert_same(self, job, expected, what):
+        self.assertEqual(job.steps("loss", "grad_norm"), expected.steps("loss", "grad_norm"), what)
+        self.assertEqual(job.weights, expected.weights, what)
+
+
+def measured(job):
+    return job.end()["memory"]["measured"]
+
+
+def smallest(**case):
+    """The budget that the message names."""
+    job = train(code=EXIT_RESOURCES, **{**RUN, **case, "device_memory": 1})
+    return int(re.search(r"the smallest that fits is --device-memory (\d+)", job.err).group(1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Equality(Check):
+    def test_everything_on_the_host(self):
+        layouts = sample(LAYOUTS, 4)
+        cases = [(layout, update) for layout in layouts for update in UPDATES]
+        expected = self.trained(layouts)
+        for (layout, update), job in zip(cases, self.trained([dict(layout, offload="optimizer", offload_update=update) for layout, update in cases])):
+            self.assert_same(job, expected[layouts.index(layout)], (layout, update))
+            self.assertEqual(measured(job)["optimizer"], 0, (layout, update))
+
+    def test_budgets_between(self):
+        layouts = sample(LAYOUTS, 2)
+        expected = self.trained(layouts)
+        draw = random.Random(SEED)
+        cases = []
+        for layout, job in zip(layouts, expected):
+            for update in UPDATES:
+                least = smallest(**layout, offload_update=update)
+                cases.append((layout, dict(layout, offload_update=update, device_memory=draw.randint(least, max(least, measured(job)["device"])))))
+        for (layout, case), job in zip(cases, self.trained([case for _, case in cases])):
+            self.assert_same(job, expected[layouts.index(layout)], case)
+            if case.get("pipeline") is None:
+                self.assertLessEqual(measured(job)["device"], case["device_memory"], case)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Budgets(Check):
+    def test_formulas(self):
+        """Of one rank: a state is on the device or on the host, and once a step it is moved there and back; or gradients and parameters are."""
+        for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
+            none, device, host = self.trained([dict(dtype=dtype), dict(dtype=dtype, offload="optimizer", offload_update="device"), dict(dtype=dtype, offload="optimizer", offload_update="host")])
+            own = 1 if dtype == "fp32" else 0  # parameters are their own masters: the host must see them
+            rooms = {"device": 2 * PIECE * 4 * states, "host": 2 * PIECE * (4 + size)}
+            self.assertEqual(measured(none)["optimizer"], 4 * states * ELEMENTS)
+            self.assertEqual(none.end()["offload"]["measured"], dict(bytes=0, out=0, **{"in": 0}))
+            self.assertEqual(device.end()["offload"]["measured"], dict(bytes=4 * states * ELEMENTS, out=4 * states * ELEMENTS, **{"in": 4 * states * ELEMENTS}))
+            self.assertEqual(host.end()["offload"]["measured"], dict(bytes=4 * states * ELEMENTS + rooms["host"], out=(4 + own * size) * ELEMENTS, **{"in": size * ELEMENTS}))
+            self.assertEqual(measured(device)["device"], measured(none)["device"] - 4 * states * ELEMENTS + rooms["device"])
+            self.assertEqual(measured(host)["device"], measured(none)["device"] - 4 * states * ELEMENTS)
+
+    def test_device_is_filled(self):
+        """Whatever the budget is, no state that is on the host would still fit; where the budget is enough, none is there."""
+        for update in UPDATES:
+            whole = measured(train(**RUN))["device"]
+            least = smallest(offload_update=update)
+            draw = random.Random(SEED)
+            budgets = [whole, whole - 1, least, *(draw.randint(least, whole) for _ in range(12 if ALL else 2))]
+            cases = [dict(RUN, device_memory=budget, offload_update=update) for budget in budgets]
+            for budget, job in zip(budgets, train_all(cases)):
+                self.assertLessEqual(measured(job)["device"], budget)
+                if budget == whole:
+                    self.assertEqual(measured(job)["device"], whole)
+                together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"]
+                rooms = 0 if update == "device" or budget == whole else 2 * PIECE * 8
+                self.assertIn(together - 8 * ELEMENTS, (rooms, 2 * 320 * 8, 2 * 32 * 8), (update, budget))  # a piece is not longer than what lies there
+                free, per_element = budget - measured(job)["device"], 4 if update == "device" else 8
+                for storage in set(map(int, re.findall(r" FETCH +storage (\d+)", train(**RUN, device_memory=budget, offload_update=update, show_schedule=1).out))):
+                    self.assertLess(free, per_element * STORAGES[storage], (update, budget, storage))
+
+    def test_smallest(self):
+        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=2, pipeline="2", dtype="bf16"), dict(ranks=2, zero=1)], 1):
+            for update in UPDATES:
+                case = {**RUN, **layout, "offload_update": update, "steps": 1}
+                least = smallest(**layout, offload_update=update)
+                job = train(**case, device_memory=least)
+                self.assertLessEqual(measured(job)["device"], least, (layout, update))
+                train(code=EXIT_RESOURCES, **case, device_memory=least - 1)
+
+    def test_no_budget_for_it(self):
+        """--offload none keeps to the budget, too."""
+        whole = measured(train(**RUN))["device"]
+        train(**RUN, offload="none", device_memory=whole)
+        job = train(code=EXIT_RESOURCES, **RUN, offload="none", device_memory=whole - 1)
+        self.assertIn(f"the smallest that fits is --device-memory {whole}", job.err)
+
+    def test_host(self):
+        job = train(code=EXIT_RESOURCES, **RUN, offload="optimizer", host_memory="1M")
+        least = re.search(r"the smallest that fits is --host-memory (\d+M)", job.err).group(1)
+        job = train(**RUN, offload="optimizer", host_memory=least)
+        self.assertLessEqual(measured(job)["host"], int(least[:-1]) << 20)
+
+    def test_forecast(self):
+        """Of the host within 1 %, where states are most of it; printed by --dry-run, too."""
+        case = {**RUN, "model": "layers=4,heads=4,channels=256,vocab=5000", "steps": 2, "offload": "optimizer"}
+        for update in UPDATES:
+            end = train(**case, offload_update=update).end()["memory"]
+            self.assertLess(abs(end["measured"]["host"] / end["predicted"]["host"] - 1), 0.01, (update, end))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Resume(Check):
+    def test_across_budgets(self):
+        """States that were saved from the host go on on the device, and the other way round, on more ranks, bit by bit."""
+        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")], 1):
+            whole, = self.trained([layout])
+            places = [dict(), dict(offload="optimizer", offload_update="host"), dict(offload="optimizer", offload_update="device"), dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
+            for before, after in sample([(a, b) for a in places for b in places if a is not b], 3):
+                out = os.path.join(scratch(), "out")
+                train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
+                job, = self.trained([dict(layout, **after, out=out, resume=1)])
+                self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[3:], (layout, before, after))
+                self.assertEqual(job.weights, whole.weights, (layout, before, after))
+
+    def test_begins_with_a_shared_model(self):
+        out = os.path.join(scratch(), "out")
+        train(**{**RUN, "share": "all", "out": out, "steps": 2, "save_every": 2, "offload": "optimizer"})
+        folder = os.path.join(out, sorted(name for name in os.listdir(out) if os.path.isdir(os.path.join(out, name)))[-1])
+        cases = [dict(model=folder, delink=1, delink_moments=moments, offload=offload) for moments in ("mean", "reset") for offload in ("none", "optimizer")]
+        jobs = self.trained(cases)
+        for at in (0, 2):
+            self.assert_same(jobs[at + 1], jobs[at], cases[at])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+@unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
+class Emulated(Check):
+    def test_same(self):
+        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
+            base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
+            none, device, host = self.trained([base, dict(base, offload="optimizer", offload_update="device"), dict(base, offload="optimizer", offload_update="host")])
+            self.assert_same(device, none, layout)
+            if layout.get("dtype") != "bf16":  # a last bit of fp32 may round a bf16 parameter the other way
+                self.assert_close(host.losses(), none.losses(), 1e-6, layout)
+            self.assert_close(host.losses(), none.losses(), 1e-2, layout)
+
+    def test_memory_that_is_not_pinned(self):
+        base = dict(steps=2, binary=EMULATED, dtype="bf16")
+        none, *jobs = self.trained([base, *[dict(base, offload="optimizer", offload_update=update, environment={"EMU_PINNED_MOST": "20000"}) for update in UPDATES]])
+        for job in jobs:
+            self.assertIn("warning: rank 0: the system pins no more memory", job.err)
+        self.assert_same(jobs[1], none, "device")
+        self.assert_close(jobs[0].losses(), none.losses(), 1e-2, "host")
+
+
+if __name__ == "__main__":
+    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
+    in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1 << 30
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None) as test_train.TEMPORARY:
+        unittest.main()
