@@ -281,7 +281,8 @@ static bool test_groups(Carrier processor) { // were all good?
     Carrier gpu = carrier();
     for (int mask = 1; mask < 1 << comm.ranks; mask++) {
         for (int order = 0; order < 2; order++) {
-            if (!all && order == mask % 2) { continue; }
+            const bool small = comm.ranks > 1 && __builtin_popcount((unsigned)mask) <= 2; // of these neighbours, and the first with the last
+            if (!all && (order == mask % 2 || (small && mask % 3))) { continue; }
             int ranks[MAX_RANKS], n = 0;
             for (int i = 0; i < comm.ranks; i++) {
                 int r = order ? comm.ranks - 1 - i : i;
