@@ -405,7 +405,11 @@ static inline size_t store_partials(const Store *s) { // of the norm
     for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK); }
     return chunks;
 }
-static inline size_t store_scratch_bytes(const Store *s) { return store_partials(s) * sizeof(double) + sizeof state_piece; } // of the host, in any case
+static inline size_t store_scratch_bytes(const Store *s) { // of the host, in any case: what of state_piece is used, and these
+    int64_t longest = 0;
+    for (int i = 0; i < s->model->storages; i++) { longest = max_i64(longest, store_own_elements(s, i)); }
+    return store_partials(s) * sizeof(double) + (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
+}
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
     return s->host[STATE_MASTER].held + s->host[STATE_M].held + s->host[STATE_V].held + s->offload_rooms.held;
 }

@@ -393,7 +393,7 @@ static inline cudaError_t cudaMalloc(void **p, size_t bytes) { return emu_malloc
 static inline cudaError_t cudaMallocManaged(void **p, size_t bytes) { return emu_malloc(p, bytes, EMU_MANAGED); }
 static size_t emu_pinned_most = getenv("EMU_PINNED_MOST") ? strtoull(getenv("EMU_PINNED_MOST"), NULL, 10) : SIZE_MAX; // bytes of one allocation
 static inline cudaError_t cudaMallocHost(void **p, size_t bytes) {
-    return bytes > emu_pinned_most ? emu_last_error = cudaErrorMemoryAllocation : emu_malloc(p, bytes, EMU_PINNED);
+    return bytes > emu_pinned_most ? cudaErrorMemoryAllocation : emu_malloc(p, bytes, EMU_PINNED);
 }
 static inline cudaError_t cudaMemGetInfo(size_t *there, size_t *total) {
     *there = emu_device_total - emu_counts.device_bytes, *total = emu_device_total;
