@@ -1,6 +1,9 @@
 """reproduce.py: what the reproductions of papers (reproduce_*.py) share: runs that go on where they were stopped, and tables."""
+import argparse
+import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +11,7 @@ from pathlib import Path
 
 EXIT_INPUT, EXIT_RESOURCES, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4, 130
 SCRIPTS = Path(__file__).resolve().parent
+TEXT = "data/text_bytes"
 
 
 class Failed(Exception):
@@ -98,6 +102,41 @@ def pyplot_or_none(name):
     matplotlib.use("Agg")
     from matplotlib import pyplot
     return pyplot
+
+
+def parts_parser(name, doc, plans, parts):
+    """Of a script that has so many plans (--quick, --full) and parts; parts_options() reads it."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, usage=f"{name}.sh --quick | --full [option ...]")
+    size = parser.add_mutually_exclusive_group(required=True)
+    for plan in plans:
+        size.add_argument(f"--{plan}", dest="plan", action="store_const", const=plan)
+    parser.add_argument("--part", action="append", choices=parts)
+    parser.add_argument("--steps", type=int, metavar="N")
+    parser.add_argument("--into", type=Path, metavar="FOLDER")
+    parser.add_argument("--program", default="./train_gpt", metavar="FILE")
+    return parser
+
+
+def parts_options(parser, name):
+    options = parser.parse_args()
+    options.into = options.into or Path("out") / f"{name.removeprefix('reproduce_')}_{options.plan}"
+    if not shutil.which(options.program):
+        parser.error(f"{options.program} is not there: run make first")
+    if not glob.glob(TEXT + "_train_*.bin") or not glob.glob(TEXT + "_val_*.bin"):
+        parser.error(f"no {TEXT}_train_*.bin and {TEXT}_val_*.bin: run make data first")
+    return options
+
+
+def reproduce_parts(bench, parts):
+    """Each part of a bench gives (tables, lines of claims): all of them, printed and written."""
+    tables, claims = [], []
+    for part in bench.options.part or parts:
+        table, lines = parts[part](bench)
+        tables.append(table)
+        claims += lines
+    text = markdown(["claim", "paper", "ours", "why they differ"], claims) + "".join(tables)
+    print("\n" + text, end="")
+    (bench.options.into / "table.md").write_text(text)
 
 
 def run_script(name, into, work):

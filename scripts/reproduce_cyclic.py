@@ -26,14 +26,12 @@ was stopped: what is there is not run again. Ctrl-C leaves no process and no clu
 
 Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
 """
-import argparse
 import bisect
 import concurrent.futures
 import glob
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import struct
@@ -46,9 +44,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import plot
-from reproduce import EXIT_FAILED, SCRIPTS, Failed, Runner, complete, markdown, pyplot_or_none, run_script
+from reproduce import EXIT_FAILED, SCRIPTS, TEXT, Failed, Runner, complete, markdown, parts_options, parts_parser, pyplot_or_none, reproduce_parts, run_script
 
-CLUSTER, TEXT, PEERS = str(SCRIPTS / "cluster.sh"), "data/text_bytes", SCRIPTS.parent / ".venv-peers"
+CLUSTER, PEERS = str(SCRIPTS / "cluster.sh"), SCRIPTS.parent / ".venv-peers"
 DP, V1, V2, SLACK = "DP", "CDP-v1", "CDP-v2", "CDP-v2 slack 1"
 RULES = {DP: (), V1: ("--cyclic", "v1"), V2: ("--cyclic", "v2"), SLACK: ("--cyclic", "v2", "--cyclic-slack", "1")}
 RANKS = 4  # of the cluster: so many nodes with a rank each, and N
@@ -629,39 +627,11 @@ def zero(bench):
 PARTS = {"memory": memory, "traffic": traffic, "speed": speed, "quality": quality, "zero": zero, "images": images}
 
 
-def reproduce(options):
-    bench, tables, claims = Bench(options, PLANS), [], []
-    for part in options.part or PARTS:
-        table, lines = PARTS[part](bench)
-        tables.append(table)
-        claims += lines
-    text = markdown(["claim", "paper", "ours", "why they differ"], claims) + "".join(tables)
-    print("\n" + text, end="")
-    (options.into / "table.md").write_text(text)
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_cyclic.sh --quick | --full [option ...]")
-    size = parser.add_mutually_exclusive_group(required=True)
-    for name in PLANS:
-        size.add_argument(f"--{name}", dest="plan", action="store_const", const=name)
-    parser.add_argument("--part", action="append", choices=PARTS)
-    parser.add_argument("--steps", type=int, metavar="N")
-    parser.add_argument("--images", default="data/digits_images", metavar="PREFIX")
-    parser.add_argument("--into", type=Path, metavar="FOLDER")
-    parser.add_argument("--program", default="./train_gpt", metavar="FILE")
-    options = parser.parse_args()
-    options.into = options.into or Path("out") / f"cyclic_{options.plan}"
-    if not shutil.which(options.program):
-        parser.error(f"{options.program} is not there: run make first")
-    if not glob.glob(TEXT + "_train_*.bin") or not glob.glob(TEXT + "_val_*.bin"):
-        parser.error(f"no {TEXT}_train_*.bin and {TEXT}_val_*.bin: run make data first")
-    return options
-
-
 def main():
-    options = arguments()
-    return run_script("reproduce_cyclic", options.into, lambda: reproduce(options))
+    parser = parts_parser("reproduce_cyclic", __doc__, PLANS, PARTS)
+    parser.add_argument("--images", default="data/digits_images", metavar="PREFIX")
+    options = parts_options(parser, "reproduce_cyclic")
+    return run_script("reproduce_cyclic", options.into, lambda: reproduce_parts(Bench(options, PLANS), PARTS))
 
 
 if __name__ == "__main__":

@@ -18,17 +18,13 @@ cluster can be made, its part says so.
 
 Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
 """
-import argparse
-import glob
-import shutil
 import statistics
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import reproduce_cyclic
-from reproduce import markdown, run_script
-from reproduce_cyclic import CLUSTER, TEXT, WARMUP, cluster_name, found_events, last_validation, more, no_cluster, sent_bytes, step_ms, tuned
+from reproduce import TEXT, markdown, parts_options, parts_parser, reproduce_parts, run_script
+from reproduce_cyclic import CLUSTER, WARMUP, cluster_name, found_events, last_validation, more, no_cluster, sent_bytes, step_ms, tuned
 
 RANKS = 4  # of the cluster: so many nodes with a rank each
 SLOW = 3  # messages of the real model over that link, where its compute takes 1
@@ -273,38 +269,9 @@ def draw(bench, curves, times):
 PARTS = {"quality": quality, "moments": moments, "speed": speed}
 
 
-def reproduce(options):
-    bench, tables, claims = Bench(options), [], []
-    for part in options.part or PARTS:
-        table, lines = PARTS[part](bench)
-        tables.append(table)
-        claims += lines
-    text = markdown(["claim", "paper", "ours", "why they differ"], claims) + "".join(tables)
-    print("\n" + text, end="")
-    (options.into / "table.md").write_text(text)
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="reproduce_pseudo.sh --quick | --full [option ...]")
-    size = parser.add_mutually_exclusive_group(required=True)
-    for name in PLANS:
-        size.add_argument(f"--{name}", dest="plan", action="store_const", const=name)
-    parser.add_argument("--part", action="append", choices=PARTS)
-    parser.add_argument("--steps", type=int, metavar="N")
-    parser.add_argument("--into", type=Path, metavar="FOLDER")
-    parser.add_argument("--program", default="./train_gpt", metavar="FILE")
-    options = parser.parse_args()
-    options.into = options.into or Path("out") / f"pseudo_{options.plan}"
-    if not shutil.which(options.program):
-        parser.error(f"{options.program} is not there: run make first")
-    if not glob.glob(TEXT + "_train_*.bin") or not glob.glob(TEXT + "_val_*.bin"):
-        parser.error(f"no {TEXT}_train_*.bin and {TEXT}_val_*.bin: run make data first")
-    return options
-
-
 def main():
-    options = arguments()
-    return run_script("reproduce_pseudo", options.into, lambda: reproduce(options))
+    options = parts_options(parts_parser("reproduce_pseudo", __doc__, PLANS, PARTS), "reproduce_pseudo")
+    return run_script("reproduce_pseudo", options.into, lambda: reproduce_parts(Bench(options), PARTS))
 
 
 if __name__ == "__main__":
