@@ -497,7 +497,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 static inline void store_free(Store *s) {
     Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,  &s->secondary, &s->codes,
                         &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured,  &s->looked};
-    for (int i = 0; i < 14; i++) { shelf_free(shelves[i]); }
+    for (size_t i = 0; i < sizeof shelves / sizeof shelves[0]; i++) { shelf_free(shelves[i]); }
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->room[i].link); }
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { shelf_free(&s->host[kind]); }
     shelf_free(&s->offload_rooms), free(s->pieces);
