@@ -834,7 +834,7 @@ class Dpzero(InFolder):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # How what stands for cluster.sh, mpirun and train_gpt in one begins: `check` fails where FOLDER has a file `missing`; all other calls are noted.
-FAKE_CLUSTER = """#!/usr/bin/env python3
+FAKE_BEGINS = """#!/usr/bin/env python3
 import json, os, sys
 folder, words = os.environ["FOLDER"], sys.argv[1:]
 there = lambda name: os.path.exists(os.path.join(folder, name))
@@ -849,7 +849,7 @@ open(os.path.join(folder, "calls"), "a").write(" ".join(words) + "\\n")
 # cluster.sh, mpirun and train_gpt in one. A forward pass takes 30 ms, a backward pass 60; DP hides its messages of 1.5 MB behind the backward pass, CDP behind
 # both. DP's best learning rate is 4e-3, its loss 2 there, CDP-v1's 2.02, v2's 2.005. Of the files in FOLDER `missing` makes it lack something, `fail` is the word on
 # whose appearance it fails; without `zero` it refuses --cyclic-mode zero.
-FAKE_CYCLIC = FAKE_CLUSTER + """if there("fail") and open(os.path.join(folder, "fail")).read() in words:
+FAKE_CYCLIC = FAKE_BEGINS + """if there("fail") and open(os.path.join(folder, "fail")).read() in words:
     print("train_gpt: no luck")
     sys.exit(4)
 rule, zero, rate = value("--cyclic", "DP"), "3" in value("--zero"), float(value("--rate", "inf").removesuffix("mbit"))
@@ -1025,7 +1025,7 @@ class Cyclic(InFolder):
 # ---------------------------------------------------------------------------------------------------------------------
 # The same, for Pseudo-to-Real: a real step takes 10 ms, 40 over the slow link; a shared one 10. The loss falls from 4 by 2 over the run from scratch, by 1.9
 # where blocks share for a while, by 1 where for ever; at other learning rates than 4e-3, 1e-3 by half of that.
-FAKE_PSEUDO = FAKE_CLUSTER + """shares, switches = "--share" in words, "--delink-at" in words or "--delink-auto" in words
+FAKE_PSEUDO = FAKE_BEGINS + """shares, switches = "--share" in words, "--delink-at" in words or "--delink-auto" in words
 falls = (1.9 if switches else 1 if shares else 2) * (1 if value("--lr") == ("1e-3" if shares else "4e-3") else 0.5)
 steps, every = int(value("--steps")), int(value("--val-every"))
 ms = 40 if "--rate" in words and not shares else 10
