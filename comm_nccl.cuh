@@ -184,9 +184,11 @@ static inline void nccl_join(Comm *c, Group *g) {
     nccl_finish(c, communicator, result, &op);
     g->channel = n->communicators[n->groups++] = communicator;
 }
-// Where NCCL does not take the memory it copies through its own: slower, and no error.
+// Where NCCL does not take the memory it copies through its own: slower, and no error. memory NULL: it is given back.
 static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     Nccl *n = (Nccl *)c->transport.state;
+    for (; !memory && n->shares; n->shares--) { ncclCommDeregister(n->shared[n->shares - 1].communicator, n->shared[n->shares - 1].handle); }
+    if (!memory) { return; }
     NcclShared shared = {(ncclComm_t)g->channel, NULL};
     if (!shared.communicator || n->shares == NCCL_SHARED) { return; }
     bool taken = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
@@ -343,7 +345,7 @@ static inline void nccl_end(Comm *c) {
     memset(&op, 0, sizeof op);
     op.what = "end of NCCL", op.group = &c->everyone, op.step = c->step;
     CUDA_CHECK(cudaStreamSynchronize(n->collectives.carrier)), CUDA_CHECK(cudaStreamSynchronize(n->messages.carrier));
-    for (int i = 0; i < n->shares; i++) { ncclCommDeregister(n->shared[i].communicator, n->shared[i].handle); }
+    nccl_share(c, NULL, NULL, 0);
     while (n->groups) {
         ncclComm_t communicator = n->communicators[n->groups - 1];
         nccl_finish(c, communicator, ncclCommFinalize(communicator), &op);

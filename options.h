@@ -559,7 +559,6 @@ static inline bool clash_delink_profile(const Options *o, const OptionsGiven *g)
 static inline bool clash_share_auto(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && (options_plans(o) || o->plan); }
 static inline bool clash_share_private(const Options *o, const OptionsGiven *g) { return options_shares(o) && options_private(o, g); }
 static inline bool clash_delink_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && options_cyclic(o); }
-static inline bool clash_delink_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_switches(o) && options_offloads(o); }
 static inline bool clash_cyclic_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && options_offloads(o); }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
@@ -666,8 +665,6 @@ static const OptionPair option_pairs[] = {
     {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
     {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
     {"delink-at", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_delink_cyclic},
-    {"delink-at", "offload", "(or --delink-auto with --device-memory) states are there twice at the switch: give --delink to a run that follows",
-     clash_delink_offload},
     {"cyclic", "offload", "(or --device-memory) states go from rank to rank when their updates are made, and none lies on the host", clash_cyclic_offload},
 };
 #undef ONLY_PRIVATE

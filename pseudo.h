@@ -52,28 +52,64 @@ static inline bool delink_copies(const Store *from, int kind, int storage, int64
     }
     return kind == STATE_MASTER || (kind != STATE_PREVIOUS && (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
 }
-// A state of a storage, from those who own slices of it to all of its copies in `to`.
-static inline void delink_state(Store *to, const Store *from, StateKind kind, int storage) {
+// Bytes of my slice of a state that is copied.
+static inline size_t delink_state_bytes(const Store *from, int kind, int storage, int64_t moments) {
+    return store_has_state(from, (StateKind)kind) && delink_copies(from, kind, storage, moments) ? (size_t)store_own_elements(from, storage) * sizeof(float)
+                                                                                                 : 0;
+}
+// What lies on the host of a shared model's states at the switch, beside those of the copies.
+static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
+    size_t bytes = 0;
+    for (int i = 0; i < STATE_KINDS * from->model->storages; i++) {
+        bytes += delink_state_bytes(from, i / from->model->storages, i % from->model->storages, moments);
+    }
+    return bytes;
+}
+// The layout changes while states are on their way: those that lie on the device leave it, so that nothing is there twice. [kinds][storages] my slices;
+// NULL: there is nothing to be copied, or it lies on the host anyway, and stays there until it has been copied.
+static inline float **delink_pack(const Store *from, int64_t moments) {
+    const int storages = from->model->storages;
+    float **packed = (float **)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(float *), "shared states");
+    for (int i = 0; i < STATE_KINDS * storages; i++) {
+        const size_t bytes = delink_state_bytes(from, i / storages, i % storages, moments);
+        if (!bytes || store_on_host(from, (StateKind)(i / storages), i % storages)) { continue; }
+        packed[i] = (float *)checked_malloc(bytes, "shared states");
+        store_read_state(from, (StateKind)(i / storages), i % storages, 0, (int64_t)(bytes / sizeof(float)), packed[i]);
+    }
+    return packed;
+}
+// A state of a storage, from those who own slices of it to all of its copies in `to`. mine: my slice, where it has left the device.
+static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind, int storage) {
     const Party *party = store_party(from, storage);
     Slices slices = slices_make(from->model, party->all.n, zero_grain(&from->policy), NULL);
     const int64_t *bounds = slices.of_class[gpt_storage_class(from->model, storage)];
     for (int i = 0; i < party->all.n; i++) {
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
-            if (from->comm->rank == party->all.ranks[i]) { store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats); }
+            if (from->comm->rank == party->all.ranks[i]) {
+                if (mine) {
+                    memcpy(state_piece.floats, mine + (at - bounds[i]), (size_t)n * sizeof(float));
+                } else {
+                    store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats);
+                }
+            }
             comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float), party->all.ranks[i]);
             state_piece_take(to, from->model, kind, storage, at, n);
         }
     }
     slices_free(&slices);
 }
-// Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. *p: notes it. All ranks call it.
-static inline void delink_states(Store *to, const Store *from, int64_t moments, Progress *p) {
+// Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. packed: of delink_pack, given back storage by storage.
+// *p: notes it. All ranks call it.
+static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments, Progress *p) {
     for (int kind = STATE_MASTER; kind < STATE_KINDS; kind++) {
         for (int i = 0; i < from->model->storages && store_has_state(from, (StateKind)kind); i++) {
-            if (delink_copies(from, kind, i, moments)) { delink_state(to, from, (StateKind)kind, i); }
+            float *mine = packed[kind * from->model->storages + i];
+            if (delink_copies(from, kind, i, moments)) { delink_state(to, from, mine, (StateKind)kind, i); }
+            free(mine);
         }
     }
+    free(packed);
     p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;
     store_count_updates(to, p), store_masters_changed(to);
 }

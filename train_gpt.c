@@ -204,28 +204,63 @@ static void setup_messages(Trainer *t) {
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates,   &t->predicted, &t->train,
-                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->steps, t->shape,    &t->privacy, &t->cyclic};
+    RunFacts facts = {&t->options,     &t->model,     &t->comm,  &t->cluster, t->ranks,          &t->program,
+                      &t->rates,       &t->predicted, &t->train, &t->store,   t->stream.threads, t->samples,
+                      t->most_samples, t->steps,      t->shape,  &t->privacy, &t->cyclic,        t->later.parameters ? &t->later : NULL};
     return facts;
 }
 
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
-static void setup_offload(Trainer *t) {
+static void place_offload(Trainer *t) {
     const Options *o = &t->options;
     size_t memory[MEMORY_KINDS];
-    if (!options_offloads(o)) { return; }
     RunFacts facts = run_facts(t);
     predict_memory(&facts, t->shape.rows, o->recompute == RECOMPUTE_BLOCK, memory);
     const double excess = (double)memory_device(memory) - option_size("device-memory", o->device_memory);
-    measure_offload(&t->rates, &t->stream);
-    int by_host = o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
-    comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
-    t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
+    t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload");
     if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
     do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
     setup_store(t), setup_schedule(t);
+}
+// Who updates what lies on the host holds for the whole run.
+static void setup_offload(Trainer *t) {
+    const Options *o = &t->options;
+    if (!options_offloads(o)) { return; }
+    measure_offload(&t->rates, &t->stream);
+    int by_host = o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
+    t->offload.by_host = by_host;
+    place_offload(t);
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
+}
+
+// A model in the place of the one before, whose plans are somewhere else: the store, its schedules, and what lies on the host. The same at each call.
+static void plan_model(Trainer *t, GptModel model) {
+    t->model = model, t->offload.host = NULL;
+    setup_store(t), setup_schedule(t);
+    if (options_offloads(&t->options)) { place_offload(t); }
+}
+// What a model that follows in this run will need, before anything is allocated.
+static void foresee(Trainer *t, GptModel model) {
+    const GptModel now = t->model;
+    const Store store = t->store;
+    const Program program = t->program, evaluation = t->evaluation;
+    const ExecutorShape shape = t->shape;
+    const Offload offload = t->offload;
+    const size_t passing = delink_host_bytes(&store, t->options.delink_moments);
+    plan_model(t, model);
+    RunFacts facts = run_facts(t);
+    facts.predicted = &t->later;
+    predict(&facts);
+    t->later.passing = passing, t->later.host += passing;
+    needs_add(&t->needs, &t->later);
+    if (!t->options.dry_run && !t->options.show_schedule) { check_memory(&facts); }
+    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation), free(t->offload.host);
+    t->model = now, t->store = store, t->program = program, t->evaluation = evaluation, t->shape = shape, t->offload = offload;
+}
+static void foresee_switch(Trainer *t) {
+    if (options_switches(&t->options) && share_is(t->model.share)) { foresee(t, gpt_model(t->model.config)); }
 }
 
 // Samples of one validation (labelled ones once at most).
@@ -276,11 +311,14 @@ static void setup_executor(Trainer *t) {
     t->profile = profile_make(&t->options, actions);
     program_free(&longest);
 }
-static void setup_states(Trainer *t) {
-    memcpy(t->before, memory_taken, sizeof t->before);
+static void allocate_states(Trainer *t) {
     t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &t->shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
+}
+static void setup_states(Trainer *t) {
+    memcpy(t->before, memory_taken, sizeof t->before);
+    allocate_states(t);
     setup_executor(t);
     t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
 }
@@ -409,23 +447,26 @@ static bool delink_due(Trainer *t) {
     if (!share_is(t->model.share)) { return false; }
     return o->delink_auto ? step && step % o->delink_every == 0 && look(t) : o->delink_at && step >= o->delink_at;
 }
+// All that lies on the device is given back, then taken anew: states pass through the host.
 static void delink(Trainer *t) {
     const GptModel shared = t->model;
+    const Offload offload = t->offload;
+    const int64_t moments = t->options.delink_moments;
     Store before = t->store;
     store_settle(&before), ops_wait(&t->stream);
     executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
-    before.model = before.layout.model = &shared;
-    t->model = gpt_model(shared.config);
-    setup_store(t);
-    setup_schedule(t);
-    store_join(&t->store, &t->comm);
+    before.model = before.layout.model = &shared, before.policy.offload = offload.host ? &offload : NULL;
+    float **packed = delink_pack(&before, moments);
+    comm_share_none(&t->comm), store_free_shelves(&before, false), ops_free(t->stream.workspace);
     memcpy(memory_taken, t->before, sizeof memory_taken);
+    plan_model(t, gpt_model(shared.config));
+    store_join(&t->store, &t->comm);
     RunFacts facts = run_facts(t);
     predict(&facts);
-    memory_taken[MEMORY_BUFFERS] += t->stream.workspace_bytes;
-    store_allocate(&t->store, &t->comm, &t->stream);
-    delink_states(&t->store, &before, t->options.delink_moments, &t->progress);
-    store_free(&before);
+    const size_t passing = memory_on_host;
+    allocate_states(t);
+    delink_states(&t->store, &before, packed, moments, &t->progress);
+    store_free(&before), free(offload.host), memory_on_host -= passing;
     setup_executor(t);
     if (t->comm.rank == 0) { report_delink(&facts, t->progress.step, &t->bar, &t->log); }
     store_settle(&t->store), comm_reset_counters(&t->comm);
@@ -470,7 +511,9 @@ static void plan(Trainer *t) {
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     predict(&facts);
-    check_budgets(&facts);
+    needs_add(&t->needs, &t->predicted);
+    foresee_switch(t);
+    check_budgets(&facts, &t->needs);
 }
 
 // The modes that only print; true when there was one.

@@ -970,7 +970,7 @@ class Failures(TestCase):
             (("delink-moments", "cyclic"), dict(share="all", delink_moments="measured", cyclic="v1")),
             (("delink-warmup", "delink-at"), dict(delink_warmup=1)), (("share", "pipeline"), dict(share="all", pipeline="auto")), (("share", "dp-noise"), dict(share="all", dp_noise=1)),
             (("delink-at", "cyclic"), dict(share="all", delink_at=1, cyclic="v1")),
-            (("delink-at", "offload"), dict(share="all", delink_at=1, offload="optimizer")), (("cyclic", "offload"), dict(cyclic="v1", device_memory="1G"))]
+            (("cyclic", "offload"), dict(cyclic="v1", device_memory="1G"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
