@@ -669,14 +669,20 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
-// Blocks that shared their parameters have their own now: predictions are of the run from here on.
+// Blocks that shared their parameters have their own now, or fewer share them: predictions are of the run from here on.
 static inline void report_delink(const RunFacts *run, int64_t step, ProgressBar *bar, Log *log) {
+    const int storages = run->model->storages - 3;
     progress_break(bar);
-    printf("step %5" PRId64 " | delinked: each of %" PRId64 " blocks has its own parameters from here on, %.1f M in all; memory of rank 0:\n", step,
+    printf("step %5" PRId64 " | delinked: %d storages for %" PRId64 " blocks from here on, %.1f M parameters in all; memory of rank 0:\n", step, storages,
            run->model->config.layers, (double)run->model->parameters / 1e6);
     print_memory(run->predicted->memory, run->predicted->host, NULL, 0);
     TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"predicted\":", step, run->model->parameters);
+    text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"storages\":%d,\"first\":[", step, run->model->parameters,
+             storages);
+    for (int64_t l = 0; l < run->model->config.layers; l++) {
+        text_add(&line, "%s%" PRId64, l ? "," : "", gpt_first_layer(run->model, gpt_storage_of_layer(run->model, l)));
+    }
+    text_add(&line, "],\"predicted\":");
     json_add_predicted(run->predicted, &line);
     text_add(&line, "}");
     log_line(log, &line);

@@ -183,7 +183,9 @@ class Delink(Check):
     RUN = dict(share="all", delink_at=AT, steps=AT + 2)
     LAYOUTS = [dict(), dict(share="2x2", micro_batch=8), dict(dtype="bf16", delink_moments="reset"), dict(optimizer="sgd", share="2"), dict(delink_moments="measured", ranks=2, zero=1), dict(ranks=2),
                dict(ranks=3, zero=1, dtype="bf16"), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16"),
-               dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4), dict(delink_at=None, delink_auto=1, delink_every=1, delink_below=1)]
+               dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4), dict(delink_at=None, delink_auto=1, delink_every=1, delink_below=1),
+               dict(delink_gradual=1, delink_every=1, ranks=2, zero=3), dict(delink_gradual=1, delink_every=1, delink_moments="measured", dtype="bf16")]
+    SHARED = dict(delink_at=None, delink_auto=None, delink_gradual=None, delink_every=None, delink_below=None, delink_moments=None, steps=1)
     PLACES = [dict(offload="optimizer", offload_update="host"), dict(offload="optimizer", offload_update="device")]
 
     def test_same(self):
@@ -192,7 +194,7 @@ class Delink(Check):
         expected = self.trained([{**self.RUN, **layout} for layout in layouts])
         for layout, plain in zip(layouts, expected):
             base = {**self.RUN, **layout}
-            shared = measured(train(**{**RUN, **base, "delink_at": None, "delink_auto": None, "delink_every": None, "delink_below": None, "delink_moments": None, "steps": 1}))["device"]
+            shared = measured(train(**{**RUN, **base, **self.SHARED}))["device"]
             places = [*self.PLACES, *(dict(offload_update=update, device_memory=max(shared, smallest(**base, offload_update=update))) for update in UPDATES)]
             places.append(dict(offload_update="host", device_memory=smallest(**base, offload_update="host")))
             for place, job in zip(places, self.trained([dict(base, **place) for place in places])):
@@ -200,6 +202,7 @@ class Delink(Check):
                 self.assertTrue(job.of("delink"), layout)
                 self.assertLessEqual(measured(job)["device"], place.get("device_memory", 1 << 40), (layout, place))
                 self.assertEqual(job.of("start")[0]["delinked"]["predicted"]["memory"]["device"], measured(job)["device"], "of rank 0, forecast at the start")
+                self.assertEqual(job.of("delink")[-1]["storages"], LAYERS, layout)
 
     def test_smallest(self):
         """Of the whole run: a byte less is refused before it starts, for what comes after the switch."""
@@ -207,7 +210,7 @@ class Delink(Check):
         for update in UPDATES:
             case = {**RUN, **self.RUN, **layout, "offload_update": update}
             least = smallest(**case)
-            before = smallest(**{**case, "delink_at": None, "delink_auto": None, "delink_every": None, "delink_below": None, "delink_moments": None, "steps": 1})
+            before = smallest(**{**case, **self.SHARED})
             self.assertGreater(least, before, layout)
             job = train(code=EXIT_RESOURCES, **case, device_memory=least - 1)
             self.assertFalse(job.of("step"), layout)
@@ -229,14 +232,14 @@ class Delink(Check):
 
     def test_resume(self):
         """Before, at and after the switch, across budgets."""
-        layouts = [dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")]
+        layouts = [dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2"), dict(delink_gradual=1, delink_every=1)]
         for layout in sample(layouts, 1):
             base = {**self.RUN, **layout}
             whole, = self.trained([base])
             places = [dict(), *self.PLACES, dict(offload_update="host", device_memory=smallest(**base, offload_update="host"))]
             for stop, before, after in sample([(stop, a, b) for stop in (self.AT - 1, self.AT, self.AT + 1) for a in places for b in places], 4):
                 out = os.path.join(scratch(), "out")
-                short = {**base, "delink_at": None} if stop <= self.AT else base
+                short = {**base, **self.SHARED} if stop <= self.AT else base
                 train(**{**RUN, **short, **before, "out": out, "steps": stop, "save_every": stop})
                 job, = self.trained([dict(base, **after, out=out, resume=1)])
                 self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[stop:], (layout, stop, before, after))
