@@ -75,7 +75,9 @@ static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whol
     if (!slice) {
         store_bring_parameters(s, storage, place);
         if (m.group->n > 1) { ops_follow(s->stream, store_param_link(s, storage)); }
-    } else if (place != slice) { ops_copy(s->stream, place, slice, (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes); }
+    } else if (place != slice) {
+        ops_copy(s->stream, place, slice, (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
+    }
     comm_label(s->comm, "parameters", storage, step);
     s->gathering[storage] = comm_all_gather(s->comm, m.group, whole, m.bounds, m.element_bytes);
 }

@@ -85,22 +85,22 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf host[HOST_KINDS];  // [kinds] what lies on the host
-    int *pieces;             // [storages] that such states go in for their update; 0: all are on the device
-    int *first_piece;        // [storages] pieces of the storages before
-    size_t room_bytes;       // of an OffloadRoom
-    Shelf layers, measured;  // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
-    Shelf looked;            // with policy.looks: slices of the gradient of the layer before
-    Shelf making, coming;    // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;            // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t room_elements;   // of a relay's rooms for parameters that come for a use
+    Shelf host[HOST_KINDS]; // [kinds] what lies on the host
+    int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
+    int *first_piece;       // [storages] pieces of the storages before
+    size_t room_bytes;      // of an OffloadRoom
+    Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;           // with policy.looks: slices of the gradient of the layer before
+    Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements;  // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
     Shelf offload_rooms;
     OffloadRoom room[MOVING_PIECES];
     Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
-    double *partials; // [my chunks] of the norm
-    ExactSum *sums;   // [ranks] of them
+    double *partials;         // [my chunks] of the norm
+    ExactSum *sums;           // [ranks] of them
     // where it stands, [storages] each
     bool *fresh;      // the gradient has no contribution since its last reduction
     bool *summed;     // the slice has sums of earlier micro-steps

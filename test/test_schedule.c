@@ -196,19 +196,9 @@ static void test_sequential_programs_are_valid(void **state) {
         const Offload offload = {far_blocks[layers - 1], samples % 2};
         for (int j = 0; j < 4 * 2 * 3; j++) { // stages, with and without a partition, and quantized, or with parameters on the host
             const bool quantized = j / 8 == 1, partition = j / 4 % 2, far = j / 8 == 2;
-            ZeroPolicy policy = {j % 4,
-                                 partition ? ranks : 1,
-                                 quantized,
-                                 quantized,
-                                 false,
-                                 {8, 256},
-                                 {4, 256},
-                                 ceil_div(samples, ranks) > rows,
-                                 false,
-                                 false,
-                                 false,
-                                 NULL,
-                                 far ? &offload : NULL};
+            ZeroPolicy policy = {
+                j % 4, partition ? ranks : 1, quantized, quantized, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, false, false,
+                NULL,  far ? &offload : NULL};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
