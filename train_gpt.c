@@ -221,8 +221,9 @@ static void setup_offload(Trainer *t) {
     int by_host = o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
-    if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
-    do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
+    const bool parameters = o->offload != OFFLOAD_OPTIMIZER;
+    if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store, parameters); }
+    do { offload_fill(&t->offload, &t->store, parameters, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
     setup_store(t), setup_schedule(t);
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
@@ -360,9 +361,9 @@ static void save_checkpoint(Trainer *t) {
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
-    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
+    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
     bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
@@ -370,7 +371,7 @@ static void between_steps(Trainer *t) {
     if (validates) { validate(t); }
     if (validates && *t->options.hellaswag) { score_hellaswag(t); }
     if (samples) { print_sample(t); }
-    memcpy(t->comm.bytes, sent, sizeof sent);
+    memcpy(t->comm.bytes, sent, sizeof sent), t->store.moved[0] = moved;
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }
