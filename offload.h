@@ -1,9 +1,11 @@
-// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states of the optimizer lie in
-// the host's memory, storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
+// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states lie in the host's memory,
+// storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
 //
-// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step. Among them the storages whose backward
-//            pass comes first (the last blocks), kind by kind where the device updates; all kinds of a storage where the host does, which has them in its
-//            hands anyway. That goes on until the device's budget holds; what still has room then comes back, from what went last.
+// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, parameters for each use. Among them the
+//            storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device updates, all kinds of a storage
+//            where the host does, which has them in its hands anyway. That goes on until the device's budget holds; what still has room then comes back,
+//            from what went last.
+// Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
 // Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states.
 // Ranks      have one schedule for all, so what one puts on the host its partners of that storage do, too.
 #ifndef OFFLOAD_H
@@ -18,50 +20,85 @@ static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind)
     const int64_t elements = s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
     return none ? 0 : elements * (int64_t)sizeof(float);
 }
+// Would the device have room for something else if the parameters of a storage lay on the host?
+static inline bool offload_has_parameters(const Store *s, int storage) {
+    return store_holds(s, storage) && holders_in_turns(s->model, &s->layout.holders, storage) && !zero_param_apart(&s->policy);
+}
 // How much less the device holds with a placement than with all states there.
 static inline int64_t offload_frees(const Store *s, const Offload *o) {
     int64_t bytes = o->by_host ? 0 : -MOVING_PIECES * (int64_t)store_room_bytes(s, o);
     for (int i = 0; i < s->model->storages; i++) {
         for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
     }
+    Shelf without = store_plan_params(s, NULL), with = store_plan_params(s, o);
+    bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
+    shelf_free(&without), shelf_free(&with);
     return bytes;
 }
-// The kinds of a storage that go together, the number `turn` of them; 0: there are no more.
-static inline unsigned char offload_turn(const Store *s, const Offload *o, int storage, int turn) {
+
+// What goes to the host together: kinds (bits) of a storage.
+typedef struct {
+    int storage;
+    unsigned char kinds;
+} OffloadTurn;
+enum { OFFLOAD_TURNS = 4 };                                                  // of a storage, at most
+static inline unsigned char offload_optimizer(const Store *s, int storage) { // all of its states
     unsigned char all = 0;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind); }
-    if (o->by_host) { return turn ? 0 : all; }
-    return turn <= STATE_V ? all & (unsigned char)(1 << turn) : 0;
+    return all;
+}
+static inline int offload_add_turn(OffloadTurn *turns, int n, int storage, unsigned char kinds) {
+    turns[n].storage = storage, turns[n].kinds = kinds;
+    return n + (kinds != 0);
+}
+// In their order; returns how many. parameters: these, too.
+static inline int offload_turns(const Store *s, const Offload *o, bool parameters, OffloadTurn *turns) {
+    int n = 0;
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        const unsigned char all = offload_optimizer(s, i);
+        if (o->by_host) { n = offload_add_turn(turns, n, i, all); }
+        for (int kind = STATE_MASTER; kind <= STATE_V && !o->by_host; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
+    }
+    for (int i = s->model->storages - 1; i >= 0 && parameters; i--) {
+        n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
+    }
+    return n;
+}
+static inline OffloadTurn *offload_turns_make(const Store *s, const Offload *o, bool parameters, int *count) {
+    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * s->model->storages + 1) * sizeof(OffloadTurn), "offload");
+    *count = offload_turns(s, o, parameters, turns);
+    return turns;
 }
 
 // Moves states to the host until `excess` bytes of the device are free that would be missing with all states on it, or nothing is left. o: what lies there
 // anyway. Returns how many are free at best; o is that placement.
-static inline int64_t offload_fill(Offload *o, const Store *s, double excess) {
+static inline int64_t offload_fill(Offload *o, const Store *s, bool parameters, double excess) {
     const size_t n = (size_t)s->model->storages;
     unsigned char *best = (unsigned char *)checked_malloc(2 * n, "offload"), *fixed = best + n;
+    int count;
+    OffloadTurn *turns = offload_turns_make(s, o, parameters, &count);
     memcpy(best, o->host, n), memcpy(fixed, o->host, n);
     int64_t most = offload_frees(s, o), frees = most;
-    for (int i = (int)n - 1; i >= 0; i--) {
-        for (int turn = 0; turn <= STATE_V && (double)frees < excess; turn++) {
-            o->host[i] |= offload_turn(s, o, i, turn), frees = offload_frees(s, o);
-            if (frees > most) { most = frees, memcpy(best, o->host, n); }
-        }
+    for (int k = 0; k < count && (double)frees < excess; k++) {
+        o->host[turns[k].storage] |= turns[k].kinds, frees = offload_frees(s, o);
+        if (frees > most) { most = frees, memcpy(best, o->host, n); }
     }
     memcpy(o->host, best, n);
-    for (int i = 0; i < (int)n && (double)most >= excess; i++) {
-        for (int turn = STATE_V; turn >= 0; turn--) {
-            const unsigned char before = o->host[i], back = offload_turn(s, o, i, turn) & (unsigned char)~fixed[i];
-            o->host[i] &= (unsigned char)~back;
-            if ((double)offload_frees(s, o) < excess) { o->host[i] = before; }
-        }
+    for (int k = count - 1; k >= 0 && (double)most >= excess; k--) {
+        unsigned char *host = &o->host[turns[k].storage];
+        const unsigned char before = *host;
+        *host &= (unsigned char)~(turns[k].kinds & ~fixed[turns[k].storage]);
+        const bool apart = o->by_host && *host == 1 << STATE_PARAMETERS; // the host updates them where it has the rest
+        if (apart || (double)offload_frees(s, o) < excess) { *host = before; }
     }
-    free(best);
+    free(best), free(turns);
     return most;
 }
-static inline void offload_all(Offload *o, const Store *s) {
-    for (int i = 0; i < s->model->storages; i++) {
-        for (int turn = 0; turn <= STATE_V; turn++) { o->host[i] |= offload_turn(s, o, i, turn); }
-    }
+static inline void offload_all(Offload *o, const Store *s, bool parameters) {
+    int count;
+    OffloadTurn *turns = offload_turns_make(s, o, parameters, &count);
+    for (int k = 0; k < count; k++) { o->host[turns[k].storage] |= turns[k].kinds; }
+    free(turns);
 }
 // What any rank puts on the host lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
 static inline bool offload_agree(Offload *o, Comm *comm, int storages) {
@@ -76,17 +113,25 @@ static inline bool offload_agree(Offload *o, Comm *comm, int storages) {
     return comm_agree_max(comm, more != 0);
 }
 
-// Bytes that move to the device (in) or to the host in a step, for each element of a storage.
+// Bytes that move to the device (in) or to the host for an update, for each element of a storage.
 static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
     const Offload *o = s->policy.offload;
-    const int64_t states = o ? __builtin_popcount(o->host[storage]) : 0, size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
-    if (!states || !o->by_host) { return states * word; }
-    return in ? size : word + (s->dtype == DTYPE_FP32 ? size : 0); // parameters; gradients, and parameters that are their own masters
+    const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
+    const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32; // parameters are their own
+    if (!o || !o->host[storage]) { return 0; }
+    if (!o->by_host) { return offload_states(o, storage) * word + (far && (!in || masters) ? size : 0); }
+    return far ? (in ? 0 : word) : in ? size : word + (masters ? size : 0); // parameters; gradients, and parameters that are their own masters
 }
-static inline void offload_moves(const Store *s, int64_t moved[2]) { // in, out
+// Does it bring parameters from the host? (hpZ: from the copies it does not.)
+static inline bool offload_brings(const Store *s, const Action *a) { return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage); }
+static inline void offload_moves(const Store *s, const Schedule *step, int64_t moved[2]) { // in, out
     for (int way = 0; way < 2; way++) {
         moved[way] = 0;
         for (int i = 0; i < s->model->storages; i++) { moved[way] += store_own_elements(s, i) * offload_element_bytes(s, i, !way); }
+    }
+    for (int i = 0; i < step->count; i++) {
+        const Action *a = &step->actions[i];
+        if (offload_brings(s, a)) { moved[0] += store_own_elements(s, a->storage) * (int64_t)dtype_size(s->dtype); }
     }
 }
 

@@ -219,8 +219,9 @@ static void place_offload(Trainer *t) {
     predict_memory(&facts, t->shape.rows, o->recompute == RECOMPUTE_BLOCK, memory);
     const double excess = (double)memory_device(memory) - option_size("device-memory", o->device_memory);
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload");
-    if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
-    do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
+    const bool parameters = o->offload != OFFLOAD_OPTIMIZER;
+    if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store, parameters); }
+    do { offload_fill(&t->offload, &t->store, parameters, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
     setup_store(t), setup_schedule(t);
 }
@@ -413,9 +414,9 @@ static void save_checkpoint(Trainer *t) {
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
-    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
+    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
     bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
@@ -423,7 +424,7 @@ static void between_steps(Trainer *t) {
     if (validates) { validate(t); }
     if (validates && *t->options.hellaswag) { score_hellaswag(t); }
     if (samples) { print_sample(t); }
-    memcpy(t->comm.bytes, sent, sizeof sent);
+    memcpy(t->comm.bytes, sent, sizeof sent), t->store.moved[0] = moved;
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }
@@ -483,7 +484,7 @@ static void delink(Trainer *t, GptShare next) {
     executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
     before.model = before.layout.model = &shared, before.policy.offload = offload.host ? &offload : NULL;
     float **packed = delink_pack(&before, moments);
-    comm_share_none(&t->comm), store_free_shelves(&before, false), ops_free(t->stream.workspace);
+    comm_share_none(&t->comm), store_leave_states(&before), ops_free(t->stream.workspace);
     memcpy(memory_taken, t->before, sizeof memory_taken);
     plan_model(t, gpt_model_shared(shared.config, next));
     store_join(&t->store, &t->comm);
