@@ -209,6 +209,28 @@ static RunFacts run_facts(Trainer *t) {
     return facts;
 }
 
+// Plans the store and its schedules anew, for what has left the device.
+static void place_offloaded(Trainer *t) {
+    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
+    setup_store(t), setup_schedule(t);
+}
+// Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
+static void setup_disk(Trainer *t) {
+    const Options *o = &t->options;
+    const double SLACK = 1 << 20; // the process takes a little more until the budget is looked at (check_budgets)
+    const double host = (double)(host_bytes("VmRSS:") + store_host_bytes(&t->store) + store_scratch_bytes(&t->store));
+    const double excess = host + SLACK - option_size("host-memory", o->host_memory);
+    t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.folder = o->offload_dir;
+    if (!*o->host_memory) { offload_all_to_disk(&t->offload, &t->store); }
+    do {
+        if (*o->host_memory) { offload_fill_disk(&t->offload, &t->store, excess); }
+    } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
+    place_offloaded(t);
+    RunFacts facts = run_facts(t);
+    if (!t->cluster.nodes) { check_disk(&facts); }
+    comm_barrier(&t->comm);
+    if (store_disk_bytes(&t->store)) { measure_disk(&t->rates, &t->store); }
+}
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
 static void setup_offload(Trainer *t) {
     const Options *o = &t->options;
@@ -222,9 +244,9 @@ static void setup_offload(Trainer *t) {
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
     if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
-    do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
-    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
-    setup_store(t), setup_schedule(t);
+    do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
+    place_offloaded(t);
+    if (*o->offload_dir) { setup_disk(t); }
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
 

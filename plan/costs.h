@@ -29,6 +29,7 @@ typedef struct {
     double half_tokens;                        // in a micro-step, at which products reach half of their rate
     double lost[LINK_KINDS];                   // share of a message's time that its rank cannot compute in: somebody moves the bytes
     double link_bytes_per_s, host_bytes_per_s; // between host and device, each way; of the host's memory, by this rank's threads (offload.h). 0: not asked for
+    double disk_bytes_per_s;                   // read and written at once, together, while all ranks do the same; 0: not asked for
     UnitTimes units;
 } Rates;
 
@@ -180,6 +181,28 @@ static inline void measure_offload(Rates *rates, Stream *s) {
         rates->host_bytes_per_s = fmax(rates->host_bytes_per_s, 28 * (double)n / (seconds_now() - moved));
     }
     ops_free_far(there, pinned), ops_free(here);
+    forget_peak_memory();
+}
+// Pieces come from the disk and go back, in all rooms at once, as in a step. All ranks call it at the same time.
+static inline void measure_disk(Rates *rates, const Store *s) {
+    const int64_t room = (int64_t)s->disk_room_bytes, most = (int64_t)64 << 20, pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / max_i64(room, 1));
+    const size_t bytes = store_disk_rooms_bytes((size_t)room);
+    bool pinned;
+    Disk disk;
+    char *rooms = (char *)ops_alloc_far(bytes, &pinned);
+    if (!rooms) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    disk_open(&disk, s->policy.offload->folder, pieces * room, rooms + (DISK_GRAIN - (uintptr_t)rooms % DISK_GRAIN) % DISK_GRAIN, (size_t)room);
+    double start = 0;
+    for (int pass = 0; pass < 2; pass++) { // the first writes what has never been written
+        start = seconds_now();
+        for (int64_t i = 0; i < pieces; i++) {
+            if (pass) { disk_start(&disk.room[i % DISK_PIECES], i * room, room, false); }
+            disk_start(&disk.room[i % DISK_PIECES], i * room, room, true);
+        }
+        disk_settle(&disk);
+    }
+    rates->disk_bytes_per_s = 2 * (double)(pieces * room) / (seconds_now() - start);
+    disk_close(&disk), ops_free_far(rooms, pinned);
     forget_peak_memory();
 }
 // Does the host update states there faster than they come to the device and go back? By rates of this rank; both ways of the link at once.
@@ -431,6 +454,12 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     const bool far = store->pieces[storage] && store->policy.offload->by_host;
     return elements / (double)max_i64(1, store->pieces[storage]) * (store->adam ? 28 : 20) / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
+// A piece's way between host and disk, beside all else.
+static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
+    const double bytes = (double)(store->disk_at[a->storage + 1] - store->disk_at[a->storage]) / (double)max_i64(1, store->pieces[a->storage]);
+    ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
+    return cost;
+}
 // A piece's way between host and device: beside what this rank computes, if these memories are not one.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
     const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n / (double)store->pieces[a->storage];
@@ -486,6 +515,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_UPDATE: cost.compute_s = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
+    case ACT_READ:
+    case ACT_WRITE: return store_cost(c, store, a);
     default: break;
     }
     return cost;

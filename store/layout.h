@@ -78,11 +78,16 @@ typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_MEASURED, S
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
     bool by_host;        // the host updates what lies there: all kinds of a storage, or none
+    unsigned char *disk; // [storages] bits of those among them that lie on a disk (store/disk.h) and come to the host for their update; NULL: none
+    const char *folder;  // where
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
 #define OFFLOAD_PIECE (1 << 20)
 #endif
 static inline bool offload_has(const Offload *o, int storage, StateKind kind) { return o && (o->host[storage] >> kind & 1); }
+
+static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) { return o && o->disk && (o->disk[storage] >> kind & 1); }
+static inline int offload_stored(const Offload *o, int storage) { return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0; } // kinds of it on disk
 
 // What --zero and its companions ask for.
 typedef struct {
