@@ -609,7 +609,7 @@ static inline void print_offload(const RunFacts *run) {
         (double)p->offloaded / 1048576, some, run->model->storages, o->by_host ? "host" : "device", (double)p->moved[0] / 1048576,
         (double)p->moved[1] / 1048576);
     if (o->disk) {
-        printf("offload    %.3f MiB of them are on disk, in %s; a step reads and writes all of it, at %.0f MB/s\n", (double)p->stored / 1048576, o->folder,
+        printf("offload    %.3f MiB more are on disk, in %s; a step reads and writes all of it, at %.0f MB/s\n", (double)p->stored / 1048576, o->folder,
                run->rates->disk_bytes_per_s / 1e6);
     }
 }

@@ -228,8 +228,7 @@ static void setup_disk(Trainer *t) {
     place_offloaded(t);
     RunFacts facts = run_facts(t);
     if (!t->cluster.nodes) { check_disk(&facts); }
-    comm_barrier(&t->comm);
-    if (store_disk_bytes(&t->store)) { measure_disk(&t->rates, &t->store); }
+    measure_disk(&t->rates, &t->store, &t->comm);
 }
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
 static void setup_offload(Trainer *t) {

@@ -183,16 +183,16 @@ static inline void measure_offload(Rates *rates, Stream *s) {
     ops_free_far(there, pinned), ops_free(here);
     forget_peak_memory();
 }
-// Pieces come from the disk and go back, in all rooms at once, as in a step. All ranks call it at the same time.
-static inline void measure_disk(Rates *rates, const Store *s) {
-    const int64_t room = (int64_t)s->disk_room_bytes, most = (int64_t)64 << 20, pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / max_i64(room, 1));
+// Bytes in a second: pieces come from the disk and go back, in all rooms at once, as in a step.
+static inline double measure_disk_of_rank(const Store *s) {
+    const int64_t room = (int64_t)s->disk_room_bytes, most = (int64_t)64 << 20, pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / room);
     const size_t bytes = store_disk_rooms_bytes((size_t)room);
     bool pinned;
     Disk disk;
     char *rooms = (char *)ops_alloc_far(bytes, &pinned);
-    if (!rooms) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
-    disk_open(&disk, s->policy.offload->folder, pieces * room, rooms + (DISK_GRAIN - (uintptr_t)rooms % DISK_GRAIN) % DISK_GRAIN, (size_t)room);
     double start = 0;
+    if (!rooms) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    disk_open(&disk, s->policy.offload->folder, pieces * room, disk_align(rooms), (size_t)room);
     for (int pass = 0; pass < 2; pass++) { // the first writes what has never been written
         start = seconds_now();
         for (int64_t i = 0; i < pieces; i++) {
@@ -201,9 +201,20 @@ static inline void measure_disk(Rates *rates, const Store *s) {
         }
         disk_settle(&disk);
     }
-    rates->disk_bytes_per_s = 2 * (double)(pieces * room) / (seconds_now() - start);
+    const double seconds = seconds_now() - start;
     disk_close(&disk), ops_free_far(rooms, pinned);
     forget_peak_memory();
+    return 2 * (double)(pieces * room) / seconds;
+}
+// All ranks at the same time; the slowest counts, for all wait for it.
+static inline void measure_disk(Rates *rates, const Store *s, Comm *comm) {
+    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "rates");
+    comm_barrier(comm);
+    const double mine = s->disk_room_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    rates->disk_bytes_per_s = mine;
+    for (int r = 0; r < comm->ranks; r++) { rates->disk_bytes_per_s = fmin(rates->disk_bytes_per_s, all[r]); }
+    free(all);
 }
 // Does the host update states there faster than they come to the device and go back? By rates of this rank; both ways of the link at once.
 static inline bool offload_host_is_faster(const Rates *r, const Store *s) {

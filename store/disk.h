@@ -25,6 +25,7 @@ enum {
 #ifndef DISK_READ // tests put faults there
 #define DISK_READ pread
 #define DISK_WRITE pwrite
+#define DISK_ALLOCATE posix_fallocate
 #endif
 
 typedef struct {
@@ -59,6 +60,9 @@ static inline double disk_free(const char *folder) {
     struct statvfs there;
     return statvfs(folder, &there) ? -1 : (double)there.f_bavail * (double)there.f_frsize;
 }
+
+// The first whole block of memory.
+static inline char *disk_align(char *memory) { return memory + (DISK_GRAIN - (uintptr_t)memory % DISK_GRAIN) % DISK_GRAIN; }
 
 // All of a request, or what fails of it is kept in the room.
 static inline void disk_transfer(DiskRoom *room, const DiskRequest *r) {
@@ -113,7 +117,7 @@ static inline void disk_wait_for(DiskRoom *room, int64_t left) {
     if (f.bytes) {
         die(EXIT_RESOURCES, "is the disk full, or broken? Checkpoints in --out are whole",
             "cannot %s the file in --offload-dir %s at byte %" PRId64 ": %" PRId64 " bytes expected, %" PRId64 " found: %s", f.writes ? "write" : "read",
-            room->disk->folder, f.at, f.bytes, room->found, room->error ? strerror(room->error) : "it ends there");
+            room->disk->folder, f.at, f.bytes, room->found, room->error ? strerror(room->error) : "it ends there, or gets no further");
     }
 }
 static inline void disk_wait(DiskRoom *room) { disk_wait_for(room, 0); }
@@ -145,7 +149,7 @@ static inline void disk_make_file(Disk *d) {
     struct stat made;
     d->file = disk_new_file(d->folder);
     signal(SIGXFSZ, SIG_IGN); // a limit of the shell's is an error like others
-    const int error = posix_fallocate(d->file, 0, d->bytes);
+    const int error = DISK_ALLOCATE(d->file, 0, d->bytes);
     if (error) {
         die(EXIT_RESOURCES, "give --offload-dir a folder with more room, or a larger --host-memory",
             "cannot take %" PRId64 " bytes in --offload-dir %s, of which %.0f are free: %s", d->bytes, d->folder, disk_free(d->folder), strerror(error));

@@ -39,7 +39,7 @@ static inline void store_move_stored(Store *s, int storage, int piece, bool writ
 }
 static inline void store_read_piece(Store *s, int storage, int piece) { store_move_stored(s, storage, piece, false); }
 static inline void store_write_piece(Store *s, int storage, int piece) {
-    ops_wait(&store_piece_room(s, storage, piece)->link); // what the device has updated is on the host
+    if (!s->policy.offload->by_host) { ops_wait(&store_piece_room(s, storage, piece)->link); } // what the device has updated is on the host
     store_move_stored(s, storage, piece, true);
 }
 static inline void store_await_stored(Store *s, int storage, int piece) {

@@ -490,8 +490,7 @@ static inline void store_allocate_offload(Store *s) {
     if (store_disk_bytes(s)) {
         shelf_allocate(&s->disk_rooms, MEMORY_BUFFERS, "rooms of states on disk");
         s->disk = (Disk *)checked_calloc(1, sizeof(Disk), "disk");
-        char *rooms = s->disk_rooms.base + (DISK_GRAIN - (uintptr_t)s->disk_rooms.base % DISK_GRAIN) % DISK_GRAIN;
-        disk_open(s->disk, s->policy.offload->folder, store_disk_bytes(s), rooms, s->disk_room_bytes);
+        disk_open(s->disk, s->policy.offload->folder, store_disk_bytes(s), disk_align(s->disk_rooms.base), s->disk_room_bytes);
         if (!s->disk->direct) {
             fprintf(stderr, "note: rank %d: the file system of --offload-dir has no direct transfers; the page cache is between\n", s->comm->rank);
         }

@@ -497,6 +497,8 @@ static const char *const clashes[][3] = {
     {"--host-memory 1G", "host-memory", "offload"},
     {"--host-memory 1G --device-memory 1G --offload none", "host-memory", "offload"},
     {"--offload-update auto", "offload-update", "offload"},
+    {"--offload-dir /tmp", "offload-dir", "offload"},
+    {"--offload-dir /tmp --device-memory 1G --offload none", "offload-dir", "offload"},
     {"--delink-at 5 --share all --device-memory 1G", "delink-at", "offload"},
     {"--delink-auto --share all --offload optimizer", "delink-at", "offload"},
     {"--cyclic v1 --offload optimizer", "cyclic", "offload"},

@@ -22,9 +22,12 @@ static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256
                                        true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = {moments, false}, far_away = {moments, true};
+static const Offload coming = {moments, false, NULL, NULL}, far_away = {moments, true, NULL, NULL};
+static const Offload stored = {moments, false, moments, ""}, stored_far = {moments, true, moments, ""}; // all of these on disk
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
+static const ZeroPolicy device_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored};
+static const ZeroPolicy host_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored_far};
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
@@ -148,6 +151,8 @@ typedef enum {
     BASE_TIED_ALL,
     BASE_DEVICE_UPDATES,
     BASE_HOST_UPDATES,
+    BASE_DEVICE_READS,
+    BASE_HOST_READS,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -171,6 +176,8 @@ static Program base_program(Base base) {
     case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
     case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates); // pieces: 2 of storage 0, 1 of each of the others
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
+    case BASE_DEVICE_READS: return sharded(2, 1, 4, 2, false, &device_reads);
+    case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -421,6 +428,16 @@ static const Damage damages[] = {
      "EVICT unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
     {"parameters that do not come", BASE_HOST_UPDATES, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
     {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    // states on disk
+    {"a piece that is not read", BASE_DEVICE_READS, 0, ACT_READ, 2, -1, DROP, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not on the host"},
+    {"a piece that the host does not read", BASE_HOST_READS, 0, ACT_READ, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a piece read twice", BASE_DEVICE_READS, 0, ACT_READ, 1, -1, REPEAT, 0, "READ unit -1 storage 1 micro-batch -1: piece 0 is not the next one on disk"},
+    {"a piece read early", BASE_HOST_READS, 0, ACT_READ, 3, -1, TO_FRONT, 0, "READ unit -1 storage 2 micro-batch -1: its room on the host is taken"},
+    {"a piece that is not written", BASE_DEVICE_READS, 0, ACT_WRITE, 0, -1, DROP, 0, "READ unit -1 storage 3 micro-batch -1: its room on the host is taken"},
+    {"the last piece is not written", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, DROP, 0, "storage 4 is not updated, or still held, at the end"},
+    {"a piece written before it is back", BASE_DEVICE_READS, 0, ACT_WRITE, 2, -1, MOVE_UP, 1,
+     "WRITE unit -1 storage 2 micro-batch -1: piece 0 is not back from its update"},
+    {"a piece written twice", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, REPEAT, 0, "WRITE unit -1 storage 4 micro-batch -1: piece 0 is not the next one on disk"},
     // clipping by the norm over all units
     {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
     {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},

@@ -921,7 +921,7 @@ class Failures(TestCase):
              (("plan", "dry-run"), dict(plan=1, dry_run=1)), (("profile", "plan"), dict(profile="file", cluster="2x1,inter=1", dry_run=1)),
              (("profile", "cluster"), dict(plan=1, profile="file")), (("offload", "device-memory"), dict(offload="auto")),
              (("offload", "pipeline"), dict(offload="optimizer", pipeline="auto")), (("host-memory", "offload"), dict(host_memory="1G")),
-             (("offload-update", "offload"), dict(offload_update="host")),
+             (("offload-update", "offload"), dict(offload_update="host")), (("offload-dir", "offload"), dict(offload_dir=".")),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
