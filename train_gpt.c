@@ -214,21 +214,33 @@ static void place_offloaded(Trainer *t) {
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
     setup_store(t), setup_schedule(t);
 }
+// Bytes that the host's budget would lack with nothing on disk. The process takes a little more until it is looked at (check_budgets).
+static double host_excess(Trainer *t) {
+    const size_t SLACK = 1 << 20, host = host_bytes("VmRSS:") + store_host_bytes(&t->store) + store_scratch_bytes(&t->store);
+    return (double)(host + SLACK) + (double)offload_disk_frees(&t->store, &t->offload) - option_size("host-memory", t->options.host_memory);
+}
 // Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
-static void setup_disk(Trainer *t) {
-    const Options *o = &t->options;
-    const double SLACK = 1 << 20; // the process takes a little more until the budget is looked at (check_budgets)
-    const double host = (double)(host_bytes("VmRSS:") + store_host_bytes(&t->store) + store_scratch_bytes(&t->store));
-    const double excess = host + SLACK - option_size("host-memory", o->host_memory);
-    t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.folder = o->offload_dir;
-    if (!*o->host_memory) { offload_all_to_disk(&t->offload, &t->store); }
+static void place_on_disk(Trainer *t) {
+    const bool all = !*t->options.host_memory;
+    const double excess = host_excess(t);
+    if (all) { offload_all_to_disk(&t->offload, &t->store); }
     do {
-        if (*o->host_memory) { offload_fill_disk(&t->offload, &t->store, excess); }
+        if (!all) { offload_fill_disk(&t->offload, &t->store, excess); }
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     place_offloaded(t);
+}
+static void setup_disk(Trainer *t) {
+    t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.folder = t->options.offload_dir;
+    place_on_disk(t);
     RunFacts facts = run_facts(t);
     if (!t->cluster.nodes) { check_disk(&facts); }
     measure_disk(&t->rates, &t->store, &t->comm);
+}
+// Timing has made the process larger; more goes to the disk where the budget asks for it.
+static void setup_disk_again(Trainer *t) {
+    if (!t->offload.disk || !comm_agree_max(&t->comm, host_excess(t) > (double)offload_disk_frees(&t->store, &t->offload))) { return; }
+    place_on_disk(t);
+    if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
 static void setup_offload(Trainer *t) {
@@ -490,6 +502,7 @@ static void plan(Trainer *t) {
     setup_offload(t);
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
+    setup_disk_again(t);
     predict(&facts);
     check_budgets(&facts);
 }

@@ -1,7 +1,8 @@
 // simulator.h: how long a program takes, whatever its actions cost (plan/costs.h): plays it (schedule.h: walking) with clocks.
 //
-// Each rank has a clock for compute, one for its collectives and one for what moves between its host and its device, which run beside it, one after another; and one for its disk. NORM waits
-// for both and for all ranks; ACQUIRE for the gather of its storage; who writes a gradient into a room for the last REDUCE from it.
+// Each rank has a clock for compute, one for its collectives, one for what moves between its host and its device, and one for its disk, which run beside it,
+// each doing one thing after another. NORM waits for the first two and for all ranks; ACQUIRE for the gather of its storage; who writes a gradient into a
+// room for the last REDUCE from it.
 // Messages run beside compute too, in both directions at once: one begins when the sender comes to its SEND, the receiver to its RECV (it has a
 // room by then), and neither the sender's way out nor the receiver's way in carries another; the compute actions of its micro-batch wait for it.
 // A step is looked at that follows another (all ranks begin together where there is no NORM). Costs come from the caller.
@@ -147,27 +148,14 @@ static inline void schedule_times_free(const Program *p, ActionTime **times) {
 // times (may be NULL): [rank][action] gets when each action begins and ends, from the end of the step before on.
 static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
     size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
-    double *all = (double *)checked_calloc(n * (9 + DISK_PIECES + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator");
-    Simulation s = {p,
-                    cost,
-                    context,
-                    times,
-                    all,
-                    all + n,
-                    all + 2 * n,
-                    all + 3 * n,
-                    all + 5 * n,
-                    all + 6 * n,
-                    all + 9 * n,
-                    all + 7 * n,
-                    all + 4 * n,
-                    all + (9 + DISK_PIECES) * n,
-                    NULL,
-                    NULL,
-                    NULL,
-                    -1,
-                    0};
-    s.left = s.ready + n * storages, s.sum = s.left + 2 * n * storages, s.arrived = s.sum + n * storages;
+    double *all = (double *)checked_calloc(n * (9 + DISK_PIECES + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator"),
+           *next = all;
+    Simulation s;
+    memset(&s, 0, sizeof s);
+    s.program = p, s.cost = cost, s.context = context, s.times = times, s.meeting = -1;
+    double **const arrays[] = {&s.clock, &s.comm, &s.out, &s.in, &s.link, &s.disk, &s.turns, &s.busy, &s.came, &s.ready, &s.left, &s.sum, &s.arrived};
+    const size_t sizes[] = {1, 1, 1, 1, 1, 1, 2, 1, DISK_PIECES, storages, 2 * storages, storages, CHANNELS * (size_t)p->micro_batches};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { *arrays[i] = next, next += n * sizes[i]; }
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }
