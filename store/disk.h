@@ -25,6 +25,8 @@ enum {
 #ifndef DISK_READ // tests put faults there
 #define DISK_READ pread
 #define DISK_WRITE pwrite
+#endif
+#ifndef DISK_ALLOCATE
 #define DISK_ALLOCATE posix_fallocate
 #endif
 
@@ -104,7 +106,7 @@ static inline void disk_wait_for(DiskRoom *room, int64_t left) {
     pthread_mutex_lock(&room->lock);
     while (room->asked - room->done > left) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += SOON, until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&room->changed, &room->lock, &until);
         if (room->asked - room->done <= left) { break; }
@@ -161,18 +163,20 @@ static inline void disk_make_file(Disk *d) {
 // Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN on. d stays where it is until disk_close.
 static inline void disk_open(Disk *d, const char *folder, int64_t bytes, char *rooms, size_t room_bytes) {
     sigset_t all, before;
+    pthread_condattr_t clock; // that nobody sets
     memset(d, 0, sizeof *d);
     d->folder = folder, d->bytes = bytes;
     disk_make_file(d);
+    pthread_condattr_init(&clock), pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the thread that trains
     for (int i = 0; i < DISK_PIECES; i++) {
         DiskRoom *room = &d->room[i];
         room->disk = d, room->at = rooms + (size_t)i * room_bytes;
-        pthread_mutex_init(&room->lock, NULL), pthread_cond_init(&room->changed, NULL);
+        pthread_mutex_init(&room->lock, NULL), pthread_cond_init(&room->changed, &clock);
         const int error = pthread_create(&room->thread, NULL, disk_work, room);
         if (error) { die(EXIT_RESOURCES, "is there a limit of threads (ulimit -u)?", "cannot start a thread for --offload-dir: %s", strerror(error)); }
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL), pthread_condattr_destroy(&clock);
     d->open = true;
 }
 static inline void disk_settle(Disk *d) {
