@@ -1,11 +1,13 @@
-// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states of the optimizer lie in
-// the host's memory, storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
+// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states lie in the host's memory,
+// storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
 //
-// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step. Among them the storages whose backward
-//            pass comes first (the last blocks), kind by kind where the device updates; all kinds of a storage where the host does, which has them in its
-//            hands anyway. That goes on until the device's budget holds; what still has room then comes back, from what went last.
-// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. What the host has no room
-//            for lies on disk (store/disk.h), in the same order, kind by kind; where the host has no budget, and a disk is given, all of it.
+// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, parameters for each use. Among them the
+//            storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device updates, all kinds of a storage
+//            where the host does, which has them in its hands anyway. That goes on until the device's budget holds; what still has room then comes back,
+//            from what went last.
+// Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
+// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the
+//            host has no room for lies on disk (store/disk.h), in the same order, kind by kind; where the host has no budget, and a disk is given, all of it.
 // Ranks      have one schedule for all, so what one puts on the host its partners of that storage do, too.
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
@@ -19,79 +21,115 @@ static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind)
     const int64_t elements = s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
     return none ? 0 : elements * (int64_t)sizeof(float);
 }
+// Would the device have room for something else if the parameters of a storage lay on the host?
+static inline bool offload_has_parameters(const Store *s, int storage) {
+    return store_holds(s, storage) && holders_in_turns(s->model, &s->layout.holders, storage) && !zero_param_apart(&s->policy);
+}
 // How much less the device holds with a placement than with all states there.
 static inline int64_t offload_frees(const Store *s, const Offload *o) {
     int64_t bytes = o->by_host ? 0 : -MOVING_PIECES * (int64_t)store_room_bytes(s, o);
     for (int i = 0; i < s->model->storages; i++) {
         for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
     }
+    Shelf without = store_plan_params(s, NULL), with = store_plan_params(s, o);
+    bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
+    shelf_free(&without), shelf_free(&with);
     return bytes;
 }
-// The kinds of a storage that go together, the number `turn` of them; 0: there are no more.
-static inline unsigned char offload_turn(const Store *s, const Offload *o, int storage, int turn) {
+
+// What goes to the host together: kinds (bits) of a storage.
+typedef struct {
+    int storage;
+    unsigned char kinds;
+} OffloadTurn;
+enum { OFFLOAD_TURNS = 4 };                                                  // of a storage, at most
+static inline unsigned char offload_optimizer(const Store *s, int storage) { // all of its states
     unsigned char all = 0;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind); }
-    if (o->by_host) { return turn ? 0 : all; }
-    return turn <= STATE_V ? all & (unsigned char)(1 << turn) : 0;
+    return all;
+}
+static inline int offload_add_turn(OffloadTurn *turns, int n, int storage, unsigned char kinds) {
+    turns[n].storage = storage, turns[n].kinds = kinds;
+    return n + (kinds != 0);
+}
+// In their order; returns how many. parameters: these, too.
+static inline int offload_turns(const Store *s, const Offload *o, bool parameters, OffloadTurn *turns) {
+    int n = 0;
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        const unsigned char all = offload_optimizer(s, i);
+        if (o->by_host) { n = offload_add_turn(turns, n, i, all); }
+        for (int kind = STATE_MASTER; kind <= STATE_V && !o->by_host; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
+    }
+    for (int i = s->model->storages - 1; i >= 0 && parameters; i--) {
+        n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
+    }
+    return n;
+}
+static inline OffloadTurn *offload_turns_make(const Store *s, const Offload *o, bool parameters, int *count) {
+    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * s->model->storages + 1) * sizeof(OffloadTurn), "offload");
+    *count = offload_turns(s, o, parameters, turns);
+    return turns;
 }
 
-// Of the host: how much less it holds with states on disk than with all of these there; and the kinds of a storage that go there, one in a turn.
+// Of the host: how much less it holds with states on disk than with all of these there.
 static inline int64_t offload_disk_frees(const Store *s, const Offload *o) {
     int64_t bytes = -(int64_t)store_disk_rooms_bytes(store_disk_room_bytes(s, o));
     for (int i = 0; i < s->model->storages; i++) { bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float); }
     return bytes;
 }
-static inline unsigned char offload_disk_turn(const Store *s, const Offload *o, int storage, int turn) {
-    return store_own_elements(s, storage) ? o->host[storage] & (unsigned char)(1 << turn) : 0;
+// What goes on from there to the disk, kind by kind.
+static inline OffloadTurn *offload_disk_turns_make(const Store *s, const Offload *o, int *count) {
+    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * s->model->storages + 1) * sizeof(OffloadTurn), "offload");
+    *count = 0;
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        const unsigned char all = store_own_elements(s, i) ? o->host[i] : 0;
+        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { *count = offload_add_turn(turns, *count, i, all & (unsigned char)(1 << kind)); }
+    }
+    return turns;
 }
-// A place that has too little room, and the next one, which takes what goes.
-typedef struct {
-    unsigned char *gone; // [storages] bits of what has
-    int64_t (*frees)(const Store *s, const Offload *o);
-    unsigned char (*turn)(const Store *s, const Offload *o, int storage, int turn);
-} OffloadTier;
 
-// Moves states to the next place until `excess` bytes are free that would be missing with all of them here, or nothing is left. o: what lies there anyway.
-// Returns how many are free at best; o is that placement.
-static inline int64_t offload_relieve(const OffloadTier *tier, const Offload *o, const Store *s, double excess) {
+// A place that has too little room.
+typedef struct {
+    unsigned char *gone; // [storages] bits of what has left it
+    int64_t (*frees)(const Store *s, const Offload *o);
+    OffloadTurn *turns; // [count] what may leave it, in this order
+    int count;
+} OffloadTier;
+static inline OffloadTier offload_device(Offload *o, const Store *s, bool parameters) {
+    OffloadTier tier = {o->host, offload_frees, NULL, 0};
+    tier.turns = offload_turns_make(s, o, parameters, &tier.count);
+    return tier;
+}
+static inline OffloadTier offload_host(Offload *o, const Store *s) {
+    OffloadTier tier = {o->disk, offload_disk_frees, NULL, 0};
+    tier.turns = offload_disk_turns_make(s, o, &tier.count);
+    return tier;
+}
+// Moves states from there until `excess` bytes are free that would be missing with all of them in it, or nothing is left. o: what has left anyway. Returns
+// how many are free at best; o is that placement.
+static inline int64_t offload_fill(OffloadTier tier, const Offload *o, const Store *s, double excess) {
     const size_t n = (size_t)s->model->storages;
     unsigned char *best = (unsigned char *)checked_malloc(2 * n, "offload"), *fixed = best + n;
-    memcpy(best, tier->gone, n), memcpy(fixed, tier->gone, n);
-    int64_t most = tier->frees(s, o), frees = most;
-    for (int i = (int)n - 1; i >= 0; i--) {
-        for (int turn = 0; turn <= STATE_V && (double)frees < excess; turn++) {
-            tier->gone[i] |= tier->turn(s, o, i, turn), frees = tier->frees(s, o);
-            if (frees > most) { most = frees, memcpy(best, tier->gone, n); }
-        }
+    memcpy(best, tier.gone, n), memcpy(fixed, tier.gone, n);
+    int64_t most = tier.frees(s, o), frees = most;
+    for (int k = 0; k < tier.count && (double)frees < excess; k++) {
+        tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds, frees = tier.frees(s, o);
+        if (frees > most) { most = frees, memcpy(best, tier.gone, n); }
     }
-    memcpy(tier->gone, best, n);
-    for (int i = 0; i < (int)n && (double)most >= excess; i++) {
-        for (int turn = STATE_V; turn >= 0; turn--) {
-            const unsigned char before = tier->gone[i], back = tier->turn(s, o, i, turn) & (unsigned char)~fixed[i];
-            tier->gone[i] &= (unsigned char)~back;
-            if ((double)tier->frees(s, o) < excess) { tier->gone[i] = before; }
-        }
+    memcpy(tier.gone, best, n);
+    for (int k = tier.count - 1; k >= 0 && (double)most >= excess; k--) {
+        unsigned char *gone = &tier.gone[tier.turns[k].storage];
+        const unsigned char before = *gone;
+        *gone &= (unsigned char)~(tier.turns[k].kinds & ~fixed[tier.turns[k].storage]);
+        const bool apart = o->by_host && *gone == 1 << STATE_PARAMETERS; // the host updates them where it has the rest
+        if (apart || (double)tier.frees(s, o) < excess) { *gone = before; }
     }
-    free(best);
+    free(best), free(tier.turns);
     return most;
 }
-static inline int64_t offload_fill(Offload *o, const Store *s, double excess) {
-    const OffloadTier device = {o->host, offload_frees, offload_turn};
-    return offload_relieve(&device, o, s, excess);
-}
-static inline int64_t offload_fill_disk(Offload *o, const Store *s, double excess) {
-    const OffloadTier host = {o->disk, offload_disk_frees, offload_disk_turn};
-    return offload_relieve(&host, o, s, excess);
-}
-static inline void offload_all(Offload *o, const Store *s) {
-    for (int i = 0; i < s->model->storages; i++) {
-        for (int turn = 0; turn <= STATE_V; turn++) { o->host[i] |= offload_turn(s, o, i, turn); }
-    }
-}
-static inline void offload_all_to_disk(Offload *o, const Store *s) {
-    for (int i = 0; i < s->model->storages; i++) {
-        for (int turn = 0; turn <= STATE_V; turn++) { o->disk[i] |= offload_disk_turn(s, o, i, turn); }
-    }
+static inline void offload_all(OffloadTier tier) {
+    for (int k = 0; k < tier.count; k++) { tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds; }
+    free(tier.turns);
 }
 // What any rank puts on the host, or on disk, lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
 static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) {
@@ -106,17 +144,25 @@ static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) 
     return comm_agree_max(comm, more != 0);
 }
 
-// Bytes that move to the device (in) or to the host in a step, for each element of a storage.
+// Bytes that move to the device (in) or to the host for an update, for each element of a storage.
 static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
     const Offload *o = s->policy.offload;
-    const int64_t states = o ? __builtin_popcount(o->host[storage]) : 0, size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
-    if (!states || !o->by_host) { return states * word; }
-    return in ? size : word + (s->dtype == DTYPE_FP32 ? size : 0); // parameters; gradients, and parameters that are their own masters
+    const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
+    const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32; // parameters are their own
+    if (!o || !o->host[storage]) { return 0; }
+    if (!o->by_host) { return offload_states(o, storage) * word + (far && (!in || masters) ? size : 0); }
+    return far ? (in ? 0 : word) : in ? size : word + (masters ? size : 0); // parameters; gradients, and parameters that are their own masters
 }
-static inline void offload_moves(const Store *s, int64_t moved[2]) { // in, out
+// Does it bring parameters from the host? (hpZ: from the copies it does not.)
+static inline bool offload_brings(const Store *s, const Action *a) { return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage); }
+static inline void offload_moves(const Store *s, const Schedule *step, int64_t moved[2]) { // in, out
     for (int way = 0; way < 2; way++) {
         moved[way] = 0;
         for (int i = 0; i < s->model->storages; i++) { moved[way] += store_own_elements(s, i) * offload_element_bytes(s, i, !way); }
+    }
+    for (int i = 0; i < step->count; i++) {
+        const Action *a = &step->actions[i];
+        if (offload_brings(s, a)) { moved[0] += store_own_elements(s, a->storage) * (int64_t)dtype_size(s->dtype); }
     }
 }
 

@@ -317,7 +317,8 @@ static inline void predict(const RunFacts *run) {
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
-    offload_moves(run->store, p->moved), p->stored = store_disk_bytes(run->store);
+    offload_moves(run->store, &run->program->rank[run->ranks->me % run->program->ranks], p->moved);
+    p->stored = store_disk_bytes(run->store);
     predict_traffic(run, p->traffic);
     p->step_s = predict_step(run, busy, NULL);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
@@ -720,6 +721,12 @@ typedef struct {
     double steps_s, waiting_s, telling_s;
 } Spent;
 
+// Bytes of a step that came from the host (way 0), or went there. Parameters come in each micro-step.
+static inline int64_t moved_per_step(const RunFacts *run, int way, int64_t steps) {
+    const int64_t bytes = run->store->moved[way] / max_i64(steps, 1);
+    const bool hides = privacy_hides(run->privacy) && run->store->host[STATE_PARAMETERS].held;
+    return hides ? (int64_t)privacy_rounded((double)bytes) : bytes;
+}
 // Predicted against measured, on the terminal and in the log, after `steps` steps that ended with `step`.
 static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
     Prediction *p = run->predicted;
@@ -742,14 +749,14 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
            step_ms, 100 * p->idle, 100 * idle);
     print_memory(p->memory, p->host, memory_taken, (double)host);
     if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
-    const int64_t *moved = run->store->moved, *stored = run->store->stored, each = max_i64(steps, 1);
-    const int64_t disk = run->store->disk ? run->store->disk->taken : 0;
+    const int64_t *stored = run->store->stored, each = max_i64(steps, 1), disk = run->store->disk ? run->store->disk->taken : 0;
     if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
     text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1], p->stored, p->stored, p->stored);
-    text_add(&line, ",\"measured\":"), json_add_offload(&line, memory_on_host, moved[0] / each, moved[1] / each, disk, stored[0] / each, stored[1] / each);
+    text_add(&line, ",\"measured\":");
+    json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps), moved_per_step(run, 1, steps), disk, stored[0] / each, stored[1] / each);
     text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);

@@ -223,9 +223,9 @@ static double host_excess(Trainer *t) {
 static void place_on_disk(Trainer *t) {
     const bool all = !*t->options.host_memory;
     const double excess = host_excess(t);
-    if (all) { offload_all_to_disk(&t->offload, &t->store); }
+    if (all) { offload_all(offload_host(&t->offload, &t->store)); }
     do {
-        if (!all) { offload_fill_disk(&t->offload, &t->store, excess); }
+        if (!all) { offload_fill(offload_host(&t->offload, &t->store), &t->offload, &t->store, excess); }
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     place_offloaded(t);
 }
@@ -254,8 +254,11 @@ static void setup_offload(Trainer *t) {
     int by_host = o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
-    if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
-    do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
+    const bool parameters = o->offload != OFFLOAD_OPTIMIZER;
+    if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &t->store, parameters)); }
+    do {
+        offload_fill(offload_device(&t->offload, &t->store, parameters), &t->offload, &t->store, excess);
+    } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
     place_offloaded(t);
     if (*o->offload_dir) { setup_disk(t); }
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
@@ -393,9 +396,9 @@ static void save_checkpoint(Trainer *t) {
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
-    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
+    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
     bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
@@ -403,7 +406,7 @@ static void between_steps(Trainer *t) {
     if (validates) { validate(t); }
     if (validates && *t->options.hellaswag) { score_hellaswag(t); }
     if (samples) { print_sample(t); }
-    memcpy(t->comm.bytes, sent, sizeof sent);
+    memcpy(t->comm.bytes, sent, sizeof sent), t->store.moved[0] = moved;
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }

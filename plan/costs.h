@@ -442,10 +442,18 @@ typedef struct {
     double T;
     ClipPolicy clip;
 } Costs;
-// A PREFETCH or REDUCE of a rank: its messages, level by level, and what is made into records and from them.
+// So many bytes of each element of a slice between host and device: beside what this rank computes, if these memories are not one.
+static inline ActionCost link_cost(const Costs *c, const Store *store, int storage, double bytes) {
+    const double seconds = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n * bytes / c->rates.link_bytes_per_s;
+    ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
+    return cost;
+}
+// A PREFETCH or REDUCE of a rank: what comes from its host, its messages, level by level, and what is made into records and from them.
 static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
+    const ActionCost nothing = {0, 0};
     ZeroMessage m[2];
-    ActionCost cost = {store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
+    ActionCost cost = offload_brings(store, a) ? link_cost(c, store, a->storage, (double)dtype_size(store->dtype)) : nothing;
+    cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s;
     for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         int64_t sent[LINK_KINDS] = {0, 0};
@@ -471,12 +479,9 @@ static inline ActionCost store_cost(const Costs *c, const Store *store, const Ac
     ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
     return cost;
 }
-// A piece's way between host and device: beside what this rank computes, if these memories are not one.
+// A piece's way between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
-    const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n / (double)store->pieces[a->storage];
-    const double seconds = elements * (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / c->rates.link_bytes_per_s;
-    ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
-    return cost;
+    return link_cost(c, store, a->storage, (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / (double)store->pieces[a->storage]);
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;

@@ -1,10 +1,13 @@
-// host.h: the store's verbs where optimizer states lie in the host's memory (layout.h: Offload; offload.h says which): how they come to their update.
+// host.h: the store's verbs where states lie in the host's memory (layout.h: Offload; offload.h says which): how they come to their update, and parameters
+// to their uses.
 //
 // Pieces     of at most offload_piece() elements of this rank's slice, so that what is on its way is small whatever the model is.
 // Rooms      two. The pieces of all storages take them in turns, each always the same one, whose copies follow each other (its link): so a piece is
 //            there before its update, gone before the next one comes, and one room's piece comes while the other's goes.
 // Updates    by the device: states come, are updated by the same operation as ever, and go back: 8 bytes for each one of 4, and no bit differs.
 //            By the host: the gradient goes there (and parameters that are their own masters), and new parameters come back.
+// Parameters that lie there  come for each use, my slice into its place of one of the rooms that blocks share, in copies of that room (param_link), and the
+//            others' by the gather of stage 3. New ones are where they belong where the host updates; else they go there with the states.
 #ifndef STORE_HOST_H
 #define STORE_HOST_H
 
@@ -55,20 +58,26 @@ static inline void store_move(Store *s, OffloadRoom *room, void *host, void *dev
     }
     s->moved[!in] += bytes;
 }
-// Of a piece that the device updates: its states, in the room one kind after another.
-static inline void store_move_states(Store *s, int storage, int piece, OffloadRoom *room, int64_t n, bool in) {
-    if (in) { store_await_stored(s, storage, piece); }
+// Of a piece that the device updates: its states, in the room one kind after another, then parameters that lie on the host: new ones, and old ones that are
+// their own masters.
+static inline void store_move_states(Store *s, int storage, int piece, OffloadRoom *room, bool in) {
+    int64_t begin, n = store_piece(s, storage, piece, &begin);
     float *place = (float *)(void *)room->at;
+    if (in) { store_await_stored(s, storage, piece); }
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        if (!store_on_host(s, (StateKind)kind, storage)) { continue; }
+        if (!offload_has(s->policy.offload, storage, (StateKind)kind)) { continue; }
         store_move(s, room, store_piece_state(s, (StateKind)kind, storage, piece), place, n * (int64_t)sizeof(float), in);
         place += n;
     }
+    if (!store_param_far(s, storage) || (in && s->dtype != DTYPE_FP32)) { return; }
+    const int64_t size = (int64_t)dtype_size(s->dtype);
+    store_move(s, room, store_newest(s, storage) + begin * size, place, n * size, in);
 }
-// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there.
+// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there. Not parameters that lie there.
 static inline void store_move_update(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
     const int64_t size = (int64_t)dtype_size(s->dtype), gradient = n * (int64_t)sizeof(float);
     if (!in) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
+    if (store_param_far(s, storage)) { return; }
     if (in || s->dtype == DTYPE_FP32) { store_move(s, room, room->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
 }
 // A piece comes from the host, or goes there, after what the device works on now; what the device does later finds what the host has made.
@@ -81,7 +90,7 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
         store_move_update(s, storage, room, begin, n, step, in);
         if (in) { ops_follow(s->stream, &room->link); }
     } else {
-        store_move_states(s, storage, piece, room, n, in);
+        store_move_states(s, storage, piece, room, in);
     }
 }
 
@@ -100,13 +109,14 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
     p->by_host = s->policy.offload->by_host;
     if (p->by_host) {
         ops_wait(&room->link), store_await_stored(s, storage, piece);
-        p->gradient = place, p->parameters = (char *)(place + p->count);
+        p->gradient = place, p->parameters = store_param_far(s, storage) ? p->parameters : (char *)(place + p->count);
         return;
     }
     ops_follow(s->stream, &room->link);
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        if (store_on_host(s, (StateKind)kind, storage)) { p->state[kind] = place, place += p->count; }
+        if (offload_has(s->policy.offload, storage, (StateKind)kind)) { p->state[kind] = place, place += p->count; }
     }
+    if (store_param_far(s, storage)) { p->parameters = (char *)place; }
 }
 static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t step, int piece) {
     UpdatePlaces p;
@@ -132,17 +142,29 @@ static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_
     }
 }
 
-// Masters that lie on the host were written from outside: working parameters follow. (state_piece is used.)
+// Masters were written from outside, and working parameters follow, of which one or both lie on the host. (state_piece is used, by what does not.)
 static inline void store_round_far(Store *s, int storage) {
+    const bool masters = store_on_host(s, STATE_MASTER, storage) && !store_on_disk(s, STATE_MASTER, storage), parameters = store_param_far(s, storage);
     const int64_t most = STATE_PIECE_FLOATS / 2;
     int64_t begin, own = store_own(s, storage, &begin);
-    uint16_t *halves = (uint16_t *)(void *)(state_piece.floats + most);
     for (int64_t at = 0, n; at < own; at += n) {
         n = min_i64(most, own - at);
-        store_read_state(s, STATE_MASTER, storage, at, n, state_piece.floats);
-        round_part(halves, state_piece.floats, 0, n, store_rounding(s, storage, begin + at));
-        ops_from_host(s->stream, store_newest(s, storage) + at * (int64_t)sizeof(uint16_t), halves, (size_t)n * sizeof(uint16_t));
+        uint16_t *out = (uint16_t *)(void *)store_newest(s, storage) + at, *halves = parameters ? out : (uint16_t *)(void *)(state_piece.floats + most);
+        if (!masters) { store_read_state(s, STATE_MASTER, storage, at, n, state_piece.floats); }
+        round_part(halves, masters ? store_state(s, STATE_MASTER, storage) + at : state_piece.floats, 0, n, store_rounding(s, storage, begin + at));
+        if (!parameters) { ops_from_host(s->stream, out, halves, (size_t)n * sizeof(uint16_t)); }
     }
+}
+
+// Parameters that lie on the host come to the device: my slice into `place`, of a room that nobody uses any more, after what was written there last.
+static inline Stream *store_param_link(Store *s, int storage) { return &s->param_link[zero_param_room(s->model, &s->policy, &s->layout.holders, storage)]; }
+static inline void store_bring_parameters(Store *s, int storage, char *place) {
+    const size_t bytes = (size_t)store_own_elements(s, storage) * dtype_size(s->dtype);
+    Stream *link = store_param_link(s, storage);
+    ops_follow(link, s->stream);
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_follow(link, &s->room[i].link); }
+    ops_from_host(link, place, store_newest(s, storage), bytes);
+    s->moved[0] += (int64_t)bytes;
 }
 
 #endif
