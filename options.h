@@ -92,6 +92,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
     X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G", "bytes that a rank may take of the host, with the states that lie there; empty: any")  \
+    X(TEXT, "precision", offload_dir, "offload-dir", "", "", 0, 0, "folder", "on a disk, for what leaves the device and has no room in --host-memory; without that, for all of it")  \
     X(INT, "ZeRO", zero, "zero", "z", "0", 0, 3, "stage", "what the ranks divide: 1 optimizer states, 2 and gradients, 3 and parameters")      \
     X(FLAG, "ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0", 0, 1, "", "qwZ: gathers carry INT8 (stage 3)")                    \
     X(INT, "ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks", "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward pass (stage 3); 1: off") \
@@ -178,9 +179,23 @@ static inline void *option_slot(const Options *options, const OptionSpec *spec) 
 // --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks of a node, then keys in any order
 typedef struct {
     int nodes, ranks;                                                    // ranks of a node; 0 x 0: no --cluster
-    double intra, inter, gather, latency, tflops, half, memory, overlap; // in the units of the keys; tflops, memory 0: measured here
+    double intra, inter, gather, latency, tflops, half, memory, overlap; // in the units of the keys; tflops, memory 0: measured here, and ...
+    double link, host, disk;                                             // ... these
 } Cluster;
-enum { CLUSTER_INTRA, CLUSTER_INTER, CLUSTER_GATHER, CLUSTER_LATENCY, CLUSTER_TFLOPS, CLUSTER_HALF, CLUSTER_MEMORY, CLUSTER_OVERLAP, CLUSTER_KEYS };
+enum {
+    CLUSTER_INTRA,
+    CLUSTER_INTER,
+    CLUSTER_GATHER,
+    CLUSTER_LATENCY,
+    CLUSTER_TFLOPS,
+    CLUSTER_HALF,
+    CLUSTER_MEMORY,
+    CLUSTER_OVERLAP,
+    CLUSTER_LINK,
+    CLUSTER_HOST,
+    CLUSTER_DISK,
+    CLUSTER_KEYS
+};
 typedef struct {
     const char *name;
     size_t offset; // of a double in Cluster
@@ -196,6 +211,9 @@ static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
     {"half", offsetof(Cluster, half), 0, 1e9, 0, "tokens in a micro-step at which products reach half of that (0)"},
     {"memory", offsetof(Cluster, memory), 1e-6, 1e6, 0, "GB/s of a rank's memory (as measured here)"},
     {"overlap", offsetof(Cluster, overlap), 0, 1, 1, "share of the time of messages in which a rank computes undisturbed (1)"},
+    {"link", offsetof(Cluster, link), 1e-6, 1e6, 0, "GB/s between a rank's device and its host, each way (as measured here)"},
+    {"host", offsetof(Cluster, host), 1e-6, 1e6, 0, "GB/s of a rank's part of the host's memory (as measured here)"},
+    {"disk", offsetof(Cluster, disk), 1e-6, 1e6, 0, "GB/s that a rank reads and writes at once, together (as measured here)"},
 };
 enum { CLUSTER_RANKS = 16384 };
 
@@ -434,6 +452,7 @@ static inline bool clash_offload_quantized(const Options *o, const OptionsGiven 
     return (void)g, o->offload == OFFLOAD_PARAMS && o->zero_quantized_weights;
 }
 static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
+static inline bool clash_dir_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && !options_offloads(o); }
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
@@ -537,6 +556,7 @@ static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) 
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
 static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
 static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
+static inline bool clash_dir_delink(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && options_switches(o); }
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
 static inline bool clash_rate_share(const Options *o, const OptionsGiven *g) { return (void)g, o->share_lr > 0 && !options_shares(o); }
 static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
@@ -592,6 +612,8 @@ static const OptionPair option_pairs[] = {
      clash_offload_quantized},
     {"host-memory", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_host_offload},
     {"offload-update", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_update_offload},
+    {"offload-dir", "offload", "nothing leaves the device: give --device-memory, or --offload optimizer", clash_dir_offload},
+    {"offload-dir", "delink-at", "(or --delink-auto) at the switch states pass through the host: give --delink to a run that follows", clash_dir_delink},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},

@@ -29,6 +29,8 @@ typedef struct {
     double half_tokens;                        // in a micro-step, at which products reach half of their rate
     double lost[LINK_KINDS];                   // share of a message's time that its rank cannot compute in: somebody moves the bytes
     double link_bytes_per_s, host_bytes_per_s; // between host and device, each way; of the host's memory, by this rank's threads (offload.h). 0: not asked for
+    double disk_bytes_per_s;                   // read and written at once, together, while all ranks do the same; 0: not asked for
+    bool apart;                                // host and device have a memory each, between which copies run beside computing
     UnitTimes units;
 } Rates;
 
@@ -162,7 +164,7 @@ static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
     rates->device = "";
 }
 // Copies between host and device, and updates on the host.
-static inline void measure_offload(Rates *rates, Stream *s) {
+static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     const size_t bytes = (size_t)16 << 20;
     const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
     bool pinned;
@@ -181,13 +183,51 @@ static inline void measure_offload(Rates *rates, Stream *s) {
     }
     ops_free_far(there, pinned), ops_free(here);
     forget_peak_memory();
+    rates->apart = ops_memory_apart() || c->link > 0;
+    if (c->link > 0) { rates->link_bytes_per_s = c->link * 1e9; }
+    if (c->host > 0) { rates->host_bytes_per_s = c->host * 1e9; }
+}
+// Bytes in a second: pieces come from the disk and go back, in all rooms at once, as in a step.
+static inline double measure_disk_of_rank(const Store *s) {
+    const int64_t room = (int64_t)s->disk_room_bytes, most = (int64_t)64 << 20, pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / room);
+    const size_t bytes = store_disk_rooms_bytes((size_t)room);
+    bool pinned;
+    Disk disk;
+    char *rooms = (char *)ops_alloc_far(bytes, &pinned);
+    double start = 0;
+    if (!rooms) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    disk_open(&disk, s->policy.offload->folder, pieces * room, disk_align(rooms), (size_t)room);
+    for (int pass = 0; pass < 2; pass++) { // the first writes what has never been written
+        start = seconds_now();
+        for (int64_t i = 0; i < pieces; i++) {
+            if (pass) { disk_start(&disk.room[i % DISK_PIECES], i * room, room, false); }
+            disk_start(&disk.room[i % DISK_PIECES], i * room, room, true);
+        }
+        disk_settle(&disk);
+    }
+    const double seconds = seconds_now() - start;
+    disk_close(&disk), ops_free_far(rooms, pinned);
+    forget_peak_memory();
+    return 2 * (double)(pieces * room) / seconds;
+}
+// All ranks at the same time; the slowest counts, for all wait for it.
+static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, Comm *comm) {
+    rates->disk_bytes_per_s = c->disk * 1e9;
+    if (c->disk > 0) { return; }
+    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "rates");
+    comm_barrier(comm);
+    const double mine = s->disk_room_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    rates->disk_bytes_per_s = mine;
+    for (int r = 0; r < comm->ranks; r++) { rates->disk_bytes_per_s = fmin(rates->disk_bytes_per_s, all[r]); }
+    free(all);
 }
 // Does the host update states there faster than they come to the device and go back? By rates of this rank; both ways of the link at once.
 static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
-    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4), parameters = (double)dtype_size(s->dtype), ways = ops_memory_apart() ? 1 : 2;
+    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4), parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
     const double device = ways * states / r->link_bytes_per_s, gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);
     const double link = (ways > 1 ? gradients + parameters : fmax(gradients, parameters)) / r->link_bytes_per_s;
-    return ops_memory_apart() ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device; // where memory is one, both take the same arithmetic
+    return r->apart ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device; // where memory is one, both take the same arithmetic
 }
 // The planner may have timed products and units before (plan_run): these stay.
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const Party *world, DType dtype) {
@@ -411,7 +451,7 @@ typedef struct {
 // So many bytes of each element of a slice between host and device: beside what this rank computes, if these memories are not one.
 static inline ActionCost link_cost(const Costs *c, const Store *store, int storage, double bytes) {
     const double seconds = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n * bytes / c->rates.link_bytes_per_s;
-    ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
+    ActionCost cost = {c->rates.apart ? 0 : seconds, c->rates.apart ? seconds : 0};
     return cost;
 }
 // A PREFETCH or REDUCE of a rank: what comes from its host, its messages, level by level, and what is made into records and from them.
@@ -438,6 +478,12 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->by_host;
     return elements / (double)max_i64(1, store->pieces[storage]) * (store->adam ? 28 : 20) / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+}
+// A piece's way between host and disk, beside all else.
+static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
+    const double bytes = (double)(store->disk_at[a->storage + 1] - store->disk_at[a->storage]) / (double)max_i64(1, store->pieces[a->storage]);
+    ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
+    return cost;
 }
 // A piece's way between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
@@ -491,6 +537,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_UPDATE: cost.compute_s = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
+    case ACT_READ:
+    case ACT_WRITE: return store_cost(c, store, a);
     default: break;
     }
     return cost;

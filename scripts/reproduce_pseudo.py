@@ -55,7 +55,7 @@ class Plan:
 
 PLANS = {
     "quick": Plan(steps=500, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.5),
-                  budgets={"4": ("1e-3/1e-3", "2e-3/2e-3")}, left=(0.1,), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
+                  budgets={"4": ("1e-3/1e-3", "2e-3/1e-3")}, left=(0.1,), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
     "full": Plan(steps=8000, rates={shares: ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3", "8e-3") for shares in (True, False)}, switches=(0.05, 0.1, 0.25, 0.5, 0.75),
                  budgets={share: tuple(f"{shared}/{real}" for shared in ("2.5e-4", "5e-4", "1e-3", "2e-3") for real in ("1e-3", "2e-3", "4e-3")) for share in ("2", "4", "all")},
                  left=(0, 0.05, 0.1, 0.2, 0.3), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
