@@ -113,6 +113,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order
     X(TEXT, "cyclic", cyclic_cut, "cyclic-cut", "", "", 0, 0, "5,3,3,3", "units of each stage (blocks + 2 in all); empty: as even as possible, the first ones take the rest") \
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
     X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
+    X(NUM, "pseudo", share_lr, "share-lr", "", "0", 0, 1e6, "", "learning rate while blocks share, on the same schedule; 0: --lr") \
     X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \
     X(FLAG, "pseudo", delink_auto, "delink-auto", "", "0", 0, 1, "", "do so when the gradients of more than half of the neighbours that share have become unlike, three looks in a row") \
     X(FLAG, "pseudo", delink_gradual, "delink-gradual", "", "0", 0, 1, "", "step by step: groups are cut in two, at --delink-at and each --delink-every steps in halves, with --delink-auto where gradients are unlike") \
@@ -557,6 +558,7 @@ static inline bool options_shares(const Options *o) { return strcmp(o->share, "n
 static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
 static inline bool clash_dir_delink(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && options_switches(o); }
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
+static inline bool clash_rate_share(const Options *o, const OptionsGiven *g) { return (void)g, o->share_lr > 0 && !options_shares(o); }
 static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
 static inline bool clash_auto_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && (o->delink_at || o->delink); }
 static inline bool clash_every_auto(const Options *o, const OptionsGiven *g) {
@@ -677,6 +679,7 @@ static const OptionPair option_pairs[] = {
     {"cyclic", "skip-loss-z", "updates do not wait for the loss of the step", clash_cyclic_loss_z},
     {"cyclic", "skip-grad-z", "updates do not wait for the norm of the step", clash_cyclic_grad_z},
     {"cyclic", "cluster", "is not predicted for ranks that are not there", clash_cyclic_cluster},
+    {"share-lr", "share", "no blocks share: give --share all, or --lr", clash_rate_share},
     {"delink-at", "share", "no blocks share: give --share all", clash_delink_share},
     {"delink-at", "steps", "the run ends before", clash_delink_steps},
     {"delink-at", "delink", "one is for the begin of a run, one for later: give one", clash_delink_twice},
