@@ -178,6 +178,7 @@ static void setup_store(Trainer *t) {
 static void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
     t->evaluation = make_program(t, t->samples, false);
+    t->shape.stash = t->evaluation.map.stash;
     const int me = t->ranks->me % t->program.ranks;
     t->shape.limits = limits_of_both(t->cyclic.rule ? t->shape.limits : t->program.limits[me], t->evaluation.limits[me]);
     if (t->cyclic.rule) {
@@ -209,6 +210,16 @@ static RunFacts run_facts(Trainer *t) {
     return facts;
 }
 
+// What --offload allows. Activations stay where they are computed again anyway, where samples are clipped (which may spoil them), and where weight parts wait.
+static OffloadScope offload_scope(const Trainer *t) {
+    const Options *o = &t->options;
+    const bool waits = t->plan.placement.stages > 1 && t->plan.kind == PIPELINE_ZERO_BUBBLE, automatic = o->offload == OFFLOAD_AUTO;
+    const bool stay = o->recompute == RECOMPUTE_BLOCK || t->shape.clip.on || waits;
+    const int64_t block = (int64_t)executor_stash_bytes(&t->shape, &t->model);
+    const OffloadScope scope = {&t->store, automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block,
+                                t->shape.limits.slots, t->shape.first, t->shape.end};
+    return scope;
+}
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
 static void setup_offload(Trainer *t) {
     const Options *o = &t->options;
@@ -221,9 +232,9 @@ static void setup_offload(Trainer *t) {
     int by_host = o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
-    const bool parameters = o->offload != OFFLOAD_OPTIMIZER;
-    if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store, parameters); }
-    do { offload_fill(&t->offload, &t->store, parameters, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
+    const OffloadScope scope = offload_scope(t);
+    if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &scope); }
+    do { offload_fill(&t->offload, &scope, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
     setup_store(t), setup_schedule(t);
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }

@@ -31,6 +31,7 @@ typedef struct {
     double *left;         // [rank][storages, then rooms] when the gradient there has left
     double *arrived;      // [rank][micro][CHANNELS] when what a kind of message brings is there
     double *sum;          // [rank][storage] when the sum, or part, that came last is there
+    double *stash;        // [rank][STASH_ROOMS] when activations that move are there, or gone
     double meeting;       // when all ranks have come to NORM; negative before
     double untold;
 } Simulation;
@@ -86,6 +87,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         return;
     }
     if (action_computes(a->kind)) { simulator_await(s, rank, a); }
+    if (action_uses_stash(&s->program->map, a)) { s->clock[rank] = fmax(s->clock[rank], s->stash[rank * STASH_ROOMS + stash_room(a->unit)]); }
     if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { s->clock[rank] = fmax(s->clock[rank], s->sum[(int64_t)rank * s->program->map.storages + a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
@@ -97,9 +99,10 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
-    double *beside = a->kind == ACT_FETCH || a->kind == ACT_EVICT ? s->link : s->comm;
+    double *beside = a->kind == ACT_FETCH || a->kind == ACT_EVICT || action_of_stash(a->kind) ? s->link : s->comm;
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];
+    if (action_of_stash(a->kind)) { s->stash[rank * STASH_ROOMS + stash_room(a->unit)] = done; }
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
     if (a->kind == ACT_REDUCE) { *simulator_left(s, rank, a->storage) = done; }
     simulator_time(s, rank, a, begin, done);
@@ -129,9 +132,9 @@ static inline void schedule_times_free(const Program *p, ActionTime **times) {
 // times (may be NULL): [rank][action] gets when each action begins and ends, from the end of the step before on.
 static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
     size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
-    double *all = (double *)checked_calloc(n * (6 + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator");
-    Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 5 * n, all + 4 * n, all + 6 * n, NULL, NULL, NULL, -1, 0};
-    s.left = s.ready + n * storages, s.sum = s.left + 2 * n * storages, s.arrived = s.sum + n * storages;
+    double *all = (double *)checked_calloc(n * (6 + STASH_ROOMS + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator");
+    Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 5 * n, all + 4 * n, all + 6 * n, NULL, NULL, NULL, NULL, -1, 0};
+    s.left = s.ready + n * storages, s.sum = s.left + 2 * n * storages, s.arrived = s.sum + n * storages, s.stash = s.arrived + CHANNELS * n * (size_t)p->micro_batches;
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }
