@@ -431,6 +431,11 @@ static inline bool clash_offload_auto(const Options *o, const OptionsGiven *g) {
 static inline bool clash_offload_quantized(const Options *o, const OptionsGiven *g) {
     return (void)g, o->offload >= OFFLOAD_PARAMS && o->zero_quantized_weights;
 }
+static inline bool options_private(const Options *o, const OptionsGiven *g) { return o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]; }
+static inline bool clash_offload_bubble(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->offload == OFFLOAD_ALL && o->pipeline_schedule == PIPELINE_ZERO_BUBBLE;
+}
+static inline bool clash_offload_private(const Options *o, const OptionsGiven *g) { return o->offload == OFFLOAD_ALL && options_private(o, g); }
 static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
@@ -467,7 +472,6 @@ static inline bool clash_block_unused(const Options *o, const OptionsGiven *g) {
 }
 
 // A run is private where it is asked for epsilon, or for noise, were it 0.
-static inline bool options_private(const Options *o, const OptionsGiven *g) { return o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]; }
 #define NEEDS_PRIVACY(field)                                                                                                                                   \
     static inline bool clash_##field##_alone(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_##field] && !options_private(o, g); }
 NEEDS_PRIVACY(dp_delta)
@@ -585,6 +589,9 @@ static const OptionPair option_pairs[] = {
     {"offload", "pipeline", "the planner chooses stages that fit into --device-memory without it: give the stages", clash_offload_auto},
     {"offload", "zero-quantized-weights", "(of params, all) parameters travel as records, which stay on the device: give --offload optimizer",
      clash_offload_quantized},
+    {"offload", "pipeline-schedule", "(of all) zero-bubble's weight parts wait for others, and their activations with them: give --offload params",
+     clash_offload_bubble},
+    {"offload", "dp-noise", "(of all; or --dp-epsilon) clipping may spoil activations, which do not go back: give --offload params", clash_offload_private},
     {"host-memory", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_host_offload},
     {"offload-update", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_update_offload},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},

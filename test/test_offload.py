@@ -29,6 +29,7 @@ STORAGES = [PADDED * CHANNELS, T * CHANNELS, *[BLOCK] * LAYERS, 2 * CHANNELS]  #
 ELEMENTS = sum(STORAGES)
 PIECE = -(-max(STORAGES) // 8 // 256) * 256  # elements that move at once
 RUN = dict(model=MODEL, seed=3, steps=5, micro_batch=2, batch_tokens=8 * T, threads=1)
+ACTIVATIONS = sum(-(-4 * n * RUN["micro_batch"] * T // 64) * 64 for n in (15 * CHANNELS, 1, 1, 1, 1, 2))  # bytes of a block's, with 2 heads
 UPDATES = ("host", "device")
 GOES_ON = dict(val_every=2, val_batches=2, sample_every=3, sample_tokens=4)
 EMULATED = os.path.join(ROOT, "train_gpt_emu")
@@ -87,6 +88,15 @@ class Equality(Check):
             self.assertEqual(texts[0], texts[1], (layout, update))
             self.assertTrue(texts[0], (layout, update))
 
+    def test_activations_on_the_host(self):
+        """Of blocks, between their forward and backward passes; the last two stay in their rooms."""
+        refused = ("zero_quantized_weights", "pipeline_schedule", "dp_noise")
+        layouts = sample([dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)], 4)
+        expected = self.trained(layouts)
+        for layout, plain, job in zip(layouts, expected, self.trained([dict(layout, offload="all") for layout in layouts])):
+            self.assert_same(job, plain, layout)
+            self.assertEqual(job.of("val"), plain.of("val"), layout)
+
     def test_budgets_between(self):
         layouts = sample(LAYOUTS, 2)
         expected = self.trained(layouts)
@@ -135,10 +145,20 @@ class Budgets(Check):
                     self.assertEqual(new["in"], old["in"] + comes + (own if update == "device" else -far), (dtype, update))
                     self.assertEqual(new["out"], old["out"] + (far if update == "device" else -own), (dtype, update))
 
+    def test_formulas_of_activations(self):
+        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do not leave. With recomputation there are none."""
+        for case, slots, evicted in ((dict(), 1, LAYERS - 2), (dict(recompute="block"), 0, 0)):
+            before, job = self.trained([dict(case, offload=offload, offload_update="host") for offload in ("params", "all")])
+            moved = 4 * evicted * ACTIVATIONS
+            old, new = before.end()["offload"]["measured"], job.end()["offload"]["measured"]
+            self.assertEqual(new, {"bytes": old["bytes"] + slots * LAYERS * ACTIVATIONS, "in": old["in"] + moved, "out": old["out"] + moved})
+            self.assertEqual(measured(job)["activations"], measured(before)["activations"] - slots * (LAYERS - 2) * ACTIVATIONS)
+
     def test_device_is_filled(self):
         """Whatever the budget is, no state that is on the host would still fit; where the budget is enough, none is there."""
         for update in UPDATES:
-            whole = measured(train(**RUN))["device"]
+            unlimited = measured(train(**RUN))
+            whole = unlimited["device"]
             least = smallest(offload_update=update)
             draw = random.Random(SEED)
             budgets = [whole, whole - 1, least, *(draw.randint(least, whole) for _ in range(12 if ALL else 2))]
@@ -150,10 +170,13 @@ class Budgets(Check):
                 schedule = train(**RUN, device_memory=budget, offload_update=update, show_schedule=1).out
                 comes = set(re.findall(r" PREFETCH +storage (\d+) +version 0", schedule))
                 together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"] - len(comes) * BLOCK * 4
+                gone = (unlimited["activations"] - measured(job)["activations"]) // ACTIVATIONS
+                together -= (gone + 2) * ACTIVATIONS if gone else 0
                 rooms = 0 if update == "device" or budget == whole else 2 * PIECE * 8
                 self.assertIn(together - 8 * ELEMENTS, (rooms, 2 * 320 * 8, 2 * 32 * 8), (update, budget))  # a piece is not longer than what lies there
                 free, per_element = budget - measured(job)["device"], 4 if update == "device" else 8
                 self.assertTrue(not comes or free < 4 * BLOCK, (update, budget))
+                self.assertTrue(not gone or free < ACTIVATIONS, (update, budget))
                 for storage in set(map(int, re.findall(r" FETCH +storage (\d+)", schedule))):
                     self.assertLess(free, per_element * STORAGES[storage], (update, budget, storage))
 
@@ -217,7 +240,7 @@ class Emulated(Check):
     def test_same(self):
         for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
             base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
-            offload = sample(["optimizer", "params"], 1)
+            offload = sample(["optimizer", "all"], 1)
             none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update) for kind in offload for update in UPDATES]])
             for host, device in zip(*[iter(jobs)] * 2):
                 self.assert_same(device, none, layout)

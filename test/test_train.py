@@ -923,6 +923,7 @@ class Failures(TestCase):
              (("plan", "dry-run"), dict(plan=1, dry_run=1)), (("profile", "plan"), dict(profile="file", cluster="2x1,inter=1", dry_run=1)),
              (("profile", "cluster"), dict(plan=1, profile="file")), (("offload", "device-memory"), dict(offload="auto")),
              (("offload", "pipeline"), dict(offload="optimizer", pipeline="auto")), (("host-memory", "offload"), dict(host_memory="1G")),
+             (("offload", "pipeline-schedule"), dict(offload="all", pipeline=2, pipeline_schedule="zero-bubble")), (("offload", "dp-noise"), dict(offload="all", dp_noise=1)),
              (("offload", "zero-quantized-weights"), dict(offload="params", zero=3, zero_quantized_weights=1)),
              (("offload-update", "offload"), dict(offload_update="host")),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
