@@ -26,17 +26,17 @@ typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
 typedef const char *OptionSECRET;
 
-enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };                     // order of --lr-schedule
-enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                                // order of --optimizer
-enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                               // order of --recompute
-enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                              // order of --zero-gradient-bits
+enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };                                  // order of --lr-schedule
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                                             // order of --optimizer
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                                            // order of --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                                           // order of --zero-gradient-bits
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // order of --offload
-enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };                       // order of --offload-update
-enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };                    // order of --delink-moments
-enum { DP_FLAT, DP_UNIT, DP_STAGE };                                    // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
-enum { DP_SEQUENCE, DP_DOCUMENT };                                      // order of --dp-unit
-enum { DP_RDP, DP_PRV };                                                // order of --dp-accountant
-enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order of --dp-neighbours
+enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };                                    // order of --offload-update
+enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };                                 // order of --delink-moments
+enum { DP_FLAT, DP_UNIT, DP_STAGE };                                                 // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
+enum { DP_SEQUENCE, DP_DOCUMENT };                                                   // order of --dp-unit
+enum { DP_RDP, DP_PRV };                                                             // order of --dp-accountant
+enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                              // order of --dp-neighbours
 
 // clang-format off
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help

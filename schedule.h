@@ -46,22 +46,21 @@ typedef enum {
     ACT_RELEASE,
     ACT_REDUCE,
     ACT_NORM,
-    ACT_UPDATE, // states, per storage (NORM: all of them)
-    ACT_ADD,    // a part of a sum that came
-    ACT_TALLY,  // version 0: this rank adds to what a step has to tell; 1: it hears the whole
-    ACT_FETCH,  // a piece of a storage's states, from the host to the device
-    ACT_EVICT,  // and back (store/host.h)
+    ACT_UPDATE,      // states, per storage (NORM: all of them)
+    ACT_ADD,         // a part of a sum that came
+    ACT_TALLY,       // version 0: this rank adds to what a step has to tell; 1: it hears the whole
+    ACT_FETCH,       // a piece of a storage's states, from the host to the device
+    ACT_EVICT,       // and back (store/host.h)
     ACT_FETCH_STASH, // of a unit and micro-batch: the activations that its forward pass has left on the host
     ACT_EVICT_STASH, // and their way there
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
-    "FORWARD",      "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE",       "CLIP",      "TIED",        "SEND_FORWARD",
-    "RECV_FORWARD", "SEND_BACKWARD",  "RECV_BACKWARD",   "SEND_NORM",       "RECV_NORM", "SEND_FACTOR", "RECV_FACTOR",
-    "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_TALLY",
-    "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
-    "ADD",          "TALLY",          "FETCH",           "EVICT",
-    "FETCH_STASH",  "EVICT_STASH",
+    "FORWARD",      "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE",       "CLIP",        "TIED",        "SEND_FORWARD",
+    "RECV_FORWARD", "SEND_BACKWARD",  "RECV_BACKWARD",   "SEND_NORM",       "RECV_NORM",   "SEND_FACTOR", "RECV_FACTOR",
+    "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART",   "RECV_PART",   "SEND_TALLY",
+    "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",      "NORM",        "UPDATE",
+    "ADD",          "TALLY",          "FETCH",           "EVICT",           "FETCH_STASH", "EVICT_STASH",
 };
 static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
@@ -287,7 +286,8 @@ static inline bool action_uses_stash(const UnitMap *map, const Action *a) {
 static inline void lower_stash(const UnitMap *map, Schedule *in, int micro_batches) {
     const size_t keys = (size_t)map->units * (size_t)micro_batches;
     int *next = (int *)checked_malloc((2 * (size_t)in->count + keys) * sizeof(int), "lowering"); // use of the room
-    int *again = next + in->count, *use = again + in->count, in_room[STASH_ROOMS] = {-1, -1};    // of the same activations; [units][micro-batches] the first from here
+    int *again = next + in->count, *use = again + in->count,
+        in_room[STASH_ROOMS] = {-1, -1}; // of the same activations; [units][micro-batches] the first from here
     Schedule out = {NULL, 0, 0};
     for (size_t i = 0; i < keys; i++) { use[i] = -1; }
     for (int i = in->count - 1; i >= 0; i--) {

@@ -216,8 +216,9 @@ static OffloadScope offload_scope(const Trainer *t) {
     const bool waits = t->plan.placement.stages > 1 && t->plan.kind == PIPELINE_ZERO_BUBBLE, automatic = o->offload == OFFLOAD_AUTO;
     const bool stay = o->recompute == RECOMPUTE_BLOCK || t->shape.clip.on || waits;
     const int64_t block = (int64_t)executor_stash_bytes(&t->shape, &t->model);
-    const OffloadScope scope = {&t->store, automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block,
-                                t->shape.limits.slots, t->shape.first, t->shape.end};
+    const OffloadScope scope = {
+        &t->store,   automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block, t->shape.limits.slots, t->shape.first,
+        t->shape.end};
     return scope;
 }
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.

@@ -76,8 +76,8 @@ typedef struct {
     const UnitMap *map;
     ExecutorShape shape;
     // activations
-    Slot *slot;                       // [limits.slots]
-    Transit *input, output[OUTGOING]; // [limits.inputs]
+    Slot *slot;                        // [limits.slots]
+    Transit *input, output[OUTGOING];  // [limits.inputs]
     BlockActs stash_room[STASH_ROOMS]; // of activations that go to the host
     Stream stash_link[STASH_ROOMS];    // their copies
     char *stash;                       // [slots][such blocks of this rank] on the host

@@ -134,7 +134,8 @@ static inline double schedule_simulate_times(const Program *p, ActionCosts cost,
     size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
     double *all = (double *)checked_calloc(n * (6 + STASH_ROOMS + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator");
     Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 5 * n, all + 4 * n, all + 6 * n, NULL, NULL, NULL, NULL, -1, 0};
-    s.left = s.ready + n * storages, s.sum = s.left + 2 * n * storages, s.arrived = s.sum + n * storages, s.stash = s.arrived + CHANNELS * n * (size_t)p->micro_batches;
+    s.left = s.ready + n * storages, s.sum = s.left + 2 * n * storages, s.arrived = s.sum + n * storages,
+    s.stash = s.arrived + CHANNELS * n * (size_t)p->micro_batches;
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }

@@ -83,7 +83,7 @@ typedef enum {
     STATE_MEASURED,
     STATE_KINDS, // of a checkpoint
     STATE_PARAMETERS = STATE_KINDS,
-    HOST_KINDS, // of shelves
+    HOST_KINDS,                    // of shelves
     STATE_ACTIVATIONS = HOST_KINDS // of blocks that use the storage, between their forward and backward passes (executor)
 } StateKind;
 enum { OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V };
