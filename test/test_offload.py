@@ -217,7 +217,7 @@ class Resume(Check):
         """States that were saved from the host go on on the device, and the other way round, on more ranks, bit by bit."""
         for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")], 1):
             whole, = self.trained([layout])
-            places = [dict(), *[dict(offload=offload, offload_update=update) for offload in ("optimizer", "params") for update in UPDATES], dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
+            places = [dict(), *[dict(offload=offload, offload_update=update) for offload in ("optimizer", "params", "all") for update in UPDATES], dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
             for before, after in sample([(a, b) for a in places for b in places if a is not b], 3):
                 out = os.path.join(scratch(), "out")
                 train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
@@ -245,7 +245,7 @@ class Delink(Check):
                dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4), dict(delink_at=None, delink_auto=1, delink_every=1, delink_below=1),
                dict(delink_gradual=1, delink_every=1, ranks=2, zero=3), dict(delink_gradual=1, delink_every=1, delink_moments="measured", dtype="bf16")]
     SHARED = dict(delink_at=None, delink_auto=None, delink_gradual=None, delink_every=None, delink_below=None, delink_moments=None, steps=1)
-    PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params") for update in UPDATES]
+    PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params", "all") for update in UPDATES]
 
     def test_same(self):
         """Everything on the host, or as much as two budgets ask for: the smallest one, and what the shared model takes when it is all on the device."""
