@@ -6,7 +6,8 @@
 //            where the host does, which has them in its hands anyway. Then activations, of the first blocks first, which wait longest. That goes on until the device's budget holds; what still has room then comes back,
 //            from what went last.
 // Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
-// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states.
+// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the
+//            host has no room for lies on disk (store/disk.h), in the same order, kind by kind; where the host has no budget, and a disk is given, all of it.
 // Ranks      have one schedule for all, so what one puts on the host its partners of that storage do, too.
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
@@ -93,44 +94,75 @@ static inline OffloadTurn *offload_turns_make(const OffloadScope *f, const Offlo
     return turns;
 }
 
-// Moves states to the host until `excess` bytes of the device are free that would be missing with all states on it, or nothing is left. o: what lies there
-// anyway. Returns how many are free at best; o is that placement.
-static inline int64_t offload_fill(Offload *o, const OffloadScope *f, double excess) {
+// Of the host: how much less it holds with states on disk than with all of these there.
+static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
+    const Store *s = f->store;
+    int64_t bytes = -(int64_t)store_disk_rooms_bytes(store_disk_room_bytes(s, o));
+    for (int i = 0; i < s->model->storages; i++) { bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float); }
+    return bytes;
+}
+// What goes on from there to the disk, kind by kind.
+static inline OffloadTurn *offload_disk_turns_make(const Store *s, const Offload *o, int *count) {
+    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * s->model->storages + 1) * sizeof(OffloadTurn), "offload");
+    *count = 0;
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        const unsigned char all = store_own_elements(s, i) ? o->host[i] : 0;
+        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { *count = offload_add_turn(turns, *count, i, all & (unsigned char)(1 << kind)); }
+    }
+    return turns;
+}
+
+// A place that has too little room.
+typedef struct {
+    unsigned char *gone; // [storages] bits of what has left it
+    int64_t (*frees)(const OffloadScope *f, const Offload *o);
+    OffloadTurn *turns; // [count] what may leave it, in this order
+    int count;
+} OffloadTier;
+static inline OffloadTier offload_device(Offload *o, const OffloadScope *f) {
+    OffloadTier tier = {o->host, offload_frees, NULL, 0};
+    tier.turns = offload_turns_make(f, o, &tier.count);
+    return tier;
+}
+static inline OffloadTier offload_host(Offload *o, const OffloadScope *f) {
+    OffloadTier tier = {o->disk, offload_disk_frees, NULL, 0};
+    tier.turns = offload_disk_turns_make(f->store, o, &tier.count);
+    return tier;
+}
+// Moves states from there until `excess` bytes are free that would be missing with all of them in it, or nothing is left. o: what has left anyway. Returns
+// how many are free at best; o is that placement.
+static inline int64_t offload_fill(OffloadTier tier, const Offload *o, const OffloadScope *f, double excess) {
     const size_t n = (size_t)f->store->model->storages;
     unsigned char *best = (unsigned char *)checked_malloc(2 * n, "offload"), *fixed = best + n;
-    int count;
-    OffloadTurn *turns = offload_turns_make(f, o, &count);
-    memcpy(best, o->host, n), memcpy(fixed, o->host, n);
-    int64_t most = offload_frees(f, o), frees = most;
-    for (int k = 0; k < count && (double)frees < excess; k++) {
-        o->host[turns[k].storage] |= turns[k].kinds, frees = offload_frees(f, o);
-        if (frees > most) { most = frees, memcpy(best, o->host, n); }
+    memcpy(best, tier.gone, n), memcpy(fixed, tier.gone, n);
+    int64_t most = tier.frees(f, o), frees = most;
+    for (int k = 0; k < tier.count && (double)frees < excess; k++) {
+        tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds, frees = tier.frees(f, o);
+        if (frees > most) { most = frees, memcpy(best, tier.gone, n); }
     }
-    memcpy(o->host, best, n);
-    for (int k = count - 1; k >= 0 && (double)most >= excess; k--) {
-        unsigned char *host = &o->host[turns[k].storage];
-        const unsigned char before = *host;
-        *host &= (unsigned char)~(turns[k].kinds & ~fixed[turns[k].storage]);
-        const bool apart = o->by_host && *host >> STATE_PARAMETERS & 1 && !(*host & OPTIMIZER_STATES); // the host updates them where it has the rest
-        if (apart || (double)offload_frees(f, o) < excess) { *host = before; }
+    memcpy(tier.gone, best, n);
+    for (int k = tier.count - 1; k >= 0 && (double)most >= excess; k--) {
+        unsigned char *gone = &tier.gone[tier.turns[k].storage];
+        const unsigned char before = *gone;
+        *gone &= (unsigned char)~(tier.turns[k].kinds & ~fixed[tier.turns[k].storage]);
+        const bool apart = o->by_host && *gone >> STATE_PARAMETERS & 1 && !(*gone & OPTIMIZER_STATES); // the host updates them where it has the rest
+        if (apart || (double)tier.frees(f, o) < excess) { *gone = before; }
     }
-    free(best), free(turns);
+    free(best), free(tier.turns);
     return most;
 }
-static inline void offload_all(Offload *o, const OffloadScope *f) {
-    int count;
-    OffloadTurn *turns = offload_turns_make(f, o, &count);
-    for (int k = 0; k < count; k++) { o->host[turns[k].storage] |= turns[k].kinds; }
-    free(turns);
+static inline void offload_all(OffloadTier tier) {
+    for (int k = 0; k < tier.count; k++) { tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds; }
+    free(tier.turns);
 }
-// What any rank puts on the host lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
-static inline bool offload_agree(Offload *o, Comm *comm, int storages) {
+// What any rank puts on the host, or on disk, lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
+static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) {
     const size_t n = (size_t)storages;
     unsigned char *all = (unsigned char *)checked_calloc((size_t)comm->ranks, n, "offload");
     int more = 0;
-    comm_all_gather_small(comm, o->host, all, n);
+    comm_all_gather_small(comm, gone, all, n);
     for (size_t i = 0; i < n; i++) {
-        for (int r = 0; r < comm->ranks; r++) { more |= all[(size_t)r * n + i] & ~o->host[i], o->host[i] |= all[(size_t)r * n + i]; }
+        for (int r = 0; r < comm->ranks; r++) { more |= all[(size_t)r * n + i] & ~gone[i], gone[i] |= all[(size_t)r * n + i]; }
     }
     free(all);
     return comm_agree_max(comm, more != 0);

@@ -90,6 +90,8 @@ enum { OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V };
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
     bool by_host;        // the host updates what lies there: all kinds of the optimizer's of a storage, or none
+    unsigned char *disk; // [storages] bits of the optimizer's among them that lie on a disk (store/disk.h) and come to the host for their update; NULL: none
+    const char *folder;  // where
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
 #define OFFLOAD_PIECE (1 << 20)
@@ -97,6 +99,9 @@ typedef struct {
 static inline bool offload_has(const Offload *o, int storage, StateKind kind) { return o && (o->host[storage] >> kind & 1); }
 static inline bool offload_shelved(const Offload *o, int storage) { return o && (o->host[storage] & ((1 << HOST_KINDS) - 1)); }
 static inline int offload_states(const Offload *o, int storage) { return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES); }
+
+static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) { return o && o->disk && (o->disk[storage] >> kind & 1); }
+static inline int offload_stored(const Offload *o, int storage) { return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0; } // kinds of it on disk
 
 // What --zero and its companions ask for.
 typedef struct {

@@ -199,6 +199,8 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_UPDATE: store_update(s, a->storage, step, optimizer, a->use); break;
         case ACT_FETCH: store_fetch(s, a->storage, a->use, step); break;
         case ACT_EVICT: store_evict(s, a->storage, a->use, step); break;
+        case ACT_READ: store_read_piece(s, a->storage, a->use); break;
+        case ACT_WRITE: store_write_piece(s, a->storage, a->use); break;
         case ACT_NORM:
             norm = store_norm(s, step);
             check(r->setting.exact ? norm == expected.norm[step] : fabs(norm / expected.norm[step] - 1) < 0.1, "norm", r->c, &r->setting, -1);

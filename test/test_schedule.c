@@ -22,14 +22,17 @@ static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256
                                        true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = {moments, false}, far_away = {moments, true};
+static const Offload coming = {moments, false, NULL, NULL}, far_away = {moments, true, NULL, NULL};
+static const Offload stored = {moments, false, moments, ""}, stored_far = {moments, true, moments, ""}; // all of these on disk
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
 // The same with the parameters and the activations of 4 blocks.
 enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, FAR_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS, STASH_BLOCK = FAR_BLOCK | 1 << STATE_ACTIVATIONS };
 static unsigned char all_kinds[] = {FAR_STATES, FAR_STATES, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, FAR_STATES};
-static const Offload all_on_host = {all_kinds, true};
+static const Offload all_on_host = {all_kinds, true, NULL, NULL};
 static const ZeroPolicy everything_far = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &all_on_host};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
+static const ZeroPolicy device_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored};
+static const ZeroPolicy host_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored_far};
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
@@ -154,6 +157,8 @@ typedef enum {
     BASE_TIED_ALL,
     BASE_DEVICE_UPDATES,
     BASE_HOST_UPDATES,
+    BASE_DEVICE_READS,
+    BASE_HOST_READS,
     BASE_FAR,
     BASE_ZERO_BUBBLE
 } Base;
@@ -178,6 +183,8 @@ static Program base_program(Base base) {
     case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
     case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates); // pieces: 2 of storage 0, 1 of each of the others
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
+    case BASE_DEVICE_READS: return sharded(2, 1, 4, 2, false, &device_reads);
+    case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
     case BASE_FAR: return sharded(4, 1, 4, 2, false, &everything_far);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
@@ -193,7 +200,7 @@ static void test_sequential_programs_are_valid(void **state) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
         for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : recompute ? FAR_BLOCK : STASH_BLOCK; }
-        const Offload offload = {kinds, samples % 2};
+        const Offload offload = {kinds, samples % 2, NULL, NULL};
         for (int j = 0; j < 4 * 2 * 3; j++) { // stages, with and without a partition, and quantized, or with blocks on the host
             const bool quantized = j / 8 == 1, partition = j / 4 % 2, far = j / 8 == 2;
             ZeroPolicy policy = {
@@ -443,6 +450,16 @@ static const Damage damages[] = {
     {"activations that nobody has made", BASE_FAR, 0, ACT_FETCH_STASH, -1, -1, TO_FRONT, 0,
      "FETCH_STASH unit 2 storage -1 micro-batch 0: its activations are not on the host"},
     {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    // states on disk
+    {"a piece that is not read", BASE_DEVICE_READS, 0, ACT_READ, 2, -1, DROP, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not on the host"},
+    {"a piece that the host does not read", BASE_HOST_READS, 0, ACT_READ, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a piece read twice", BASE_DEVICE_READS, 0, ACT_READ, 1, -1, REPEAT, 0, "READ unit -1 storage 1 micro-batch -1: piece 0 is not the next one on disk"},
+    {"a piece read early", BASE_HOST_READS, 0, ACT_READ, 3, -1, TO_FRONT, 0, "READ unit -1 storage 2 micro-batch -1: its room on the host is taken"},
+    {"a piece that is not written", BASE_DEVICE_READS, 0, ACT_WRITE, 0, -1, DROP, 0, "READ unit -1 storage 3 micro-batch -1: its room on the host is taken"},
+    {"the last piece is not written", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, DROP, 0, "storage 4 is not updated, or still held, at the end"},
+    {"a piece written before it is back", BASE_DEVICE_READS, 0, ACT_WRITE, 2, -1, MOVE_UP, 1,
+     "WRITE unit -1 storage 2 micro-batch -1: piece 0 is not back from its update"},
+    {"a piece written twice", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, REPEAT, 0, "WRITE unit -1 storage 4 micro-batch -1: piece 0 is not the next one on disk"},
     // clipping by the norm over all units
     {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
     {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},
