@@ -225,6 +225,8 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_UPDATE: store_update(e->store, a->storage, of, *optimizer, a->use); break;
         case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
         case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
+        case ACT_FETCH_STASH:
+        case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
         case ACT_READ: store_read_piece(e->store, a->storage, a->use); break;
         case ACT_WRITE: store_write_piece(e->store, a->storage, a->use); break;
         case ACT_NORM:

@@ -119,6 +119,7 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
     if (training && t->shape.clip.flat && !pipeline) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);
+    if (training) { schedule_lower_stash(&p); }
     return p;
 }
 

@@ -496,6 +496,8 @@ static const char *const clashes[][3] = {
     {"--offload optimizer --pipeline auto", "offload", "pipeline"},
     {"--offload auto --device-memory 1G --plan --profile x --cluster 1x1", "offload", "pipeline"},
     {"--offload params --zero 3 --zero-quantized-weights", "offload", "zero-quantized-weights"},
+    {"--offload all --pipeline 2 --pipeline-schedule zero-bubble", "offload", "pipeline-schedule"},
+    {"--offload all --dp-noise 1", "offload", "dp-noise"},
     {"--host-memory 1G", "host-memory", "offload"},
     {"--host-memory 1G --device-memory 1G --offload none", "host-memory", "offload"},
     {"--offload-update auto", "offload-update", "offload"},
