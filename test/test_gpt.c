@@ -108,17 +108,10 @@ static Rig *rig_make(Setting setting) {
     r->placement = pipeline_placement("1", r->model.units, 1);
     r->store = store_plan(&r->model, &world, &r->placement, plain, setting.dtype, DTYPE_FP32, !setting.sgd);
     store_allocate(&r->store, &comm, &r->stream);
-    ExecutorShape works = {setting.dtype,
-                           setting.rows,
-                           T,
-                           setting.recompute,
-                           LOGITS_PLENTY,
-                           {false, false, CLIPS_NOTHING, 1, false, false, false, 0, CLIP_ABADI},
-                           0,
-                           r->model.units,
-                           r->program.limits[0],
-                           NULL,
-                           NULL};
+    ExecutorShape works;
+    memset(&works, 0, sizeof works);
+    works.dtype = setting.dtype, works.rows = setting.rows, works.T = T, works.recompute = setting.recompute, works.logits = LOGITS_PLENTY;
+    works.clip.clips = CLIPS_NOTHING, works.clip.stages = 1, works.clip.function = CLIP_ABADI, works.end = r->model.units, works.limits = r->program.limits[0];
     r->executor = executor_plan(&r->model, works, &unused[0], &unused[1]);
     executor_allocate(&r->executor, &r->program.map, &r->store, &comm, &r->stream, B, B, r->program.micro_batches);
     model_file_load(model_path, &r->store, file_dtype);
