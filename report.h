@@ -316,7 +316,7 @@ static inline void predict(const RunFacts *run) {
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
-    offload_moves(run->store, p->moved);
+    offload_moves(run->store, &run->program->rank[run->ranks->me % run->program->ranks], p->moved);
     predict_traffic(run, p->traffic);
     p->step_s = predict_step(run, busy, NULL);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;

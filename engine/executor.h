@@ -225,6 +225,8 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_UPDATE: store_update(e->store, a->storage, of, *optimizer, a->use); break;
         case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
         case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
+        case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;
+        case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of); break;
         case ACT_NORM:
             executor_wait_messages(e);
             *norm = store_norm(e->store, step);

@@ -97,11 +97,11 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
-    double *beside = a->kind == ACT_FETCH || a->kind == ACT_EVICT ? s->link : s->comm;
+    double *beside = action_moves(a->kind) ? s->link : s->comm;
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
-    if (a->kind == ACT_REDUCE) { *simulator_left(s, rank, a->storage) = done; }
+    if (a->kind == ACT_REDUCE || a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) { *simulator_left(s, rank, a->storage) = done; }
     simulator_time(s, rank, a, begin, done);
 }
 static inline double simulator_step(Simulation *s, int *at) { // returns when the last rank ends

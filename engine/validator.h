@@ -10,7 +10,8 @@
 //            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
 //            update that makes it; pieces of states that lie on the host come one after another, never more than two at once, each is updated while it is
-//            there, and goes back; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
+//            there, and goes back; sums of gradients that lie on the host leave their room before another gradient, or the next micro-batch's, is made there, and
+//            come back before that where it adds to them; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
 //            start the collectives in which they both take part in one order.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
@@ -35,6 +36,12 @@ enum { // some forward computes it; some rank received it, its gradient, of a st
     SAMPLE_SCALED = 16
 };
 
+typedef enum {
+    SUM_BEGINS,
+    SUM_IN_ROOM,
+    SUM_ON_HOST,
+    SUM_IS_BACK
+} SumState; // nothing was added up yet; what was reduced is to leave; it has left; it came back
 typedef struct {
     int64_t rows, first, end; // how many, from the first on, up to the end
 } Received;
@@ -63,6 +70,7 @@ typedef struct {
     int *begun, *ended;     // [rank][storage] pieces of states on the host that came to their update, and went back
     int *made;              // [rank][storage] of their updates
     int *rooms;             // [rank] of such pieces that are taken
+    signed char *sum;       // [rank][storage] of a gradient that lies on the host: a SumState
     char *error;            // first violation, empty while valid
     size_t error_bytes;
 } Validator;
@@ -306,11 +314,15 @@ static inline void validate_receive(Validator *v, int rank, const Action *a) {
 static inline int *validator_user(const Validator *v, int *users, const int *rooms, int rank, int storage) {
     return rooms && rooms[storage] >= 0 ? &users[rank * v->program->map.storages + rooms[storage]] : NULL;
 }
+static inline SumPlace validator_sum_place(const Validator *v, int storage) { return v->program->map.sums ? v->program->map.sums[storage] : SUM_STAYS; }
 static inline void validate_contribution(Validator *v, int rank, const Action *a, int storage) {
     size_t at = validator_span(v, rank, a->micro, storage);
     int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, storage);
     if (v->reduced[at]) { validator_fail(v, rank, a, "storage %d is already reduced", storage); }
     if (user && *user >= 0 && *user != storage) { validator_fail(v, rank, a, "the room of storage %d holds the gradient of storage %d", storage, *user); }
+    const int sum = v->sum[rank * v->program->map.storages + storage];
+    if (sum == SUM_IN_ROOM) { validator_fail(v, rank, a, "the sum of storage %d has not left", storage); }
+    if (sum == SUM_ON_HOST && validator_sum_place(v, storage) == SUM_COMES_BACK) { validator_fail(v, rank, a, "the sum of storage %d is not back", storage); }
     if (user) { *user = storage; }
     v->contributions[at]--;
 }
@@ -320,6 +332,7 @@ static inline void validate_norm(Validator *v, int rank, const Action *a) {
         for (int i = 0; i < spans && v->member[rank * v->program->map.storages + s]; i++) {
             if (!v->reduced[validator_span(v, rank, i, s)]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
         }
+        if (v->sum[rank * v->program->map.storages + s] == SUM_IN_ROOM) { validator_fail(v, rank, a, "the sum of storage %d has not left", s); }
     }
     v->normed[rank] = true;
 }
@@ -351,8 +364,19 @@ static inline void validate_reduce(Validator *v, int rank, const Action *a) {
     int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, a->storage);
     if (v->contributions[at]) { validator_fail(v, rank, a, "%d contributions are still to come", v->contributions[at]); }
     if (v->reduced[at]) { validator_fail(v, rank, a, "runs twice"); }
-    if (user) { *user = -1; }
+    const bool far = validator_sum_place(v, a->storage);
+    if (user && !far) { *user = -1; }
+    if (far) { v->sum[rank * v->program->map.storages + a->storage] = SUM_IN_ROOM; }
     v->reduced[at] = 1;
+}
+static inline void validate_sum(Validator *v, int rank, const Action *a) {
+    const bool leaves = a->kind == ACT_EVICT_SUM;
+    signed char *sum = &v->sum[rank * v->program->map.storages + a->storage];
+    int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, a->storage);
+    if (*sum != (leaves ? SUM_IN_ROOM : SUM_ON_HOST)) { validator_fail(v, rank, a, "its sum is not there"); }
+    if (!leaves && user && *user >= 0) { validator_fail(v, rank, a, "its room holds the gradient of storage %d", *user); }
+    *sum = leaves ? SUM_ON_HOST : SUM_IS_BACK;
+    if (user) { *user = leaves ? -1 : a->storage; }
 }
 static inline void validate_update(Validator *v, int rank, const Action *a) {
     int at = rank * v->program->map.storages + a->storage;
@@ -373,7 +397,8 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
     if (a->use != count[at] || a->use >= map->pieces[a->storage]) { validator_fail(v, rank, a, "piece %d is not the next one", a->use); }
     if (!begins && a->use >= v->made[at]) { validator_fail(v, rank, a, "piece %d is not updated", a->use); }
     if (begins && v->rooms[rank] == MOVING_PIECES) { validator_fail(v, rank, a, "its room is taken"); }
-    if (begins && map->by_host && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
+    const bool waits = map->by_host || validator_sum_place(v, a->storage);
+    if (begins && waits && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
         validator_fail(v, rank, a, "needs REDUCE and NORM first");
     }
     count[at]++, v->rooms[rank] += begins ? 1 : -1;
@@ -431,6 +456,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_UPDATE: validate_update(v, rank, a); break;
     case ACT_FETCH:
     case ACT_EVICT: validate_piece(v, rank, a); break;
+    case ACT_FETCH_SUM:
+    case ACT_EVICT_SUM: validate_sum(v, rank, a); break;
     case ACT_NORM: validate_norm(v, rank, a); break;
     default: validate_compute(v, rank, a);
     }
@@ -533,6 +560,7 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
     v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
+    v->sum = (signed char *)checked_calloc(per_storage, 1, "validator");
     v->begun = (int *)checked_calloc(3 * per_storage + (size_t)p->ranks, sizeof(int), "validator");
     v->ended = v->begun + per_storage, v->made = v->ended + per_storage, v->rooms = v->made + per_storage;
     for (int r = 0; r < p->ranks; r++) {
@@ -552,7 +580,7 @@ static inline void validator_start(Validator *v, const Program *p) {
 static inline void validator_stop(Validator *v) {
     free(v->done), free(v->contributions), free(v->acquired), free(v->reduced), free(v->updated), free(v->normed);
     free(v->rows), free(v->received), free(v->told), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
-    free(v->param_user), free(v->grad_user), free(v->begun);
+    free(v->param_user), free(v->grad_user), free(v->begun), free(v->sum);
 }
 // Plays the program; who waits for ever is a violation.
 static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {

@@ -438,6 +438,14 @@ static inline ActionCost move_cost(const Costs *c, const Store *store, const Act
     ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
     return cost;
 }
+// The same of a sum; where it is added to another, the host does.
+static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
+    const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n;
+    const double seconds = elements * (double)sizeof(float) / c->rates.link_bytes_per_s;
+    const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
+    ActionCost cost = {(ops_memory_apart() ? 0 : seconds) + (adds ? 12 * elements / c->rates.host_bytes_per_s : 0), ops_memory_apart() ? seconds : 0};
+    return cost;
+}
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
     const Store *store = c->stores[rank];
@@ -486,6 +494,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_UPDATE: cost.compute_s = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
+    case ACT_FETCH_SUM:
+    case ACT_EVICT_SUM: return sum_cost(c, store, a);
     default: break;
     }
     return cost;

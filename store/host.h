@@ -5,6 +5,9 @@
 //            there before its update, gone before the next one comes, and one room's piece comes while the other's goes.
 // Updates    by the device: states come, are updated by the same operation as ever, and go back: 8 bytes for each one of 4, and no bit differs.
 //            By the host: the gradient goes there (and parameters that are their own masters), and new parameters come back.
+// Sums       of gradients that lie on the host (SumPlace). A sum leaves when those of the storage's ranks are added up in the room. Where one rank holds the
+//            storage it comes back into the room before the next micro-batch, which adds to it as it computes; else the host adds, piece by piece, and not at
+//            once: when the piece after next comes. So sums have the bits that they have on the device, and at the update they are where the host wants them.
 #ifndef STORE_HOST_H
 #define STORE_HOST_H
 
@@ -27,19 +30,20 @@ static inline void store_move(Store *s, OffloadRoom *room, void *host, void *dev
     }
     s->moved[!in] += bytes;
 }
-// Of a piece that the device updates: its states, in the room one kind after another.
-static inline void store_move_states(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, bool in) {
+// Of a piece that the device updates: its states, in the room one kind after another, and its gradient, which does not go back.
+static inline void store_move_states(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
     float *place = (float *)(void *)room->at;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         if (!store_on_host(s, (StateKind)kind, storage)) { continue; }
         store_move(s, room, store_state(s, (StateKind)kind, storage) + begin, place, n * (int64_t)sizeof(float), in);
         place += n;
     }
+    if (in && store_sum_place(s, storage)) { store_move(s, room, store_sum(s, storage, step) + begin, place, n * (int64_t)sizeof(float), true); }
 }
-// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there.
+// Of one that the host updates: its gradient, to the room, where it is not on the host, and its parameters behind it; or these, from there.
 static inline void store_move_update(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
-    const int64_t size = (int64_t)dtype_size(s->dtype), gradient = n * (int64_t)sizeof(float);
-    if (!in) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
+    const int64_t size = (int64_t)dtype_size(s->dtype), gradient = store_sum_place(s, storage) ? 0 : n * (int64_t)sizeof(float);
+    if (!in && gradient) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
     if (in || s->dtype == DTYPE_FP32) { store_move(s, room, room->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
 }
 // A piece comes from the host, or goes there, after what the device works on now; what the device does later finds what the host has made.
@@ -52,7 +56,7 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
         store_move_update(s, storage, room, begin, n, step, in);
         if (in) { ops_follow(s->stream, &room->link); }
     } else {
-        store_move_states(s, storage, room, begin, n, in);
+        store_move_states(s, storage, room, begin, n, step, in);
     }
 }
 
@@ -68,15 +72,17 @@ typedef struct {
 static inline void store_find_arrived(Store *s, int storage, OffloadRoom *room, UpdatePlaces *p) {
     float *place = (float *)(void *)room->at;
     p->by_host = s->policy.offload->by_host;
+    const bool far = store_sum_place(s, storage);
     if (p->by_host) {
         ops_wait(&room->link);
-        p->gradient = place, p->parameters = (char *)(place + p->count);
+        p->gradient = far ? p->gradient : place, p->parameters = (char *)(far ? place : place + p->count);
         return;
     }
     ops_follow(s->stream, &room->link);
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         if (store_on_host(s, (StateKind)kind, storage)) { p->state[kind] = place, place += p->count; }
     }
+    if (far) { p->gradient = place; }
 }
 static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t step, int piece) {
     UpdatePlaces p;
@@ -103,6 +109,67 @@ static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_
     } else {
         (p->by_host ? ops_sgd_host : ops_sgd)(s->stream, master, parameters, s->dtype, m, p->gradient + at, n, o);
     }
+}
+
+// The link of what shares a room with a storage's gradient: its copies follow each other.
+static inline Stream *store_sum_link(Store *s, int storage) { return &s->room[storage % ROOMS].link; }
+// What came to be added to a sum on the host is.
+static inline void store_finish_adding(Store *s, int room) {
+    SumRoom *r = &s->adding[room];
+    if (!r->count) { return; }
+    ops_wait(&s->room[room].link);
+    ops_accumulate_host(s->stream, r->sum, r->at, r->count);
+    r->count = 0;
+}
+static inline void store_add_on_host(Store *s, float *sum, const float *slice, int64_t n) {
+    const int64_t most = (int64_t)(s->sum_bytes / sizeof(float));
+    for (int64_t at = 0, count; at < n; at += count) {
+        const int room = s->pieces_added++ % MOVING_PIECES;
+        SumRoom *r = &s->adding[room];
+        store_finish_adding(s, room);
+        count = min_i64(most, n - at);
+        ops_follow(&s->room[room].link, s->stream);
+        ops_to_host_later(&s->room[room].link, r->at, slice + at, (size_t)count * sizeof(float));
+        r->sum = sum + at, r->count = count;
+    }
+}
+// The sum of a storage's gradient, which is in its room, goes to the host, or is added to what is there of this step.
+static inline void store_evict_sum(Store *s, int storage, int64_t step) {
+    const bool adds = s->summed[storage] && store_sum_place(s, storage) == SUM_IS_ADDED;
+    int64_t begin, n = store_own(s, storage, &begin);
+    float *sum = store_sum(s, storage, step);
+    const float *slice = (const float *)(const void *)shelf_whole(&s->grads, storage) + begin;
+    comm_wait(s->comm, s->reducing[storage]);
+    s->summed[storage] = true;
+    if (!n) { return; }
+    if (adds) {
+        ops_wait(store_sum_link(s, storage)); // what was there first
+        store_add_on_host(s, sum, slice, n);
+    } else {
+        ops_follow(store_sum_link(s, storage), s->stream);
+        ops_to_host_later(store_sum_link(s, storage), sum, slice, (size_t)n * sizeof(float));
+    }
+    s->moved[1] += n * (int64_t)sizeof(float);
+}
+// It comes back to be added to.
+static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
+    const int64_t n = store_own_elements(s, storage);
+    Stream *link = store_sum_link(s, storage);
+    ops_follow(link, s->stream);
+    ops_from_host(link, shelf_whole(&s->grads, storage), store_sum(s, storage, step), (size_t)n * sizeof(float));
+    ops_follow(s->stream, link);
+    const int room = zero_grad_room(&s->policy, &s->layout.holders, storage);
+    if (room >= 0) { s->occupant[room] = storage; }
+    s->fresh[storage] = false;
+    s->moved[0] += n * (int64_t)sizeof(float);
+}
+// A gradient's room is written anew: what was in it has left.
+static inline void store_free_room(Store *s) {
+    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { ops_follow(s->stream, &s->room[i].link); }
+}
+// All sums on the host are whole.
+static inline void store_finish_sums(Store *s) {
+    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { store_finish_adding(s, i), ops_wait(&s->room[i].link); }
 }
 
 // Masters that lie on the host were written from outside: working parameters follow. (state_piece is used.)

@@ -16,6 +16,7 @@
 #include "gpt.h"         // storages
 #include "store/group.h" // ranks, stages
 #include "options.h"     // --zero
+#include "schedule.h"    // where sums are
 
 enum {
     NORM_CHUNK = 256,
@@ -72,17 +73,26 @@ typedef struct {
 // Which of the rooms has the parameters of a use, which count through the steps.
 static inline int relay_room(const Relay *r, int use, int64_t step) { return (int)((step * r->uses + use) % GUEST_ROOMS); }
 
-// Which states of the optimizer lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank
-// updates. They come to the device for the update, piece by piece; or it is made on the host, from gradients that come there.
-typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_MEASURED, STATE_KINDS } StateKind;
+// Which states lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank
+// updates. They come to the device for the update, piece by piece; or it is made on the host, from gradients that come there. Of a gradient on the host
+// the device has only a room for what is being made.
+typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_MEASURED, STATE_GRADIENT, STATE_KINDS } StateKind;
+enum { STATES_UPDATED = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V }; // bits: the optimizer's
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
-    bool by_host;        // the host updates what lies there: all kinds of a storage, or none
+    bool by_host;        // the host updates what lies there: all kinds of the optimizer's states of a storage, or none
+    bool gradients;      // they may lie there
+    int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
 #define OFFLOAD_PIECE (1 << 20)
 #endif
 static inline bool offload_has(const Offload *o, int storage, StateKind kind) { return o && (o->host[storage] >> kind & 1); }
+static inline bool offload_has_any(const Offload *o, StateKind kind) {
+    bool any = false;
+    for (int i = 0; o && i < o->storages; i++) { any |= offload_has(o, i, kind); }
+    return any;
+}
 
 // What --zero and its companions ask for.
 typedef struct {
@@ -117,6 +127,7 @@ typedef struct {
     int *blocks; // [count] blocks of theirs that may share rooms
     int *of;     // [storages] the list of its ranks
     bool *tied;  // [storages] several stages use it, or blocks that do not follow each other
+    bool *turns; // [storages] it is a block that comes and goes in turns with others: none that is tied
 } Holders;
 
 static inline bool stage_uses(const GptModel *m, const Stage *stage, int storage) {
@@ -162,22 +173,18 @@ static inline int holders_list(Holders *h, const bool *marked, int ranks) {
     h->size[h->count] = n, h->ranks[h->count] = list;
     return h->count++;
 }
-// Blocks come and go in turns, but for those that are tied.
-static inline bool holders_in_turns(const GptModel *m, const Holders *h, int storage) {
-    return gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage];
-}
 static inline Holders holders_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
-    Holders h = {0, NULL, NULL, NULL, NULL, NULL};
+    Holders h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
     h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
     h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders"), h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
     bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders");
     for (int i = 0; i < m->storages; i++) {
         memset(marked, 0, ranks * sizeof(bool));
         h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1 || (m->share.cycle && gpt_storage_class(m, i) == STORAGE_BLOCK),
         h.of[i] = holders_list(&h, marked, (int)ranks);
-        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
+        h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i], h.blocks[h.of[i]] += h.turns[i];
     }
     free(marked);
     return h;
@@ -185,50 +192,59 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
 // One rank holds a storage: its owner.
 static inline Holders holders_of_owners(const GptModel *m, const int *owner) {
     const size_t n = (size_t)m->storages;
-    Holders h = {0, NULL, NULL, NULL, NULL, NULL};
+    Holders h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
     h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
     h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders"), h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
     for (int i = 0; i < m->storages; i++) {
         while (h.of[i] < h.count && h.ranks[h.of[i]][0] != owner[i]) { h.of[i]++; }
         if (h.of[i] == h.count) {
             h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "holders");
             h.ranks[h.count][0] = owner[i], h.size[h.count++] = 1;
         }
-        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
+        h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i], h.blocks[h.of[i]] += h.turns[i];
     }
     return h;
 }
 static inline void holders_free(Holders *h) {
     for (int i = 0; i < h->count; i++) { free(h->ranks[i]); }
-    free(h->size), free(h->ranks), free(h->blocks), free(h->of), free(h->tied);
+    free(h->size), free(h->ranks), free(h->blocks), free(h->of), free(h->tied), free(h->turns);
     memset(h, 0, sizeof *h);
 }
 static inline int holders_of(const Holders *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
 
 // Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no gradients to divide.
 static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->relay ? z->relay->guests : z->stage >= 3 && !h->tied[storage]; }
-static inline int zero_gradient_stage(const ZeroPolicy *z) { return z->measures && z->stage > 1 ? 1 : z->stage; } // those that wait stay whole
+static inline int zero_gradient_stage(const ZeroPolicy *z) { // those that wait stay whole; where sums leave the device, whole ones come and go
+    return z->measures ? (int)min_i64(z->stage, 1) : offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
+}
+static inline SumPlace zero_sum_place(const Offload *o, const Holders *h, int storage) {
+    const bool alone = holders_of(h, storage) == 1 && h->turns[storage];
+    return !offload_has(o, storage, STATE_GRADIENT) ? SUM_STAYS : alone ? SUM_COMES_BACK : SUM_IS_ADDED;
+}
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) {
-    return zero_gradient_stage(z) >= 2 && !h->tied[storage] && holders_of(h, storage) > 1;
+    const bool divided = holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK;
+    return zero_gradient_stage(z) >= 2 && !h->tied[storage] && divided;
 }
 // Do the slices of a storage's parameters, of its gradient lie beside its room?
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
-static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) { return z->accumulates && zero_reduces_often(z, h, storage); }
+static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) {
+    return (z->accumulates || offload_has(z->offload, storage, STATE_GRADIENT)) && zero_reduces_often(z, h, storage);
+}
 
 // Which of the rooms that blocks share a storage comes into; -1: its own, also where sharing would take no less memory.
-static inline int shelf_room(const GptModel *m, const Holders *h, int storage, bool apart) {
+static inline int shelf_room(const Holders *h, int storage, bool apart) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = holders_in_turns(m, h, storage) && spared >= ROOMS;
+    bool shares = h->turns[storage] && spared >= ROOMS;
     return shares ? storage % ROOMS : -1;
 }
-static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
-    return zero_reduces_often(z, h, storage) ? shelf_room(m, h, storage, z->accumulates) : -1;
+static inline int zero_grad_room(const ZeroPolicy *z, const Holders *h, int storage) {
+    return zero_reduces_often(z, h, storage) ? shelf_room(h, storage, zero_grad_apart(z, h, storage)) : -1;
 }
 static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
     if (z->relay && z->relay->guests) { return storage == m->storages - 1 ? 1 : storage % 2; } // the two of a unit lie in both
-    return zero_gathers(z, h, storage) ? shelf_room(m, h, storage, zero_param_apart(z)) : -1;
+    return zero_gathers(z, h, storage) ? shelf_room(h, storage, zero_param_apart(z)) : -1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -256,7 +272,7 @@ static inline int64_t offload_piece(const GptModel *m) {
 
 // So many of them has a storage of which something lies on the host, over its longest slice; 0: nothing does.
 static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
-    if (!z->offload || !z->offload->host[storage]) { return 0; }
+    if (!z->offload || !(z->offload->host[storage] & (STATES_UPDATED | 1 << STATE_GRADIENT))) { return 0; }
     const int n = holders_of(h, storage);
     int64_t *bounds = (int64_t *)checked_malloc(((size_t)n + 1) * sizeof(int64_t), "slices"), longest = 0;
     store_bounds(gpt_storage_elements(m, storage), n, zero_grain(z), bounds);
@@ -386,6 +402,7 @@ typedef struct {
     size_t size;       // bytes of an element
     const bool *apart; // [storages] the slice lies beside the room, whatever comes into this; NULL: never
     const bool *there; // [storages] what this shelf has; NULL: all
+    const bool *far;   // [storages] the slice lies elsewhere, and here is only a room; NULL: nowhere
 } ShelfPlan;
 
 // The rooms, after all slices: first those that blocks share.
@@ -394,7 +411,7 @@ static inline void shelf_plan_rooms(Shelf *shelf, const Layout *l, const ShelfPl
         int64_t place = -1; // of the shared room
         for (int i = 0; i < l->model->storages; i++) {
             if (!layout_holds(l, i) || shelf->whole[i] >= 0) { continue; }
-            int shared = shelf_room(l->model, &l->holders, i, plan->apart && plan->apart[i]);
+            int shared = shelf_room(&l->holders, i, plan->apart && plan->apart[i]);
             if (room < ROOMS && shared != room) { continue; }
             if (room == ROOMS || place < 0) {
                 place = round_up(at, 64), at = place + layout_slices(l, plan->slices, i)[layout_party(l, i)->all.n] * (int64_t)plan->size;
@@ -417,9 +434,10 @@ static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
         const bool apart = plan.apart && plan.apart[i];
         const int64_t *bounds = layout_slices(l, plan.slices, i), me = layout_me(l, plan.slices, i), size = (int64_t)plan.size;
         const int64_t all = bounds[layout_party(l, i)->slices[plan.slices].n] * size, own = slice_length(bounds, (int)me) * size;
-        bool here = plan.layout == SHELF_WHOLE || (plan.layout == SHELF_ROOMS && !apart && shelf_room(l->model, &l->holders, i, apart) < 0);
+        bool here = plan.layout == SHELF_WHOLE || (plan.layout == SHELF_ROOMS && !apart && shelf_room(&l->holders, i, apart) < 0);
         shelf.slice[i] = here ? at + bounds[me] * size : at, shelf.whole[i] = here ? at : -1;
-        at += here ? all : own, shelf.held += (size_t)(plan.layout == SHELF_WHOLE ? all : own);
+        const int64_t held = plan.far && plan.far[i] ? 0 : plan.layout == SHELF_WHOLE ? all : own;
+        at += here ? all : held, shelf.held += (size_t)held;
     }
     if (plan.layout == SHELF_ROOMS) {
         shelf_plan_rooms(&shelf, l, &plan, at);

@@ -67,6 +67,11 @@ typedef struct {
     char *at;
     Stream link; // its copies, in their order
 } OffloadRoom;
+// A piece of a gradient that came to the host, to be added to the sum there.
+typedef struct {
+    float *at, *sum;
+    int64_t count; // 0: none
+} SumRoom;
 
 typedef struct {
     const GptModel *model;
@@ -85,10 +90,11 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf host[STATE_V + 1]; // [kinds] what lies on the host of master, m, v
+    Shelf host[STATE_KINDS]; // what lies on the host of master, m, v, gradients
     int *pieces;             // [storages] that such states go in; 0: all are on the device
     int *first_piece;        // [storages] pieces of the storages before
     size_t room_bytes;       // of an OffloadRoom
+    size_t sum_bytes;        // of a SumRoom
     Shelf layers, measured;  // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
     Shelf looked;            // with policy.looks: slices of the gradient of the layer before
     Shelf making, coming;    // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
@@ -96,12 +102,14 @@ typedef struct {
     int64_t room_elements;   // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
-    Shelf offload_rooms;
+    Shelf offload_rooms, sum_rooms;
     OffloadRoom room[MOVING_PIECES];
+    SumRoom adding[MOVING_PIECES];
     double *partials; // [my chunks] of the norm
     ExactSum *sums;   // [ranks] of them
     // where it stands, [storages] each
     bool *fresh;      // the gradient has no contribution since its last reduction
+    int pieces_added; // of gradients that are summed on the host
     bool *summed;     // the slice has sums of earlier micro-steps
     bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
     bool *near_valid; // the secondary slice is of this version
@@ -147,8 +155,10 @@ static inline char *store_parameters(const Store *s, int storage, int64_t versio
 }
 static inline int64_t store_now(const Store *s, int storage) { return s->version ? s->version[storage] : s->updates[storage]; } // the newest version
 static inline char *store_newest(const Store *s, int storage) { return store_parameters(s, storage, store_now(s, storage)); }
+static inline SumPlace store_sum_place(const Store *s, int storage) { return zero_sum_place(s->policy.offload, &s->layout.holders, storage); }
 // The sum of my slice's gradient, of a step.
 static inline float *store_sum(const Store *s, int storage, int64_t step) {
+    if (store_sum_place(s, storage)) { return (float *)(void *)shelf_slice(&s->host[STATE_GRADIENT], storage); }
     const int64_t places = s->policy.relay ? s->policy.relay->sums : 1;
     return (float *)(void *)shelf_slice(&s->grads, storage) + (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
 }
@@ -305,17 +315,39 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
-// Of the room of a piece: the most that one takes, if so much lay on the host.
+// Of the room of a piece: the most that one takes, if so much lay on the host. The host updates a gradient where it lies.
 static inline size_t store_room_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i)), states = __builtin_popcount(o->host[i]);
-        const int64_t size = o->by_host ? (int64_t)(sizeof(float) + dtype_size(s->dtype)) : states * (int64_t)sizeof(float);
-        most = max_i64(most, states ? elements * size : 0);
+        const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i));
+        const int64_t states = __builtin_popcount(o->host[i] & STATES_UPDATED), gradient = offload_has(o, i, STATE_GRADIENT), word = (int64_t)sizeof(float);
+        const int64_t size = o->by_host ? (1 - gradient) * word + (int64_t)dtype_size(s->dtype) : (states + gradient) * word;
+        most = max_i64(most, states + gradient ? elements * size : 0);
     }
     return (size_t)round_up(most, 64);
 }
-// The shelves of the optimizer's states, on the device and on the host, and the rooms between.
+// Of a gradient that comes to the host to be added.
+static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
+        const bool adds = zero_sum_place(o, &s->layout.holders, i) == SUM_IS_ADDED && zero_reduces_often(&s->policy, &s->layout.holders, i);
+        most = max_i64(most, adds ? min_i64(offload_piece(s->model), store_own_elements(s, i)) : 0);
+    }
+    return (size_t)round_up(most * (int64_t)sizeof(float), 64);
+}
+// The gradients' shelf on the device. Of those on the host there are rooms.
+static inline Shelf store_plan_gradients(const Store *s, const ZeroPolicy *policy) {
+    const size_t storages = (size_t)s->model->storages;
+    bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout"), *far = apart + storages;
+    for (int i = 0; i < s->model->storages; i++) {
+        apart[i] = zero_grad_apart(policy, &s->layout.holders, i), far[i] = offload_has(policy->offload, i, STATE_GRADIENT);
+    }
+    const ShelfPlan plan = {zero_gradient_stage(policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), apart, NULL, far};
+    const Shelf shelf = shelf_plan(&s->layout, plan);
+    free(apart);
+    return shelf;
+}
+// The shelves of the optimizer's states, on the device and on the host, of gradients on the host, and the rooms between.
 static inline void store_plan_offload(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = (size_t)s->model->storages;
@@ -324,13 +356,16 @@ static inline void store_plan_offload(Store *s) {
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam;
-        ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there};
+        ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
         *device[kind] = shelf_plan(&s->layout, plan);
         for (size_t i = 0; i < storages; i++) { there[i] = !there[i]; }
         plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
         s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
     }
+    for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, STATE_GRADIENT); }
+    const ShelfPlan sums = {offload_has_any(o, STATE_GRADIENT) ? SHELF_SLICES : SHELF_NONE, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
+    s->host[STATE_GRADIENT] = shelf_plan(&s->layout, sums), s->host[STATE_GRADIENT].far = true;
     free(there);
     s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout"), s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
@@ -340,6 +375,8 @@ static inline void store_plan_offload(Store *s) {
     s->room_bytes = o ? store_room_bytes(s, o) : 0;
     s->offload_rooms.far = o && o->by_host;
     *(s->offload_rooms.far ? &s->offload_rooms.held : &s->offload_rooms.rooms) = MOVING_PIECES * s->room_bytes;
+    s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
+    s->sum_rooms.far = true, s->sum_rooms.held = MOVING_PIECES * s->sum_bytes;
 }
 
 // My slices of the storages that blocks share.
@@ -374,16 +411,15 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
     s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
     store_plan_batches(&s);
-    bool *param_apart = (bool *)checked_calloc((size_t)m->storages, 2 * sizeof(bool), "layout"), *grad_apart = param_apart + m->storages;
-    for (int i = 0; i < m->storages; i++) { param_apart[i] = zero_param_apart(&policy), grad_apart[i] = zero_grad_apart(&policy, &s.layout.holders, i); }
+    bool *param_apart = (bool *)checked_calloc((size_t)m->storages, sizeof(bool), "layout");
+    for (int i = 0; i < m->storages; i++) { param_apart[i] = zero_param_apart(&policy); }
     const bool feedback = policy.feedback && s.batch_count > 0;
     store_plan_offload(&s);
-    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart, NULL};
-    const ShelfPlan grads = {zero_gradient_stage(&policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart, NULL};
-    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL};
-    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL};
-    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL};
-    s.params = shelf_plan(&s.layout, params), s.grads = shelf_plan(&s.layout, grads);
+    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart, NULL, NULL};
+    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL, NULL};
+    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
+    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
+    s.params = shelf_plan(&s.layout, params), s.grads = store_plan_gradients(&s, &policy);
     s.secondary = shelf_plan(&s.layout, secondary);
     s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
     if (policy.relay) { store_plan_relay(&s); }
@@ -411,7 +447,9 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
     return store_partials(s) * sizeof(double) + (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
-    return s->host[STATE_MASTER].held + s->host[STATE_M].held + s->host[STATE_V].held + s->offload_rooms.held;
+    size_t bytes = s->offload_rooms.held + s->sum_rooms.held;
+    for (int kind = 0; kind < STATE_KINDS; kind++) { bytes += s->host[kind].held; }
+    return bytes;
 }
 
 // One more group of collectives; equal lists of ranks share what the transport keeps for them.
@@ -439,11 +477,12 @@ static inline void store_join(Store *s, Comm *comm) {
 // Of what lies on the host. Copies from and to memory that is not pinned make the host wait.
 static inline void store_allocate_offload(Store *s) {
     bool pinned = true;
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "optimizer states on the host");
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
         pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
     }
-    shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states");
+    shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states"), shelf_allocate(&s->sum_rooms, MEMORY_BUFFERS, "sums of gradients");
+    for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) { s->adding[i].at = (float *)(void *)(s->sum_rooms.base + (size_t)i * s->sum_bytes); }
     for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) {
         s->room[i].at = s->offload_rooms.base + (size_t)i * s->room_bytes;
         ops_link_open(&s->room[i].link, s->stream);
@@ -499,8 +538,8 @@ static inline void store_free(Store *s) {
                         &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured,  &s->looked};
     for (size_t i = 0; i < sizeof shelves / sizeof shelves[0]; i++) { shelf_free(shelves[i]); }
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->room[i].link); }
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { shelf_free(&s->host[kind]); }
-    shelf_free(&s->offload_rooms), free(s->pieces);
+    for (int kind = 0; kind < STATE_KINDS; kind++) { shelf_free(&s->host[kind]); }
+    shelf_free(&s->offload_rooms), shelf_free(&s->sum_rooms), free(s->pieces);
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
     for (int i = 0; i < s->batch_count; i++) {
@@ -525,8 +564,9 @@ static inline int64_t store_version(const Store *s) {
 
 // States by name: my slice of a storage, fp32, on the device or on the host; nothing to look at where there is no such state, or I own nothing.
 // The version before the newest is the whole storage's, of ranks that keep two.
-static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v"};
+static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v", "gradient"};
 static inline bool store_has_state(const Store *s, StateKind kind) {
+    if (kind == STATE_GRADIENT) { return false; }
     if (kind == STATE_MEASURED) { return s->policy.measures; }
     return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam;
 }
@@ -535,7 +575,7 @@ static inline bool store_on_host(const Store *s, StateKind kind, int storage) { 
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
     if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
     if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
-    const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured};
+    const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }
 // From outside and back, after store_settle: n elements of it, from element `at` of the slice on.
