@@ -1084,5 +1084,76 @@ class Pseudo(InFolder):
         self.assertIn("equal time, this machine", text)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# train_gpt for reproduce_offload.py: a block's states take 8 MiB, of which half can lie on the host, all else 4 MiB; a step takes 100 ms, 110 where the host updates
+# what lies there, 150 where the device does. It knows no --offload all; with FOLDER/wrong a budget changes the loss.
+FAKE_OFFLOAD = """#!/usr/bin/env python3
+import json, os, re, sys
+words = sys.argv[1:]
+there = lambda name: os.path.exists(os.path.join(os.environ["FOLDER"], name))
+value = lambda name, default="": words[words.index(name) + 1] if name in words else default
+open(os.path.join(os.environ["FOLDER"], "calls"), "a").write(" ".join(words) + "\\n")
+if value("--offload") == "all":
+    print("train_gpt: --offload all: expected auto|none|optimizer|params")
+    sys.exit(2)
+MIB = 1 << 20
+states = 8 * MIB * int(re.search(r"layers=(\\d+)", value("--model")).group(1))
+size = value("--device-memory")
+budget = (int(size[:-1]) * MIB if size[-1] == "M" else int(size)) if size else 1 << 60
+least = 4 * MIB + (states if value("--offload") == "none" else states // 2)
+if budget < least:
+    print(f"train_gpt: a rank needs {least} bytes\\n  hint: the smallest that fits is --device-memory {least}; a smaller --micro-batch takes less")
+    sys.exit(3)
+far = states // 2 if value("--offload") in ("optimizer", "params") else max(0, 4 * MIB + states - budget)
+memory = {"parameters": states // 4, "gradients": states // 4, "optimizer": states // 2 - far, "activations": 4 * MIB, "buffers": 0, "device": 4 * MIB + states - far, "host": far}
+moved = {"bytes": far, "in": far, "out": far}
+if "--dry-run" in words:
+    print(json.dumps({"event": "start", "predicted": {"memory": memory, "offload": moved}}))
+    sys.exit(0)
+with open(value("--log"), "w") as log:
+    for step in range(1, int(value("--steps")) + 1):
+        loss = 4 + (0.4 if far and there("wrong") else 0)
+        print(json.dumps({"event": "step", "step": step, "loss": loss, "grad_norm": 1.0, "ms": 100 if not far else 110 if value("--offload-update") == "host" else 150}), file=log)
+    print(json.dumps({"event": "end", "memory": {"predicted": memory, "measured": memory}, "offload": {"predicted": moved, "measured": moved}}), file=log)
+if "--trace" in words:
+    names = [("FORWARD 1.0", 0, 50), ("UPDATE 1", 50, 50)]
+    json.dump({"traceEvents": [{"name": name, "ph": "X", "ts": at, "dur": dur} for name, at, dur in names]}, open(value("--trace"), "w"))
+"""
+
+
+class Offload(InFolder):
+    def setUp(self):
+        super().setUp()
+        for name in ("reproduce_offload.py", "reproduce_cyclic.py", "reproduce.py", "plot.py"):
+            self.write(f"scripts/{name}", (SCRIPTS / name).read_text())
+        self.write("train_gpt", FAKE_OFFLOAD, 0o755)
+        for part in ("train", "val"):
+            self.write(f"data/text_bytes_{part}_000000.bin", "")
+
+    def reproduce(self, *options, code=0):
+        return self.run_to_end(sys.executable, self.folder / "scripts/reproduce_offload.py", "--quick", "--into", self.out, *options, code=code, cwd=self.folder)
+
+    def test_tables(self):
+        text = self.reproduce("--part", "budgets", "--part", "largest", "--part", "utilisation")
+        self.assertIn((self.out / "table.md").read_text(), text)
+        self.assertIn("| fits | 100.0 | 0 % | 0.0 | 0.0 | 0.0 | 100 | 1.00x | the same |", text)
+        self.assertIn("| budget 76.0 MiB, updated by the host | 76.0 | 25 % | 24.0 | 24.0 | 24.0 | 110 | 1.10x | the same |", text)
+        self.assertIn("| smallest budget, 52.0 MiB, updated by the device | 52.0 | 50 % | 48.0 | 48.0 | 48.0 | 150 | 1.50x | the same |", text)
+        self.assertIn("| all or nothing: params, updated by the host |", text)
+        self.assertNotIn("all or nothing: all", text)
+        self.assertIn("| 128M | 15 blocks | 31 blocks | 31 blocks |", text)
+        self.assertIn("fits: 50 %; smallest", text)
+        calls = (self.folder / "calls").read_text().splitlines()
+        self.assertEqual(sum("--log" in call for call in calls), 1 + 2 * (1 + 1 + 2) + 1 + 3)
+        self.reproduce("--part", "budgets")
+        self.assertEqual(sum("--log" in call for call in (self.folder / "calls").read_text().splitlines()), sum("--log" in call for call in calls))
+
+    def test_loss_that_differs(self):
+        self.write("wrong", "")
+        text = self.reproduce("--part", "budgets")
+        self.assertIn("| 1.0e-01 apart |", text)
+        self.assertIn("largest relative difference 0.1 |", text)
+
+
 if __name__ == "__main__":
     unittest.main()
