@@ -22,7 +22,11 @@ static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256
                                        true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = {moments, false, false, STORAGES}, far_away = {moments, true, false, STORAGES};
+static const Offload coming = {moments, false, false, 5}, far_away = {moments, true, false, 5};
+// Gradients, of up to 4 blocks.
+static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
+static const Offload sums = {gradients, false, true, 7};
+static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
@@ -148,6 +152,8 @@ typedef enum {
     BASE_TIED_ALL,
     BASE_DEVICE_UPDATES,
     BASE_HOST_UPDATES,
+    BASE_SUMS,
+    BASE_SUMS_ALONE,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -171,6 +177,8 @@ static Program base_program(Base base) {
     case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
     case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates); // pieces: 2 of storage 0, 1 of each of the others
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
+    case BASE_SUMS: return sharded(4, 2, 4, 1, false, &far_sums);
+    case BASE_SUMS_ALONE: return sharded(4, 1, 4, 2, false, &far_sums);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -183,9 +191,11 @@ static void test_sequential_programs_are_valid(void **state) {
     char error[400];
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
-        for (int j = 0; j < 4 * 2 * 2; j++) { // stages, with and without a partition, and quantized
+        for (int j = 0; j < 4 * 2 * 3; j++) { // stages, with and without a partition, and quantized, or with sums on the host
+            const bool quantized = j / 8 == 1;
             ZeroPolicy policy = {
-                j % 4, j / 4 % 2 ? ranks : 1, j / 8, j / 8, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, false, false, NULL, NULL};
+                j % 4, j / 4 % 2 ? ranks : 1, quantized, quantized, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, false, false,
+                NULL,  j / 16 ? &sums : NULL};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -421,6 +431,18 @@ static const Damage damages[] = {
      "EVICT unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
     {"parameters that do not come", BASE_HOST_UPDATES, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
     {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    // sums of gradients on the host: of two ranks, and of one, where they come back
+    {"a sum that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 5, -1, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
+    {"a sum of wte that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 0, -1, DROP, 0, "the sum of storage 0 has not left"},
+    {"a sum that leaves twice", BASE_SUMS, 1, ACT_EVICT_SUM, 4, -1, REPEAT, 0, "rank 1: EVICT_SUM unit -1 storage 4 micro-batch -1: its sum is not there"},
+    {"a sum that leaves before it is one", BASE_SUMS, 0, ACT_EVICT_SUM, 6, -1, TO_FRONT, 0, "EVICT_SUM unit -1 storage 6 micro-batch -1: its sum is not there"},
+    {"the last sum stays", BASE_SUMS, 0, ACT_EVICT_SUM, 0, LAST, DROP, 0, "NORM unit -1 storage -1 micro-batch -1: the sum of storage 0 has not left"},
+    {"a piece of a gradient before the norm", BASE_SUMS, 0, ACT_FETCH, 0, -1, MOVE_UP, 1,
+     "FETCH unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
+    {"a sum that does not come back", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 5, -1, DROP, 0, "the sum of storage 5 is not back"},
+    {"a sum that comes back twice", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, REPEAT, 0, "FETCH_SUM unit -1 storage 3 micro-batch -1: its sum is not there"},
+    {"a sum that comes into a room in use", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, MOVE_UP, 3,
+     "FETCH_SUM unit -1 storage 3 micro-batch -1: its room holds the gradient of storage 5"},
     // clipping by the norm over all units
     {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
     {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},
