@@ -82,9 +82,10 @@ static inline int64_t offload_fill(Offload *o, const Store *s, double excess) {
     free(best);
     return most;
 }
-static inline void offload_all(Offload *o, const Store *s) { // of the optimizer
+static inline void offload_all(Offload *o, const Store *s) { // of the optimizer; where updates are delayed, gradients as well, and all masters
     for (int i = 0; i < s->model->storages; i++) {
         for (int turn = 0; turn < OFFLOAD_TURNS; turn++) { o->host[i] |= offload_turn(s, o, i, 0, turn); }
+        if (o->delays && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
     }
 }
 // What any rank puts on the host lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
@@ -106,7 +107,7 @@ static inline int64_t offload_element_bytes(const Store *s, int storage, bool in
     const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float), gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
     const int64_t states = o ? __builtin_popcount(o->host[storage] & STATES_UPDATED) * word : 0;
     if (!states || !o->by_host) { return states + (in ? gradient : 0); }
-    return in ? size : word - gradient + (s->dtype == DTYPE_FP32 ? size : 0); // parameters; gradients, and parameters that are their own masters
+    return in ? size : word - gradient + (s->dtype == DTYPE_FP32 && !o->delays ? size : 0); // parameters; gradients, and parameters that are their own masters
 }
 static inline void offload_moves(const Store *s, const Schedule *schedule, int64_t moved[2]) { // in, out, in a step
     for (int way = 0; way < 2; way++) {

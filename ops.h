@@ -193,6 +193,7 @@ static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, flo
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
 static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n);                             // out += in
 static void ops_norm_partials_host(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk); // the same two, as ops_adamw_host
+static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r);           // to bf16
 static void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n);
 static void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add); // v = keep v + add grad^2
 

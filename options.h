@@ -90,6 +90,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                 // order of --dp-neighbo
     X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \
     X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer", "what lies on the host: the optimizer's states, none, or, with --device-memory, those for which the device has no room") \
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
+    X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "", "the host updates by the gradient of the step before, while the next one computes (with --offload optimizer)") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
     X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G", "bytes that a rank may take of the host, with the states that lie there; empty: any")  \
     X(INT, "ZeRO", zero, "zero", "z", "0", 0, 3, "stage", "what the ranks divide: 1 optimizer states, 2 and gradients, 3 and parameters")      \
@@ -430,6 +431,14 @@ static inline bool clash_offload_auto(const Options *o, const OptionsGiven *g) {
 }
 static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
+// Delayed updates are the host's, by gradients that it keeps to the next step.
+static inline bool clash_delay_offload(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->offload != OFFLOAD_OPTIMIZER; }
+static inline bool clash_delay_update(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->offload_update == UPDATE_DEVICE; }
+static inline bool clash_delay_private(const Options *o, const OptionsGiven *g) {
+    return o->offload_delay && (o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]);
+}
+static inline bool clash_delay_quantized(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->zero_quantized_gradients; }
+static inline bool clash_delay_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->delink_moments == DELINK_MEASURED; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -582,6 +591,11 @@ static const OptionPair option_pairs[] = {
     {"offload", "pipeline", "the planner chooses stages that fit into --device-memory without it: give the stages", clash_offload_auto},
     {"host-memory", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_host_offload},
     {"offload-update", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_update_offload},
+    {"offload-delay", "offload", "the host keeps gradients and all states: give --offload optimizer", clash_delay_offload},
+    {"offload-delay", "offload-update", "it is the host that updates while the device computes", clash_delay_update},
+    {"offload-delay", "dp-noise", "(or --dp-epsilon) the gradient of a private step gets its noise on the device", clash_delay_private},
+    {"offload-delay", "zero-quantized-gradients", "their sums stay on the device", clash_delay_quantized},
+    {"offload-delay", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_delay_measured},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},

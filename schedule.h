@@ -117,6 +117,7 @@ typedef struct {
     bool *tied;                  // [storages] several stages use it: the gradient leaves after all others
     int *pieces;                 // [storages] that its states on the host go in, to be updated; 0: there are none
     bool by_host;                // then the host updates them: gradients leave by EVICT, parameters come by FETCH; else states come, and go back
+    bool delays;                 // updates are of the step before, and beside what is computed
     SumPlace *sums;              // [storages] where the sum of its gradient is between micro-batches
     int *stage;                  // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none

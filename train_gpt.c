@@ -218,10 +218,11 @@ static void setup_offload(Trainer *t) {
     predict_memory(&facts, t->shape.rows, o->recompute == RECOMPUTE_BLOCK, memory);
     const double excess = (double)memory_device(memory) - option_size("device-memory", o->device_memory);
     measure_offload(&t->rates, &t->stream);
-    int by_host = o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
     t->offload.storages = t->model.storages, t->offload.gradients = !t->privacy.on && !o->zero_quantized_gradients && !t->store.policy.measures;
+    t->offload.delays = o->offload_delay;
     if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
     do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);

@@ -150,7 +150,7 @@ static inline void store_masters_changed(Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         int64_t begin, n = store_own(s, i, &begin);
         if (!store_holds(s, i)) { continue; }
-        if (s->dtype != DTYPE_FP32) {
+        if (s->dtype != DTYPE_FP32 || store_delays(s)) {
             if (store_on_host(s, STATE_MASTER, i)) {
                 store_round_far(s, i);
             } else {
@@ -435,26 +435,36 @@ static inline void store_begin_update(Store *s, int storage, int64_t step, const
     if (store_measures(s, storage)) { store_measure_layers(s, storage, o); }
     if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
-// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step, weight decay on 2-D tensors only. All
-// members call it.
-static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
+// Of these elements, by the version's number, weight decay on 2-D tensors only.
+static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version, OptimizerStep o) {
     TensorPart parts[TENSORS];
-    if (piece == 0) { store_begin_update(s, storage, step, &o); }
-    const UpdatePlaces p = store_update_places(s, storage, step, piece);
     const float decay = o.weight_decay;
-    o.step = s->updates[storage] - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
+    o.step = version - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
     for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
-        const int64_t begin = max_i64(p.first, parts[i].offset), count = min_i64(p.first + p.count, parts[i].offset + parts[i].elements) - begin;
+        const int64_t begin = max_i64(p->first, parts[i].offset), count = min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
         if (count <= 0) { continue; }
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
-        store_update_elements(s, &p, begin - p.first, count, o);
+        store_update_elements(s, p, begin - p->first, count, o);
     }
+}
+// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step. All members call it.
+static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
+    if (piece == 0) { store_begin_update(s, storage, step, &o); }
+    const UpdatePlaces p = store_update_places(s, storage, step, piece);
+    store_update_parts(s, storage, &p, s->updates[storage], o);
     if (!p.by_host && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
+}
+// The same of masters and moments, whole, by the pending gradient, while the device computes with the version before: which is new when they are fetched.
+static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
+    if (!s->pending) { return; }
+    const UpdatePlaces p = store_delayed_places(s, storage, step);
+    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
 }
 // A piece of what lies on the host, to the device, and from it to the host: before the update and after it, or, of one that the host makes, after it and
 // before. Then the parameters are new.
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
+    if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
     store_move_piece(s, storage, piece, step, true);
     if (s->policy.offload->by_host && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
 }
@@ -476,7 +486,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
-    map.by_host = policy->offload && policy->offload->by_host;
+    map.by_host = policy->offload && policy->offload->by_host, map.delays = policy->offload && policy->offload->delays;
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     Holders holders = holders_make(m, placement);
     map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : holders.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient
@@ -650,6 +660,29 @@ static inline void lower_update(const UnitMap *map, const bool *used, Schedule *
         lower_next_piece(map, used, s, at);
     }
 }
+// The same of an update that was made while the step computed.
+static inline void lower_delayed_fetch(const UnitMap *map, const bool *used, Schedule *s, int storage, int at[2]) {
+    Action fetch = action_make(ACT_FETCH, -1, storage, -1);
+    (void)used, (void)at;
+    for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
+}
+// Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which the gradients that they need are written over.
+static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
+    Schedule out = {NULL, 0, 0};
+    bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    for (int i = 0; i < in->count; i++) { left[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM; }
+    for (int i = 0; i < in->count; i++) {
+        const Action a = in->actions[i];
+        int next = map->storages - 1;
+        while (next >= 0 && !left[next]) { next--; }
+        if (a.kind == ACT_EVICT_SUM && left[a.storage]) { schedule_add(&out, action_make(ACT_UPDATE, -1, a.storage, -1)), left[a.storage] = false; }
+        schedule_add(&out, a);
+        if (a.kind == ACT_FORWARD && next >= 0) { schedule_add(&out, action_make(ACT_UPDATE, -1, next, -1)), left[next] = false; }
+    }
+    free(left);
+    schedule_free(in);
+    *in = out;
+}
 // NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel at once where they stay whole. States that the device
 // updates do not wait for the norm to come there, but with gradients, whose sums are whole by then.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
@@ -659,14 +692,14 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
         waits |= s->actions[i].kind == ACT_EVICT_SUM;
     }
-    int at[2] = {0, 0};
+    int at[2] = {map->delays ? map->storages : 0, 0};
     for (int i = 0; i < MOVING_PIECES && !waits; i++) { lower_next_piece(map, used, s, at); }
     schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
     for (int i = 0; i < MOVING_PIECES && waits; i++) { lower_next_piece(map, used, s, at); }
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
-        if (used[storage]) { lower_update(map, used, s, storage, at); }
+        if (used[storage]) { (map->delays ? lower_delayed_fetch : lower_update)(map, used, s, storage, at); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);
@@ -679,7 +712,9 @@ static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool trainin
         lower_gathers(&p->map, policy, &p->rank[r], training);
         if (!training) { continue; }
         lower_reductions(&p->map, &p->rank[r], p->micro_batches);
-        lower_sums(&p->map, &p->rank[r]), lower_updates(&p->map, &p->rank[r]);
+        lower_sums(&p->map, &p->rank[r]);
+        if (p->map.delays) { lower_delayed_updates(&p->map, &p->rank[r]); }
+        lower_updates(&p->map, &p->rank[r]);
     }
 }
 

@@ -93,11 +93,13 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         if (s->meeting < 0) { s->meeting = slowest; }
         s->clock[rank] = s->meeting;
     }
-    if (a->kind == ACT_UPDATE && s->program->map.pieces && s->program->map.pieces[a->storage]) { s->clock[rank] = fmax(s->clock[rank], s->link[rank]); }
+    if (a->kind == ACT_UPDATE && !s->program->map.delays && s->program->map.pieces && s->program->map.pieces[a->storage]) {
+        s->clock[rank] = fmax(s->clock[rank], s->link[rank]);
+    }
     double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
-    double *beside = action_moves(a->kind) ? s->link : s->comm;
+    double *beside = action_moves(a->kind) || a->kind == ACT_UPDATE ? s->link : s->comm;
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }

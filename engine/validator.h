@@ -11,7 +11,8 @@
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
 //            update that makes it; pieces of states that lie on the host come one after another, never more than two at once, each is updated while it is
 //            there, and goes back; sums of gradients that lie on the host leave their room before another gradient, or the next micro-batch's, is made there, and
-//            come back before that where it adds to them; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
+//            come back before that where it adds to them; where updates are delayed, they come before the new sum, and parameters are fetched when nothing uses
+//            them; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
 //            start the collectives in which they both take part in one order.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
@@ -380,6 +381,12 @@ static inline void validate_sum(Validator *v, int rank, const Action *a) {
 }
 static inline void validate_update(Validator *v, int rank, const Action *a) {
     int at = rank * v->program->map.storages + a->storage;
+    if (v->program->map.delays) {
+        if (v->begun[at]) { validator_fail(v, rank, a, "runs twice"); }
+        if (v->sum[at] != SUM_BEGINS && v->sum[at] != SUM_IN_ROOM) { validator_fail(v, rank, a, "its gradient is written over"); }
+        v->begun[at] = v->made[at] = v->program->map.pieces[a->storage];
+        return;
+    }
     if (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank]) { validator_fail(v, rank, a, "needs REDUCE and NORM first"); }
     if (v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
     if (v->updated[at]) { validator_fail(v, rank, a, "runs twice"); }
@@ -401,7 +408,8 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
     if (begins && waits && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
         validator_fail(v, rank, a, "needs REDUCE and NORM first");
     }
-    count[at]++, v->rooms[rank] += begins ? 1 : -1;
+    if (map->delays && v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
+    count[at]++, v->rooms[rank] += begins ? 1 : map->delays ? 0 : -1;
     if (!begins && map->by_host) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
 }
 

@@ -69,6 +69,13 @@ static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dty
     }
 }
 
+static inline void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r) {
+#pragma omp parallel for schedule(static) num_threads(s->threads)
+    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
+        round_part(rounded, x, b * BLOCK, min_i64(n, (b + 1) * BLOCK), r);
+        poll_after_block(s, b);
+    }
+}
 static inline void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {

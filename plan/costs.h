@@ -429,7 +429,8 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
     const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->by_host;
-    return elements / (double)max_i64(1, store->pieces[storage]) * (store->adam ? 28 : 20) / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+    return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * (store->adam ? 28 : 20) /
+           (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // A piece's way between host and device: beside what this rank computes, if these memories are not one.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
@@ -491,7 +492,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
     case ACT_NORM: cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s; break; // with its noise
-    case ACT_UPDATE: cost.compute_s = update_seconds(c, store, a->storage); break;
+    case ACT_UPDATE: *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_SUM:

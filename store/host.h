@@ -46,6 +46,18 @@ static inline void store_move_update(Store *s, int storage, OffloadRoom *room, i
     if (!in && gradient) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
     if (in || s->dtype == DTYPE_FP32) { store_move(s, room, room->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
 }
+// Of parameters that were updated without the device: from their masters.
+static inline void store_move_delayed(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n) {
+    const int64_t size = (int64_t)dtype_size(s->dtype);
+    float *master = store_state(s, STATE_MASTER, storage) + begin;
+    if (s->dtype != DTYPE_FP32) {
+        int64_t first;
+        store_own(s, storage, &first);
+        ops_wait(&room->link);
+        ops_round_host(s->stream, (uint16_t *)(void *)room->at, master, n, store_rounding(s, storage, first + begin));
+    }
+    store_move(s, room, s->dtype == DTYPE_FP32 ? (void *)master : (void *)room->at, store_newest(s, storage) + begin * size, n * size, true);
+}
 // A piece comes from the host, or goes there, after what the device works on now; what the device does later finds what the host has made.
 static inline void store_move_piece(Store *s, int storage, int piece, int64_t step, bool in) {
     OffloadRoom *room = store_piece_room(s, storage, piece);
@@ -53,7 +65,11 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
     if (!n) { return; }
     if (!in) { ops_follow(&room->link, s->stream); }
     if (s->policy.offload->by_host) {
-        store_move_update(s, storage, room, begin, n, step, in);
+        if (store_delays(s)) {
+            store_move_delayed(s, storage, room, begin, n);
+        } else {
+            store_move_update(s, storage, room, begin, n, step, in);
+        }
         if (in) { ops_follow(s->stream, &room->link); }
     } else {
         store_move_states(s, storage, room, begin, n, step, in);
@@ -84,6 +100,16 @@ static inline void store_find_arrived(Store *s, int storage, OffloadRoom *room, 
     }
     if (far) { p->gradient = place; }
 }
+// Of my whole slice, where the host has all that it takes: the device's parameters are another version.
+static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int64_t step) {
+    UpdatePlaces p;
+    memset(&p, 0, sizeof p);
+    p.count = store_own(s, storage, &p.first), p.gradient = store_sum(s, storage, step), p.by_host = true;
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        p.state[kind] = store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
+    }
+    return p;
+}
 static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t step, int piece) {
     UpdatePlaces p;
     int64_t begin, first;
@@ -103,11 +129,12 @@ static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t st
 // Some of them, from element `at` of the piece on.
 static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n, OptimizerStep o) {
     float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
-    void *parameters = p->parameters + at * (int64_t)dtype_size(s->dtype);
+    const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // else masters alone
+    void *parameters = p->parameters ? p->parameters + at * (int64_t)dtype_size(dtype) : (char *)(void *)master;
     if (s->adam) {
-        (p->by_host ? ops_adamw_host : ops_adamw)(s->stream, master, parameters, s->dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
+        (p->by_host ? ops_adamw_host : ops_adamw)(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
     } else {
-        (p->by_host ? ops_sgd_host : ops_sgd)(s->stream, master, parameters, s->dtype, m, p->gradient + at, n, o);
+        (p->by_host ? ops_sgd_host : ops_sgd)(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
     }
 }
 
@@ -177,7 +204,8 @@ static inline void store_round_far(Store *s, int storage) {
     const int64_t most = STATE_PIECE / (int64_t)sizeof(uint16_t);
     int64_t begin, own = store_own(s, storage, &begin);
     uint16_t *halves = (uint16_t *)(void *)state_piece.bytes;
-    for (int64_t at = 0, n; at < own; at += n) {
+    if (s->dtype == DTYPE_FP32) { ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage), (size_t)own * sizeof(float)); }
+    for (int64_t at = 0, n; at < own && s->dtype != DTYPE_FP32; at += n) {
         n = min_i64(most, own - at);
         round_part(halves, store_state(s, STATE_MASTER, storage) + at, 0, n, store_rounding(s, storage, begin + at));
         ops_from_host(s->stream, store_newest(s, storage) + at * (int64_t)sizeof(uint16_t), halves, (size_t)n * sizeof(uint16_t));

@@ -82,6 +82,7 @@ typedef struct {
     unsigned char *host; // [storages] bits of kinds
     bool by_host;        // the host updates what lies there: all kinds of the optimizer's states of a storage, or none
     bool gradients;      // they may lie there
+    bool delays;         // all do, and updates are of the step before
     int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small

@@ -134,6 +134,7 @@ typedef struct {
     int held;                           // storages acquired now
     StoreNoise noise;
     bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
+    bool pending;   // of delayed updates: the host has a gradient, of the step before
     bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
@@ -315,6 +316,7 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
+static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
 // Of the room of a piece: the most that one takes, if so much lay on the host. The host updates a gradient where it lies.
 static inline size_t store_room_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
@@ -355,7 +357,7 @@ static inline void store_plan_offload(Store *s) {
     Shelf *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam;
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s) : kind == STATE_V && !s->adam;
         ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
         *device[kind] = shelf_plan(&s->layout, plan);
@@ -566,15 +568,17 @@ static inline int64_t store_version(const Store *s) {
 // The version before the newest is the whole storage's, of ranks that keep two.
 static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v", "gradient"};
 static inline bool store_has_state(const Store *s, StateKind kind) {
-    if (kind == STATE_GRADIENT) { return false; }
+    if (kind == STATE_GRADIENT) { return s->pending; }
     if (kind == STATE_MEASURED) { return s->policy.measures; }
     return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam;
 }
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
-static inline bool store_on_host(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_has(s->policy.offload, storage, kind); }
+static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
+    return (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
+}
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
     if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
     const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }

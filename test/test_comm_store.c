@@ -304,7 +304,7 @@ static void test_offload(void) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
-            const Offload o = {host, k / 3 % 2 == 1, true, STORAGES};
+            const Offload o = {host, k / 3 % 2 == 1, true, false, STORAGES};
             for (int storage = 0; storage < STORAGES; storage++) {
                 const int draw = (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
                 host[storage] = o.by_host ? by_host[draw] : by_device[draw];

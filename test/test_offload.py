@@ -8,6 +8,7 @@
     Budgets     the device is filled up to its budget and never above; what is moved and kept on the host is as the formulas say; the smallest budget
                 that the message names runs, and a byte less does not
     Resume      bit-equal across budgets
+    Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit depends on ranks' stages, nor on a resume
     Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's update to rounding
 
 Every run is checked for memory, traffic and moved bytes as predicted (test_train.Job). Standard library only.
@@ -16,6 +17,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import tempfile
 import unittest
 
@@ -221,6 +223,48 @@ class Resume(Check):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+DELAY = dict(offload="optimizer", offload_delay=1, lr_schedule="constant", warmup=0)
+
+
+class Delay(Check):
+    def test_recurrence(self):
+        """theta_{t+1} = theta_t - U(g_{t-1}(theta_{t-1})): the parameters of --cyclic v1, one step later, by gradients that it sums in another order."""
+        layouts = [dict(), dict(grad_clip=0.5, weight_decay=0.1), dict(optimizer="sgd", lr="1e-2"), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=3, zero=3, micro_batch=1), dict(ranks=2, pipeline="2"),
+                   dict(share="2", micro_batch=8), dict(recompute="block", threads=3), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1)]
+        for layout in sample(layouts, 3):
+            cyclic = dict({key: value for key, value in layout.items() if key not in ("ranks", "zero", "pipeline", "zero_hpz_partition_size", "ranks_per_node", "recompute", "micro_batch")}, cyclic="v1", cyclic_stages=2)
+            reference, job = self.trained([dict(cyclic, steps=6, lr_schedule="constant", warmup=0), dict(layout, **DELAY, steps=7)])
+            self.assert_close(job.losses()[:6], reference.losses(), 1e-6, layout)
+            self.assert_close([norm for _, norm in job.steps("loss", "grad_norm")][:6], [norm for _, norm in reference.steps("loss", "grad_norm")], 1e-5, layout)
+            if layout.get("dtype") != "bf16":
+                found, wanted = (struct.unpack(f"{len(job.weights) // 4 - 256}f", weights[1024:]) for weights in (job.weights, reference.weights))
+                self.assertLess(max(abs(a - b) for a, b in zip(found, wanted)), 1e-6, layout)
+
+    def test_bits(self):
+        """The first step updates nothing, and the second makes the update that a run without delay makes in the first. Stages are alike."""
+        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, micro_batch=1), dict(ranks=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16")], 2):
+            like = as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout
+            stages = [dict(layout, **DELAY, zero=zero, steps=2) for zero in ((0, 1, 2, 3) if ALL else (0, random.Random(SEED).randint(1, 3)))]
+            plain, none, one, *jobs = self.trained([dict(like, lr_schedule="constant", warmup=0, steps=1), dict(layout, steps=0), dict(layout, **DELAY, steps=1), *stages])
+            self.assertEqual(one.weights, none.weights, layout)
+            for job in jobs:
+                self.assertEqual(job.weights, plain.weights, layout)
+                self.assertEqual(job.steps("loss", "grad_norm"), jobs[0].steps("loss", "grad_norm"), layout)
+
+    def test_resume(self):
+        """The gradient that waits is in the checkpoint, also for other ranks' slices; without the flag it is left, and before there was one none is awaited."""
+        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, zero=2), dict(ranks=2, zero=3, dtype="bf16", skip_grad_z=0.5, steps=8)], 1):
+            whole, = self.trained([dict(layout, **DELAY)])
+            out = os.path.join(scratch(), "out")
+            train(**{**RUN, **layout, **DELAY, "out": out, "steps": 3, "save_every": 3})
+            job, without = self.trained([dict(layout, **DELAY, out=shutil.copytree(out, out + "_a"), resume=1), dict(layout, out=shutil.copytree(out, out + "_b"), resume=1)])
+            self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[3:], layout)
+            self.assertEqual(job.weights, whole.weights, layout)
+            self.assertEqual(without.steps("loss")[0], whole.steps("loss")[3], layout)
+            self.assertNotEqual(without.weights, whole.weights, layout)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
 class Emulated(Check):
     def test_same(self):
@@ -231,6 +275,17 @@ class Emulated(Check):
             if layout.get("dtype") != "bf16":  # a last bit of fp32 may round a bf16 parameter the other way
                 self.assert_close(host.losses(), none.losses(), 1e-6, layout)
             self.assert_close(host.losses(), none.losses(), 1e-2, layout)
+
+    def test_gradients_and_delay(self):
+        for layout in sample([dict(), dict(dtype="bf16", micro_batch=1), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
+            base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
+            none, sums = self.trained([base, dict(base, offload_update="device", device_memory=smallest(**base, offload_update="device"))])
+            self.assertLess(measured(sums)["gradients"], measured(none)["gradients"])
+            self.assert_same(sums, none, layout)
+            one, two = self.trained([dict(base, **{**DELAY, "steps": steps}) for steps in (1, 3)])
+            again, = self.trained([dict(base, **{**DELAY, "environment": {"EMU_SEED": str(SEED + 1), "EMU_GPUS": "4"}})])
+            self.assertEqual(one.steps("loss", "grad_norm"), none.steps("loss", "grad_norm")[:1], layout)
+            self.assert_same(again, two, layout)
 
     def test_memory_that_is_not_pinned(self):
         base = dict(steps=2, binary=EMULATED, dtype="bf16")

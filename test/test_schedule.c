@@ -22,10 +22,14 @@ static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256
                                        true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = {moments, false, false, 5}, far_away = {moments, true, false, 5};
+static const Offload coming = {moments, false, false, false, 5}, far_away = {moments, true, false, false, 5};
 // Gradients, of up to 4 blocks.
 static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
-static const Offload sums = {gradients, false, true, 7};
+static const Offload sums = {gradients, false, true, false, 7};
+// All, of delayed updates.
+static unsigned char everything[] = {39, 39, 39, 39, 39, 39, 39};
+static const Offload one_step_late = {everything, true, true, true, 7};
+static const ZeroPolicy delayed = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &one_step_late};
 static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
@@ -154,6 +158,7 @@ typedef enum {
     BASE_HOST_UPDATES,
     BASE_SUMS,
     BASE_SUMS_ALONE,
+    BASE_DELAYED,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -178,6 +183,7 @@ static Program base_program(Base base) {
     case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates); // pieces: 2 of storage 0, 1 of each of the others
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
     case BASE_SUMS: return sharded(4, 2, 4, 1, false, &far_sums);
+    case BASE_DELAYED: return sharded(4, 2, 4, 1, false, &delayed);
     case BASE_SUMS_ALONE: return sharded(4, 1, 4, 2, false, &far_sums);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
@@ -193,9 +199,19 @@ static void test_sequential_programs_are_valid(void **state) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         for (int j = 0; j < 4 * 2 * 3; j++) { // stages, with and without a partition, and quantized, or with sums on the host
             const bool quantized = j / 8 == 1;
-            ZeroPolicy policy = {
-                j % 4, j / 4 % 2 ? ranks : 1, quantized, quantized, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, false, false,
-                NULL,  j / 16 ? &sums : NULL};
+            ZeroPolicy policy = {j % 4,
+                                 j / 4 % 2 ? ranks : 1,
+                                 quantized,
+                                 quantized,
+                                 false,
+                                 {8, 256},
+                                 {4, 256},
+                                 ceil_div(samples, ranks) > rows,
+                                 false,
+                                 false,
+                                 false,
+                                 NULL,
+                                 j / 16 ? i % 2 ? &sums : &one_step_late : NULL};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -443,6 +459,13 @@ static const Damage damages[] = {
     {"a sum that comes back twice", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, REPEAT, 0, "FETCH_SUM unit -1 storage 3 micro-batch -1: its sum is not there"},
     {"a sum that comes into a room in use", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, MOVE_UP, 3,
      "FETCH_SUM unit -1 storage 3 micro-batch -1: its room holds the gradient of storage 5"},
+    // updates by the gradient of the step before
+    {"a delayed update after its gradient", BASE_DELAYED, 0, ACT_UPDATE, 6, -1, TO_END, 0,
+     "UPDATE unit -1 storage 6 micro-batch -1: its gradient is written over"},
+    {"no delayed update", BASE_DELAYED, 0, ACT_UPDATE, 3, -1, DROP, 0, "FETCH unit -1 storage 3 micro-batch -1: piece 0 is not updated"},
+    {"a delayed update twice", BASE_DELAYED, 1, ACT_UPDATE, 2, -1, REPEAT, 0, "rank 1: UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
+    {"fetched before the last use", BASE_DELAYED, 0, ACT_FETCH, 2, -1, TO_FRONT, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    {"new parameters that stay there", BASE_DELAYED, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
     // clipping by the norm over all units
     {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
     {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},
