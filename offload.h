@@ -1,10 +1,12 @@
-// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states lie in
-// the host's memory, storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
+// offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states lie in the host's memory,
+// storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
 //
-// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step. Among them the storages whose backward
-//            pass comes first (the last blocks), kind by kind where the device updates; all kinds of a storage where the host does, which has them in its
-//            hands anyway. Then gradients, which move in each micro-batch. That goes on until the device's budget holds; what still has room then comes back,
+// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, gradients in each micro-batch, parameters for each use. Among them the
+//            storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device updates, all kinds of a storage
+//            where the host does, which has them in its hands anyway. That goes on until the device's budget holds; what still has room then comes back,
 //            from what went last.
+// Gradients  where the device needs less for them, then: not those of private runs, of quantized reductions, or of layers that are measured apart.
+// Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
 // Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states.
 // Ranks      have one schedule for all, so what one puts on the host its partners of that storage do, too.
 #ifndef OFFLOAD_H
@@ -13,20 +15,20 @@
 #include "options.h"     // --offload
 #include "store/store.h" // what a store takes
 
-// Bytes that the device holds of one of the optimizer's states if it is there.
+// Bytes that the device holds of a state if it is there.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {
     const bool none = !store_holds(s, storage) || (kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam);
     const int64_t elements = s->policy.stage ? store_own_elements(s, storage) : gpt_storage_elements(s->model, storage);
     return none ? 0 : elements * (int64_t)sizeof(float);
 }
-// What gradients take of the device, with their rooms.
-static inline int64_t offload_gradient_bytes(const Store *s, const Offload *o) {
-    ZeroPolicy policy = s->policy;
-    policy.offload = o;
-    Shelf shelf = store_plan_gradients(s, &policy);
-    const int64_t bytes = (int64_t)(shelf.held + shelf.rooms);
-    shelf_free(&shelf);
-    return bytes;
+// Would the device have room for something else if the parameters of a storage lay on the host?
+static inline bool offload_has_parameters(const Store *s, int storage) {
+    return store_holds(s, storage) && s->layout.holders.turns[storage] && !zero_param_apart(&s->policy);
+}
+// The same of its gradient: there is less to hold of one that comes and goes.
+static inline bool offload_has_gradient(const Store *s, const Offload *o, int storage) {
+    const Holders *h = &s->layout.holders;
+    return o->gradients && store_holds(s, storage) && !h->tied[storage] && (h->turns[storage] || holders_of(h, storage) > 1);
 }
 // How much less the device holds with a placement than with all states there.
 static inline int64_t offload_frees(const Store *s, const Offload *o) {
@@ -34,59 +36,84 @@ static inline int64_t offload_frees(const Store *s, const Offload *o) {
     for (int i = 0; i < s->model->storages; i++) {
         for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
     }
-    if (offload_has_any(o, STATE_GRADIENT)) { bytes += offload_gradient_bytes(s, NULL) - offload_gradient_bytes(s, o); }
+    for (int gradients = 0; gradients < 2; gradients++) {
+        Shelf without = (gradients ? store_plan_gradients : store_plan_params)(s, NULL), with = (gradients ? store_plan_gradients : store_plan_params)(s, o);
+        bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
+        shelf_free(&without), shelf_free(&with);
+    }
     return bytes;
 }
-// The kinds of a storage that go together, the number `turn` of them in a round; 0: there are no more. Rounds follow each other: the optimizer's states of
-// all storages, then gradients.
-enum { OFFLOAD_ROUNDS = 2, OFFLOAD_TURNS = STATE_V + 1 };
-static inline unsigned char offload_turn(const Store *s, const Offload *o, int storage, int round, int turn) {
+
+// What goes to the host together: kinds (bits) of a storage.
+typedef struct {
+    int storage;
+    unsigned char kinds;
+} OffloadTurn;
+enum { OFFLOAD_TURNS = 5, OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS }; // of a storage, at most; all kinds
+static inline unsigned char offload_optimizer(const Store *s, int storage) {                              // all of its states
     unsigned char all = 0;
-    if (round) { return turn == 0 && o->gradients && store_holds(s, storage) ? 1 << STATE_GRADIENT : 0; }
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind); }
-    if (o->by_host) { return turn ? 0 : all; }
-    return all & (unsigned char)(1 << turn);
+    return all;
+}
+static inline int offload_add_turn(OffloadTurn *turns, int n, int storage, unsigned char kinds) {
+    turns[n].storage = storage, turns[n].kinds = kinds;
+    return n + (kinds != 0);
+}
+// In their order; returns how many. kinds: that may go (bits).
+static inline int offload_turns(const Store *s, const Offload *o, unsigned char kinds, OffloadTurn *turns) {
+    int n = 0;
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        const unsigned char all = offload_optimizer(s, i);
+        if (o->by_host) { n = offload_add_turn(turns, n, i, all); }
+        for (int kind = STATE_MASTER; kind <= STATE_V && !o->by_host; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
+    }
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        n = offload_add_turn(turns, n, i, kinds & (unsigned char)(offload_has_gradient(s, o, i) << STATE_GRADIENT));
+    }
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        n = offload_add_turn(turns, n, i, kinds & (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
+    }
+    return n;
+}
+static inline OffloadTurn *offload_turns_make(const Store *s, const Offload *o, unsigned char kinds, int *count) {
+    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * s->model->storages + 1) * sizeof(OffloadTurn), "offload");
+    *count = offload_turns(s, o, kinds, turns);
+    return turns;
 }
 
-// Brings back what there is room for, from what went last. most: bytes that are free. fixed: what lies on the host anyway. Where the host updates a
-// gradient there, it has the states as well.
-static inline void offload_bring_back(Offload *o, const Store *s, double excess, const unsigned char *fixed) {
-    for (int round = OFFLOAD_ROUNDS - 1; round >= 0; round--) {
-        for (int i = 0; i < s->model->storages; i++) {
-            for (int turn = OFFLOAD_TURNS - 1; turn >= 0; turn--) {
-                const unsigned char before = o->host[i], back = offload_turn(s, o, i, round, turn) & (unsigned char)~fixed[i];
-                if (!round && o->by_host && offload_has(o, i, STATE_GRADIENT)) { continue; }
-                o->host[i] &= (unsigned char)~back;
-                if ((double)offload_frees(s, o) < excess) { o->host[i] = before; }
-            }
-        }
-    }
-}
 // Moves states to the host until `excess` bytes of the device are free that would be missing with all states on it, or nothing is left. o: what lies there
 // anyway. Returns how many are free at best; o is that placement.
-static inline int64_t offload_fill(Offload *o, const Store *s, double excess) {
+static inline int64_t offload_fill(Offload *o, const Store *s, unsigned char kinds, double excess) {
     const size_t n = (size_t)s->model->storages;
     unsigned char *best = (unsigned char *)checked_malloc(2 * n, "offload"), *fixed = best + n;
+    int count;
+    OffloadTurn *turns = offload_turns_make(s, o, kinds, &count);
     memcpy(best, o->host, n), memcpy(fixed, o->host, n);
     int64_t most = offload_frees(s, o), frees = most;
-    for (int round = 0; round < OFFLOAD_ROUNDS; round++) {
-        for (int i = (int)n - 1; i >= 0; i--) {
-            for (int turn = 0; turn < OFFLOAD_TURNS && (double)frees < excess; turn++) {
-                o->host[i] |= offload_turn(s, o, i, round, turn), frees = offload_frees(s, o);
-                if (frees > most) { most = frees, memcpy(best, o->host, n); }
-            }
-        }
+    for (int k = 0; k < count && (double)frees < excess; k++) {
+        o->host[turns[k].storage] |= turns[k].kinds, frees = offload_frees(s, o);
+        if (frees > most) { most = frees, memcpy(best, o->host, n); }
     }
     memcpy(o->host, best, n);
-    if ((double)most >= excess) { offload_bring_back(o, s, excess, fixed); }
-    free(best);
+    for (int k = count - 1; k >= 0 && (double)most >= excess; k--) {
+        unsigned char *host = &o->host[turns[k].storage];
+        const unsigned char before = *host;
+        *host &= (unsigned char)~(turns[k].kinds & ~fixed[turns[k].storage]);
+        const bool apart = o->by_host && *host && !(*host & OPTIMIZER_STATES); // the host updates what it has where it has the rest
+        if (apart || (double)offload_frees(s, o) < excess) { *host = before; }
+    }
+    free(best), free(turns);
     return most;
 }
-static inline void offload_all(Offload *o, const Store *s) { // of the optimizer; where updates are delayed, gradients as well, and all masters
+// All of these kinds; where updates are delayed, gradients as well, and all masters.
+static inline void offload_all(Offload *o, const Store *s, unsigned char kinds) {
+    int count;
+    OffloadTurn *turns = offload_turns_make(s, o, kinds, &count);
+    for (int k = 0; k < count; k++) { o->host[turns[k].storage] |= turns[k].kinds; }
     for (int i = 0; i < s->model->storages; i++) {
-        for (int turn = 0; turn < OFFLOAD_TURNS; turn++) { o->host[i] |= offload_turn(s, o, i, 0, turn); }
         if (o->delays && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
     }
+    free(turns);
 }
 // What any rank puts on the host lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
 static inline bool offload_agree(Offload *o, Comm *comm, int storages) {
@@ -105,19 +132,24 @@ static inline bool offload_agree(Offload *o, Comm *comm, int storages) {
 static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
     const Offload *o = s->policy.offload;
     const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float), gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
-    const int64_t states = o ? __builtin_popcount(o->host[storage] & STATES_UPDATED) * word : 0;
-    if (!states || !o->by_host) { return states + (in ? gradient : 0); }
-    return in ? size : word - gradient + (s->dtype == DTYPE_FP32 && !o->delays ? size : 0); // parameters; gradients, and parameters that are their own masters
+    const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32; // parameters are their own
+    if (!o || !o->host[storage]) { return 0; }
+    if (!o->by_host) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
+    if (in) { return far ? 0 : size; }
+    return word - gradient + (!far && masters && !o->delays ? size : 0); // gradients, and parameters that are their own masters
 }
-static inline void offload_moves(const Store *s, const Schedule *schedule, int64_t moved[2]) { // in, out, in a step
+// Does it bring parameters from the host? (hpZ: from the copies it does not.)
+static inline bool offload_brings(const Store *s, const Action *a) { return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage); }
+static inline void offload_moves(const Store *s, const Schedule *step, int64_t moved[2]) { // in, out
     for (int way = 0; way < 2; way++) {
         moved[way] = 0;
         for (int i = 0; i < s->model->storages; i++) { moved[way] += store_own_elements(s, i) * offload_element_bytes(s, i, !way); }
     }
-    for (int i = 0; i < schedule->count; i++) {
-        const Action *a = &schedule->actions[i];
+    for (int i = 0; i < step->count; i++) {
+        const Action *a = &step->actions[i];
         const bool sum = a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM;
         if (sum) { moved[a->kind == ACT_EVICT_SUM] += store_own_elements(s, a->storage) * (int64_t)sizeof(float); }
+        if (offload_brings(s, a)) { moved[0] += store_own_elements(s, a->storage) * (int64_t)dtype_size(s->dtype); }
     }
 }
 

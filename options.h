@@ -26,17 +26,17 @@ typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
 typedef const char *OptionSECRET;
 
-enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };     // order of --lr-schedule
-enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                // order of --optimizer
-enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };               // order of --recompute
-enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };              // order of --zero-gradient-bits
-enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER }; // order of --offload
-enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };       // order of --offload-update
-enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };    // order of --delink-moments
-enum { DP_FLAT, DP_UNIT, DP_STAGE };                    // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
-enum { DP_SEQUENCE, DP_DOCUMENT };                      // order of --dp-unit
-enum { DP_RDP, DP_PRV };                                // order of --dp-accountant
-enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                 // order of --dp-neighbours
+enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };                     // order of --lr-schedule
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                                // order of --optimizer
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                               // order of --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                              // order of --zero-gradient-bits
+enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS }; // order of --offload
+enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };                       // order of --offload-update
+enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };                    // order of --delink-moments
+enum { DP_FLAT, DP_UNIT, DP_STAGE };                                    // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
+enum { DP_SEQUENCE, DP_DOCUMENT };                                      // order of --dp-unit
+enum { DP_RDP, DP_PRV };                                                // order of --dp-accountant
+enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order of --dp-neighbours
 
 // clang-format off
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
@@ -88,7 +88,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                 // order of --dp-neighbo
     X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
     X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
     X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \
-    X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer", "what lies on the host: the optimizer's states, none, or, with --device-memory, those for which the device has no room") \
+    X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params", "what lies on the host: the optimizer's states, blocks' parameters, too, none, or, with --device-memory, those for which the device has no room") \
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
     X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "", "the host updates by the gradient of the step before, while the next one computes (with --offload optimizer)") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
@@ -421,13 +421,16 @@ static inline bool clash_profile_plan(const Options *o, const OptionsGiven *g) {
 static inline bool clash_profile_cluster(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !*o->cluster; }
 // May states lie on the host? A planner chooses stages that fit without.
 static inline bool options_offloads(const Options *o) {
-    return o->offload == OFFLOAD_OPTIMIZER || (o->offload == OFFLOAD_AUTO && *o->device_memory && !o->plan && !options_plans(o));
+    return o->offload >= OFFLOAD_OPTIMIZER || (o->offload == OFFLOAD_AUTO && *o->device_memory && !o->plan && !options_plans(o));
 }
 static inline bool clash_offload_budget(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_offload] && o->offload == OFFLOAD_AUTO && !*o->device_memory;
 }
 static inline bool clash_offload_auto(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_offload] && o->offload != OFFLOAD_NONE && (o->plan || options_plans(o));
+}
+static inline bool clash_offload_quantized(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->offload == OFFLOAD_PARAMS && o->zero_quantized_weights;
 }
 static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
@@ -589,6 +592,8 @@ static const OptionPair option_pairs[] = {
     {"profile", "cluster", "needs it: which ranks there are, and how fast their links", clash_profile_cluster},
     {"offload", "device-memory", "auto fills the device up to this budget: give it", clash_offload_budget},
     {"offload", "pipeline", "the planner chooses stages that fit into --device-memory without it: give the stages", clash_offload_auto},
+    {"offload", "zero-quantized-weights", "(of params) parameters travel as records, which stay on the device: give --offload optimizer",
+     clash_offload_quantized},
     {"host-memory", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_host_offload},
     {"offload-update", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_update_offload},
     {"offload-delay", "offload", "the host keeps gradients and all states: give --offload optimizer", clash_delay_offload},

@@ -702,6 +702,12 @@ typedef struct {
     double steps_s, waiting_s, telling_s;
 } Spent;
 
+// Bytes of a step that came from the host (way 0), or went there. Parameters come in each micro-step.
+static inline int64_t moved_per_step(const RunFacts *run, int way, int64_t steps) {
+    const int64_t bytes = run->store->moved[way] / max_i64(steps, 1);
+    const bool hides = privacy_hides(run->privacy) && run->store->host[STATE_PARAMETERS].held;
+    return hides ? (int64_t)privacy_rounded((double)bytes) : bytes;
+}
 // Predicted against measured, on the terminal and in the log, after `steps` steps that ended with `step`.
 static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, Spent spent, double energy, ProgressBar *bar, Log *log) {
     Prediction *p = run->predicted;
@@ -724,13 +730,12 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
            step_ms, 100 * p->idle, 100 * idle);
     print_memory(p->memory, p->host, memory_taken, (double)host);
     if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
-    const int64_t *moved = run->store->moved, each = max_i64(steps, 1);
     if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
     text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1]);
-    text_add(&line, ",\"measured\":"), json_add_offload(&line, memory_on_host, moved[0] / each, moved[1] / each);
+    text_add(&line, ",\"measured\":"), json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps), moved_per_step(run, 1, steps));
     text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);

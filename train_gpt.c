@@ -221,10 +221,13 @@ static void setup_offload(Trainer *t) {
     int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
+    const unsigned char kinds = o->offload == OFFLOAD_OPTIMIZER ? OPTIMIZER_STATES : OFFLOAD_ANY;
     t->offload.storages = t->model.storages, t->offload.gradients = !t->privacy.on && !o->zero_quantized_gradients && !t->store.policy.measures;
     t->offload.delays = o->offload_delay;
-    if (o->offload == OFFLOAD_OPTIMIZER) { offload_all(&t->offload, &t->store); }
-    do { offload_fill(&t->offload, &t->store, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
+    if (o->offload >= OFFLOAD_OPTIMIZER) {
+        offload_all(&t->offload, &t->store, o->offload == OFFLOAD_PARAMS ? OPTIMIZER_STATES | 1 << STATE_PARAMETERS : kinds);
+    }
+    do { offload_fill(&t->offload, &t->store, kinds, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
     setup_store(t), setup_schedule(t);
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
@@ -362,9 +365,9 @@ static void save_checkpoint(Trainer *t) {
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends is not of the steps.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
-    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS];
+    int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
     bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
@@ -372,7 +375,7 @@ static void between_steps(Trainer *t) {
     if (validates) { validate(t); }
     if (validates && *t->options.hellaswag) { score_hellaswag(t); }
     if (samples) { print_sample(t); }
-    memcpy(t->comm.bytes, sent, sizeof sent);
+    memcpy(t->comm.bytes, sent, sizeof sent), t->store.moved[0] = moved;
     bool save = due(t->options.save_every, step, last) || (t->stopping && *t->options.out);
     if (save && step > t->first_step) { save_checkpoint(t); }
 }

@@ -69,10 +69,15 @@ static inline double store_coding_bytes(const Store *s, int storage, bool reduce
     return kept + (store_gathers_records(s, near) ? coded + elements * size : 0);
 }
 
-// Brings `slice`, this member's part of the message, into its place in the whole array, and starts the gather.
+// Brings `slice`, this member's part of the message (NULL: it lies on the host), into its place in the whole array, and starts the gather.
 static inline void store_gather(Store *s, int storage, ZeroMessage m, char *whole, const char *slice, int64_t step) {
     char *place = whole + m.bounds[m.group->me] * (int64_t)m.element_bytes;
-    if (place != slice) { ops_copy(s->stream, place, slice, (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes); }
+    if (!slice) {
+        store_bring_parameters(s, storage, place);
+        if (m.group->n > 1) { ops_follow(s->stream, store_param_link(s, storage)); }
+    } else if (place != slice) {
+        ops_copy(s->stream, place, slice, (size_t)slice_length(m.bounds, m.group->me) * m.element_bytes);
+    }
     comm_label(s->comm, "parameters", storage, step);
     s->gathering[storage] = comm_all_gather(s->comm, m.group, whole, m.bounds, m.element_bytes);
 }
@@ -84,7 +89,8 @@ static inline void store_prefetch(Store *s, int storage, int64_t version, bool n
     near = near && s->near_valid[storage];
     bool coded = store_gathers_records(s, near);
     const Shelf *from = near ? &s->secondary : coded ? &s->codes : &s->params;
-    store_gather(s, storage, store_gather_message(s, storage, near), shelf_whole(coded ? from : &s->params, storage), shelf_slice(from, storage), step);
+    const char *slice = !near && store_param_far(s, storage) ? NULL : shelf_slice(from, storage);
+    store_gather(s, storage, store_gather_message(s, storage, near), shelf_whole(coded ? from : &s->params, storage), slice, step);
     s->arriving[storage] = near ? GATHER_NEAR : GATHER_PRIMARY;
 }
 // What came is made ready for use: records become parameters, and a partition keeps its part of them.
@@ -120,6 +126,7 @@ static inline const Real *store_acquire_guest(Store *s, int storage, int room) {
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
     assert(s->policy.relay || (version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage])));
     comm_wait(s->comm, s->gathering[storage]);
+    if (store_param_far(s, storage)) { ops_follow(s->stream, store_param_link(s, storage)); }
     if (s->policy.relay) { store_await_version(s, storage, version); }
     if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
     s->arriving[storage] = GATHER_NONE;
@@ -135,7 +142,8 @@ static inline void store_release(Store *s, int storage) { // the copy that was m
 // Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
 static inline void store_settle(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
-    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { ops_wait(&s->room[i].link); }
+    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) { ops_wait(&s->room[i].link); }
+    for (int i = 0; i < ROOMS && s->policy.offload; i++) { ops_wait(&s->param_link[i]); }
     ops_wait(s->stream);
 }
 // The working parameters of my slice are new: what was made of the old ones is void.
@@ -151,7 +159,7 @@ static inline void store_masters_changed(Store *s) {
         int64_t begin, n = store_own(s, i, &begin);
         if (!store_holds(s, i)) { continue; }
         if (s->dtype != DTYPE_FP32 || store_delays(s)) {
-            if (store_on_host(s, STATE_MASTER, i)) {
+            if (store_on_host(s, STATE_MASTER, i) || store_param_far(s, i)) {
                 store_round_far(s, i);
             } else {
                 ops_convert_float(s->stream, store_newest(s, i), store_state(s, STATE_MASTER, i), s->dtype, n, store_rounding(s, i, begin));

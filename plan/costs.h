@@ -408,10 +408,18 @@ typedef struct {
     double T;
     ClipPolicy clip;
 } Costs;
-// A PREFETCH or REDUCE of a rank: its messages, level by level, and what is made into records and from them.
+// So many bytes of each element of a slice between host and device: beside what this rank computes, if these memories are not one.
+static inline ActionCost link_cost(const Costs *c, const Store *store, int storage, double bytes) {
+    const double seconds = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n * bytes / c->rates.link_bytes_per_s;
+    ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
+    return cost;
+}
+// A PREFETCH or REDUCE of a rank: what comes from its host, its messages, level by level, and what is made into records and from them.
 static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
+    const ActionCost nothing = {0, 0};
     ZeroMessage m[2];
-    ActionCost cost = {store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s, 0};
+    ActionCost cost = offload_brings(store, a) ? link_cost(c, store, a->storage, (double)dtype_size(store->dtype)) : nothing;
+    cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s;
     for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
         int64_t sent[LINK_KINDS] = {0, 0};
@@ -432,19 +440,16 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * (store->adam ? 28 : 20) /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
-// A piece's way between host and device: beside what this rank computes, if these memories are not one.
+// A piece's way between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
-    const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n / (double)store->pieces[a->storage];
-    const double seconds = elements * (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / c->rates.link_bytes_per_s;
-    ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
-    return cost;
+    return link_cost(c, store, a->storage, (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / (double)store->pieces[a->storage]);
 }
 // The same of a sum; where it is added to another, the host does.
 static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
     const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n;
-    const double seconds = elements * (double)sizeof(float) / c->rates.link_bytes_per_s;
     const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
-    ActionCost cost = {(ops_memory_apart() ? 0 : seconds) + (adds ? 12 * elements / c->rates.host_bytes_per_s : 0), ops_memory_apart() ? seconds : 0};
+    ActionCost cost = link_cost(c, store, a->storage, (double)sizeof(float));
+    cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {

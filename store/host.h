@@ -1,4 +1,5 @@
-// host.h: the store's verbs where optimizer states lie in the host's memory (layout.h: Offload; offload.h says which): how they come to their update.
+// host.h: the store's verbs where states lie in the host's memory (layout.h: Offload; offload.h says which): how they come to their update, and parameters
+// to their uses.
 //
 // Pieces     of at most offload_piece() elements of this rank's slice, so that what is on its way is small whatever the model is.
 // Rooms      two. The pieces of all storages take them in turns, each always the same one, whose copies follow each other (its link): so a piece is
@@ -8,6 +9,8 @@
 // Sums       of gradients that lie on the host (SumPlace). A sum leaves when those of the storage's ranks are added up in the room. Where one rank holds the
 //            storage it comes back into the room before the next micro-batch, which adds to it as it computes; else the host adds, piece by piece, and not at
 //            once: when the piece after next comes. So sums have the bits that they have on the device, and at the update they are where the host wants them.
+// Parameters that lie there  come for each use, my slice into its place of one of the rooms that blocks share, in copies of that room (param_link), and the
+//            others' by the gather of stage 3. New ones are where they belong where the host updates; else they go there with the states.
 #ifndef STORE_HOST_H
 #define STORE_HOST_H
 
@@ -30,26 +33,35 @@ static inline void store_move(Store *s, OffloadRoom *room, void *host, void *dev
     }
     s->moved[!in] += bytes;
 }
-// Of a piece that the device updates: its states, in the room one kind after another, and its gradient, which does not go back.
+// Of a piece that the device updates: its states, in the room one kind after another, its gradient, which does not go back, then parameters that lie on the
+// host: new ones, and old ones that are their own masters.
 static inline void store_move_states(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
     float *place = (float *)(void *)room->at;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        if (!store_on_host(s, (StateKind)kind, storage)) { continue; }
+        if (!offload_has(s->policy.offload, storage, (StateKind)kind)) { continue; }
         store_move(s, room, store_state(s, (StateKind)kind, storage) + begin, place, n * (int64_t)sizeof(float), in);
         place += n;
     }
-    if (in && store_sum_place(s, storage)) { store_move(s, room, store_sum(s, storage, step) + begin, place, n * (int64_t)sizeof(float), true); }
+    if (store_sum_place(s, storage)) {
+        if (in) { store_move(s, room, store_sum(s, storage, step) + begin, place, n * (int64_t)sizeof(float), true); }
+        place += n;
+    }
+    if (!store_param_far(s, storage) || (in && s->dtype != DTYPE_FP32)) { return; }
+    const int64_t size = (int64_t)dtype_size(s->dtype);
+    store_move(s, room, store_newest(s, storage) + begin * size, place, n * size, in);
 }
-// Of one that the host updates: its gradient, to the room, where it is not on the host, and its parameters behind it; or these, from there.
+// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there. Neither where it lies there.
 static inline void store_move_update(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
     const int64_t size = (int64_t)dtype_size(s->dtype), gradient = store_sum_place(s, storage) ? 0 : n * (int64_t)sizeof(float);
     if (!in && gradient) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
+    if (store_param_far(s, storage)) { return; }
     if (in || s->dtype == DTYPE_FP32) { store_move(s, room, room->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
 }
 // Of parameters that were updated without the device: from their masters.
 static inline void store_move_delayed(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n) {
     const int64_t size = (int64_t)dtype_size(s->dtype);
     float *master = store_state(s, STATE_MASTER, storage) + begin;
+    ops_follow(&room->link, s->stream);
     if (s->dtype != DTYPE_FP32) {
         int64_t first;
         store_own(s, storage, &first);
@@ -91,14 +103,16 @@ static inline void store_find_arrived(Store *s, int storage, OffloadRoom *room, 
     const bool far = store_sum_place(s, storage);
     if (p->by_host) {
         ops_wait(&room->link);
-        p->gradient = far ? p->gradient : place, p->parameters = (char *)(far ? place : place + p->count);
+        if (!far) { p->gradient = place, place += p->count; }
+        if (!store_param_far(s, storage)) { p->parameters = (char *)place; }
         return;
     }
     ops_follow(s->stream, &room->link);
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        if (store_on_host(s, (StateKind)kind, storage)) { p->state[kind] = place, place += p->count; }
+        if (offload_has(s->policy.offload, storage, (StateKind)kind)) { p->state[kind] = place, place += p->count; }
     }
-    if (far) { p->gradient = place; }
+    if (far) { p->gradient = place, place += p->count; }
+    if (store_param_far(s, storage)) { p->parameters = (char *)place; }
 }
 // Of my whole slice, where the host has all that it takes: the device's parameters are another version.
 static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int64_t step) {
@@ -199,17 +213,32 @@ static inline void store_finish_sums(Store *s) {
     for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { store_finish_adding(s, i), ops_wait(&s->room[i].link); }
 }
 
-// Masters that lie on the host were written from outside: working parameters follow. (state_piece is used.)
+// Masters were written from outside, and working parameters follow, of which one or both lie on the host. (state_piece is used, by what does not.)
 static inline void store_round_far(Store *s, int storage) {
-    const int64_t most = STATE_PIECE / (int64_t)sizeof(uint16_t);
+    const bool masters = store_on_host(s, STATE_MASTER, storage), parameters = store_param_far(s, storage);
     int64_t begin, own = store_own(s, storage, &begin);
-    uint16_t *halves = (uint16_t *)(void *)state_piece.bytes;
-    if (s->dtype == DTYPE_FP32) { ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage), (size_t)own * sizeof(float)); }
-    for (int64_t at = 0, n; at < own && s->dtype != DTYPE_FP32; at += n) {
-        n = min_i64(most, own - at);
-        round_part(halves, store_state(s, STATE_MASTER, storage) + at, 0, n, store_rounding(s, storage, begin + at));
-        ops_from_host(s->stream, store_newest(s, storage) + at * (int64_t)sizeof(uint16_t), halves, (size_t)n * sizeof(uint16_t));
+    if (s->dtype == DTYPE_FP32) { // of delayed updates: there are both
+        ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage), (size_t)own * sizeof(float));
+        return;
     }
+    for (int64_t at = 0, n; at < own; at += n) {
+        n = min_i64(STATE_PIECE_FLOATS, own - at);
+        uint16_t *out = (uint16_t *)(void *)store_newest(s, storage) + at, *halves = parameters ? out : (uint16_t *)(void *)state_piece.bytes;
+        if (!masters) { store_read_state(s, STATE_MASTER, storage, at, n, state_piece.floats); }
+        round_part(halves, masters ? store_state(s, STATE_MASTER, storage) + at : state_piece.floats, 0, n, store_rounding(s, storage, begin + at));
+        if (!parameters) { ops_from_host(s->stream, out, halves, (size_t)n * sizeof(uint16_t)); }
+    }
+}
+
+// Parameters that lie on the host come to the device: my slice into `place`, of a room that nobody uses any more, after what was written there last.
+static inline Stream *store_param_link(Store *s, int storage) { return &s->param_link[zero_param_room(s->model, &s->policy, &s->layout.holders, storage)]; }
+static inline void store_bring_parameters(Store *s, int storage, char *place) {
+    const size_t bytes = (size_t)store_own_elements(s, storage) * dtype_size(s->dtype);
+    Stream *link = store_param_link(s, storage);
+    ops_follow(link, s->stream);
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_follow(link, &s->room[i].link); }
+    ops_from_host(link, place, store_newest(s, storage), bytes);
+    s->moved[0] += (int64_t)bytes;
 }
 
 #endif

@@ -73,14 +73,25 @@ typedef struct {
 // Which of the rooms has the parameters of a use, which count through the steps.
 static inline int relay_room(const Relay *r, int use, int64_t step) { return (int)((step * r->uses + use) % GUEST_ROOMS); }
 
-// Which states lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank
-// updates. They come to the device for the update, piece by piece; or it is made on the host, from gradients that come there. Of a gradient on the host
-// the device has only a room for what is being made.
-typedef enum { STATE_MASTER, STATE_M, STATE_V, STATE_PREVIOUS, STATE_MEASURED, STATE_GRADIENT, STATE_KINDS } StateKind;
-enum { STATES_UPDATED = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V }; // bits: the optimizer's
+// Which states lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank updates. Those of the
+// optimizer come to the device for the update, piece by piece; or it is made on the host, from gradients that come there. Of a gradient on the host the
+// device has only a room for what is being made. Parameters come for each use, as at stage 3, from all who hold them, into rooms that blocks share; those
+// in fp32 are their own masters, and one state with these.
+typedef enum {
+    STATE_MASTER,
+    STATE_M,
+    STATE_V,
+    STATE_PREVIOUS,
+    STATE_MEASURED,
+    STATE_GRADIENT,
+    STATE_KINDS, // of a checkpoint
+    STATE_PARAMETERS = STATE_KINDS,
+    HOST_KINDS
+} StateKind;
+enum { OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V };
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
-    bool by_host;        // the host updates what lies there: all kinds of the optimizer's states of a storage, or none
+    bool by_host;        // the host updates what lies there: all kinds of the optimizer's of a storage, or none
     bool gradients;      // they may lie there
     bool delays;         // all do, and updates are of the step before
     int storages;
@@ -94,6 +105,7 @@ static inline bool offload_has_any(const Offload *o, StateKind kind) {
     for (int i = 0; o && i < o->storages; i++) { any |= offload_has(o, i, kind); }
     return any;
 }
+static inline int offload_states(const Offload *o, int storage) { return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES); }
 
 // What --zero and its companions ask for.
 typedef struct {
@@ -215,7 +227,10 @@ static inline void holders_free(Holders *h) {
 static inline int holders_of(const Holders *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
 
 // Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no gradients to divide.
-static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) { return z->relay ? z->relay->guests : z->stage >= 3 && !h->tied[storage]; }
+static inline bool zero_param_far(const ZeroPolicy *z, int storage) { return offload_has(z->offload, storage, STATE_PARAMETERS); }
+static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) {
+    return z->relay ? z->relay->guests : (z->stage >= 3 && !h->tied[storage]) || zero_param_far(z, storage);
+}
 static inline int zero_gradient_stage(const ZeroPolicy *z) { // those that wait stay whole; where sums leave the device, whole ones come and go
     return z->measures ? (int)min_i64(z->stage, 1) : offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
 }
@@ -229,23 +244,21 @@ static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int
 }
 // Do the slices of a storage's parameters, of its gradient lie beside its room?
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
-static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) {
-    return (z->accumulates || offload_has(z->offload, storage, STATE_GRADIENT)) && zero_reduces_often(z, h, storage);
-}
+static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) { return z->accumulates && zero_reduces_often(z, h, storage); }
 
-// Which of the rooms that blocks share a storage comes into; -1: its own, also where sharing would take no less memory.
-static inline int shelf_room(const Holders *h, int storage, bool apart) {
+// Which of the rooms that blocks share a storage comes into; -1: its own, also where sharing would take no less memory. far: its slice is on the host.
+static inline int shelf_room(const Holders *h, int storage, bool apart, bool far) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = h->turns[storage] && spared >= ROOMS;
+    bool shares = h->turns[storage] && (far || spared >= ROOMS);
     return shares ? storage % ROOMS : -1;
 }
 static inline int zero_grad_room(const ZeroPolicy *z, const Holders *h, int storage) {
-    return zero_reduces_often(z, h, storage) ? shelf_room(h, storage, zero_grad_apart(z, h, storage)) : -1;
+    return zero_reduces_often(z, h, storage) ? shelf_room(h, storage, z->accumulates, offload_has(z->offload, storage, STATE_GRADIENT)) : -1;
 }
 static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
     if (z->relay && z->relay->guests) { return storage == m->storages - 1 ? 1 : storage % 2; } // the two of a unit lie in both
-    return zero_gathers(z, h, storage) ? shelf_room(h, storage, zero_param_apart(z)) : -1;
+    return zero_gathers(z, h, storage) ? shelf_room(h, storage, zero_param_apart(z), zero_param_far(z, storage)) : -1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -273,7 +286,7 @@ static inline int64_t offload_piece(const GptModel *m) {
 
 // So many of them has a storage of which something lies on the host, over its longest slice; 0: nothing does.
 static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
-    if (!z->offload || !(z->offload->host[storage] & (STATES_UPDATED | 1 << STATE_GRADIENT))) { return 0; }
+    if (!z->offload || !z->offload->host[storage]) { return 0; }
     const int n = holders_of(h, storage);
     int64_t *bounds = (int64_t *)checked_malloc(((size_t)n + 1) * sizeof(int64_t), "slices"), longest = 0;
     store_bounds(gpt_storage_elements(m, storage), n, zero_grain(z), bounds);
@@ -403,8 +416,11 @@ typedef struct {
     size_t size;       // bytes of an element
     const bool *apart; // [storages] the slice lies beside the room, whatever comes into this; NULL: never
     const bool *there; // [storages] what this shelf has; NULL: all
-    const bool *far;   // [storages] the slice lies elsewhere, and here is only a room; NULL: nowhere
+    const bool *far;   // [storages] the slice is on the host, and nothing but a room here; NULL: never
 } ShelfPlan;
+static inline int shelf_plan_room(const Layout *l, const ShelfPlan *plan, int storage) {
+    return shelf_room(&l->holders, storage, plan->apart && plan->apart[storage], plan->far && plan->far[storage]);
+}
 
 // The rooms, after all slices: first those that blocks share.
 static inline void shelf_plan_rooms(Shelf *shelf, const Layout *l, const ShelfPlan *plan, int64_t at) {
@@ -412,7 +428,7 @@ static inline void shelf_plan_rooms(Shelf *shelf, const Layout *l, const ShelfPl
         int64_t place = -1; // of the shared room
         for (int i = 0; i < l->model->storages; i++) {
             if (!layout_holds(l, i) || shelf->whole[i] >= 0) { continue; }
-            int shared = shelf_room(&l->holders, i, plan->apart && plan->apart[i]);
+            int shared = shelf_plan_room(l, plan, i);
             if (room < ROOMS && shared != room) { continue; }
             if (room == ROOMS || place < 0) {
                 place = round_up(at, 64), at = place + layout_slices(l, plan->slices, i)[layout_party(l, i)->all.n] * (int64_t)plan->size;
@@ -431,16 +447,15 @@ static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
     for (int i = 0; i < l->model->storages; i++) {
         shelf.whole[i] = -1;
         if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->holders.tied[i])) { continue; } // copies are for each use
-        if (plan.there && !plan.there[i]) { continue; }
+        if ((plan.there && !plan.there[i]) || (plan.far && plan.far[i])) { continue; }
         const bool apart = plan.apart && plan.apart[i];
         const int64_t *bounds = layout_slices(l, plan.slices, i), me = layout_me(l, plan.slices, i), size = (int64_t)plan.size;
         const int64_t all = bounds[layout_party(l, i)->slices[plan.slices].n] * size, own = slice_length(bounds, (int)me) * size;
-        bool here = plan.layout == SHELF_WHOLE || (plan.layout == SHELF_ROOMS && !apart && shelf_room(&l->holders, i, apart) < 0);
+        bool here = plan.layout == SHELF_WHOLE || (plan.layout == SHELF_ROOMS && !apart && shelf_plan_room(l, &plan, i) < 0);
         shelf.slice[i] = here ? at + bounds[me] * size : at, shelf.whole[i] = here ? at : -1;
-        const int64_t held = plan.far && plan.far[i] ? 0 : plan.layout == SHELF_WHOLE ? all : own;
-        at += here ? all : held, shelf.held += (size_t)held;
+        at += here ? all : own, shelf.held += (size_t)(plan.layout == SHELF_WHOLE ? all : own);
     }
-    if (plan.layout == SHELF_ROOMS) {
+    if (plan.layout == SHELF_ROOMS || plan.far) {
         shelf_plan_rooms(&shelf, l, &plan, at);
     } else {
         shelf.rooms = (size_t)at - shelf.held;

@@ -90,23 +90,24 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf host[STATE_KINDS]; // what lies on the host of master, m, v, gradients
-    int *pieces;             // [storages] that such states go in; 0: all are on the device
-    int *first_piece;        // [storages] pieces of the storages before
-    size_t room_bytes;       // of an OffloadRoom
-    size_t sum_bytes;        // of a SumRoom
-    Shelf layers, measured;  // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
-    Shelf looked;            // with policy.looks: slices of the gradient of the layer before
-    Shelf making, coming;    // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;            // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t room_elements;   // of a relay's rooms for parameters that come for a use
+    Shelf host[HOST_KINDS]; // [kinds] what lies on the host
+    int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
+    int *first_piece;       // [storages] pieces of the storages before
+    size_t room_bytes;      // of an OffloadRoom
+    size_t sum_bytes;       // of a SumRoom
+    Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;           // with policy.looks: slices of the gradient of the layer before
+    Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements;  // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
     Shelf offload_rooms, sum_rooms;
     OffloadRoom room[MOVING_PIECES];
     SumRoom adding[MOVING_PIECES];
-    double *partials; // [my chunks] of the norm
-    ExactSum *sums;   // [ranks] of them
+    Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
+    double *partials;         // [my chunks] of the norm
+    ExactSum *sums;           // [ranks] of them
     // where it stands, [storages] each
     bool *fresh;      // the gradient has no contribution since its last reduction
     int pieces_added; // of gradients that are summed on the host
@@ -148,8 +149,10 @@ typedef enum {
 } MailKind;             // parameters: of each place, or room
 enum { MAIL_USES = 4 }; // messages to each rank at most, of a version: of the first one, for two uses in each of two steps
 
-// Where a version of the parameters of a storage lies. Without a relay there is one.
+// Where a version of the parameters of a storage lies, on the device or on the host. Without a relay there is one.
+static inline bool store_param_far(const Store *s, int storage) { return zero_param_far(&s->policy, storage); }
 static inline char *store_parameters(const Store *s, int storage, int64_t version) {
+    if (store_param_far(s, storage)) { return shelf_slice(&s->host[STATE_PARAMETERS], storage); }
     const int64_t places = s->policy.relay ? s->policy.relay->places[storage] : 1,
                   bytes = gpt_storage_elements(s->model, storage) * (int64_t)dtype_size(s->dtype);
     return shelf_slice(&s->params, storage) + (places > 1 ? version % places * bytes : 0);
@@ -317,14 +320,15 @@ static inline void store_plan_relay(Store *s) {
 }
 
 static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
-// Of the room of a piece: the most that one takes, if so much lay on the host. The host updates a gradient where it lies.
+// Of the room of a piece: the most that one takes, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
+// where the host does, a gradient and parameters that do not.
 static inline size_t store_room_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i));
-        const int64_t states = __builtin_popcount(o->host[i] & STATES_UPDATED), gradient = offload_has(o, i, STATE_GRADIENT), word = (int64_t)sizeof(float);
-        const int64_t size = o->by_host ? (1 - gradient) * word + (int64_t)dtype_size(s->dtype) : (states + gradient) * word;
-        most = max_i64(most, states + gradient ? elements * size : 0);
+        const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i)), size = (int64_t)dtype_size(s->dtype);
+        const bool parameters = offload_has(o, i, STATE_PARAMETERS) != o->by_host, gradient = offload_has(o, i, STATE_GRADIENT) != o->by_host;
+        const int64_t floats = (o->by_host ? 0 : offload_states(o, i)) + gradient;
+        most = max_i64(most, o->host[i] ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0);
     }
     return (size_t)round_up(most, 64);
 }
@@ -337,19 +341,28 @@ static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     }
     return (size_t)round_up(most * (int64_t)sizeof(float), 64);
 }
-// The gradients' shelf on the device. Of those on the host there are rooms.
-static inline Shelf store_plan_gradients(const Store *s, const ZeroPolicy *policy) {
+// The shelves of gradients and of parameters, with these on the host; far: [storages].
+static inline Shelf store_plan_gradients(const Store *s, const Offload *o) {
     const size_t storages = (size_t)s->model->storages;
     bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout"), *far = apart + storages;
-    for (int i = 0; i < s->model->storages; i++) {
-        apart[i] = zero_grad_apart(policy, &s->layout.holders, i), far[i] = offload_has(policy->offload, i, STATE_GRADIENT);
-    }
-    const ShelfPlan plan = {zero_gradient_stage(policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), apart, NULL, far};
+    ZeroPolicy policy = s->policy;
+    policy.offload = o;
+    for (int i = 0; i < s->model->storages; i++) { apart[i] = zero_grad_apart(&policy, &s->layout.holders, i), far[i] = offload_has(o, i, STATE_GRADIENT); }
+    const ShelfPlan plan = {zero_gradient_stage(&policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), apart, NULL, far};
     const Shelf shelf = shelf_plan(&s->layout, plan);
     free(apart);
     return shelf;
 }
-// The shelves of the optimizer's states, on the device and on the host, of gradients on the host, and the rooms between.
+static inline Shelf store_plan_params(const Store *s, const Offload *o) {
+    const size_t storages = (size_t)s->model->storages;
+    bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout"), *far = apart + storages;
+    for (size_t i = 0; i < storages; i++) { apart[i] = zero_param_apart(&s->policy), far[i] = offload_has(o, (int)i, STATE_PARAMETERS); }
+    const ShelfPlan plan = {s->policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(s->dtype), apart, NULL, far};
+    const Shelf shelf = shelf_plan(&s->layout, plan);
+    free(apart);
+    return shelf;
+}
+// Those of what lies on the host, the optimizer's on the device, and the rooms between.
 static inline void store_plan_offload(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = (size_t)s->model->storages;
@@ -365,9 +378,12 @@ static inline void store_plan_offload(Store *s) {
         plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
         s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
     }
-    for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, STATE_GRADIENT); }
-    const ShelfPlan sums = {offload_has_any(o, STATE_GRADIENT) ? SHELF_SLICES : SHELF_NONE, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
-    s->host[STATE_GRADIENT] = shelf_plan(&s->layout, sums), s->host[STATE_GRADIENT].far = true;
+    for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
+        const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
+        const ShelfPlan plan = {o ? SHELF_SLICES : SHELF_NONE, SLICES_WHOLE, size, NULL, there, NULL};
+        for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, (StateKind)kind); }
+        s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+    }
     free(there);
     s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout"), s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
@@ -413,22 +429,18 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
     s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
     store_plan_batches(&s);
-    bool *param_apart = (bool *)checked_calloc((size_t)m->storages, sizeof(bool), "layout");
-    for (int i = 0; i < m->storages; i++) { param_apart[i] = zero_param_apart(&policy); }
     const bool feedback = policy.feedback && s.batch_count > 0;
     store_plan_offload(&s);
-    const ShelfPlan params = {policy.stage >= 3 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, dtype_size(dtype), param_apart, NULL, NULL};
     const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL, NULL};
     const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
     const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
-    s.params = shelf_plan(&s.layout, params), s.grads = store_plan_gradients(&s, &policy);
+    s.params = store_plan_params(&s, policy.offload), s.grads = store_plan_gradients(&s, policy.offload);
     s.secondary = shelf_plan(&s.layout, secondary);
     s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
     if (policy.relay) { store_plan_relay(&s); }
     if (policy.measures) { s.layers = store_plan_layers(&s), s.measured = store_plan_shared(&s); }
     if (policy.looks) { s.looked = store_plan_shared(&s); }
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
-    free(param_apart);
     return s;
 }
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
@@ -450,7 +462,7 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
 }
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
     size_t bytes = s->offload_rooms.held + s->sum_rooms.held;
-    for (int kind = 0; kind < STATE_KINDS; kind++) { bytes += s->host[kind].held; }
+    for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;
 }
 
@@ -479,16 +491,17 @@ static inline void store_join(Store *s, Comm *comm) {
 // Of what lies on the host. Copies from and to memory that is not pinned make the host wait.
 static inline void store_allocate_offload(Store *s) {
     bool pinned = true;
-    for (int kind = 0; kind < STATE_KINDS; kind++) {
+    for (int kind = 0; kind < HOST_KINDS; kind++) {
         shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
         pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
     }
     shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states"), shelf_allocate(&s->sum_rooms, MEMORY_BUFFERS, "sums of gradients");
     for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) { s->adding[i].at = (float *)(void *)(s->sum_rooms.base + (size_t)i * s->sum_bytes); }
-    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) {
+    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
         s->room[i].at = s->offload_rooms.base + (size_t)i * s->room_bytes;
         ops_link_open(&s->room[i].link, s->stream);
     }
+    for (int i = 0; i < ROOMS && s->policy.offload; i++) { ops_link_open(&s->param_link[i], s->stream); }
     if (!pinned) {
         fprintf(stderr, "warning: rank %d: the system pins no more memory (ulimit -l): what goes between host and device is slower\n", s->comm->rank);
     }
@@ -540,7 +553,8 @@ static inline void store_free(Store *s) {
                         &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured,  &s->looked};
     for (size_t i = 0; i < sizeof shelves / sizeof shelves[0]; i++) { shelf_free(shelves[i]); }
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->room[i].link); }
-    for (int kind = 0; kind < STATE_KINDS; kind++) { shelf_free(&s->host[kind]); }
+    for (int i = 0; i < ROOMS; i++) { ops_link_close(&s->param_link[i]); }
+    for (int kind = 0; kind < HOST_KINDS; kind++) { shelf_free(&s->host[kind]); }
     shelf_free(&s->offload_rooms), shelf_free(&s->sum_rooms), free(s->pieces);
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
@@ -574,11 +588,12 @@ static inline bool store_has_state(const Store *s, StateKind kind) {
 }
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
 static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
-    return (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
+    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s); // parameters are their own masters
+    return own ? store_param_far(s, storage) : (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
 }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
     if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
-    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
     const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }
@@ -605,6 +620,16 @@ static inline void store_clear_state(const Store *s, StateKind kind, int storage
         memset(store_state(s, kind, storage), 0, bytes);
     } else {
         ops_zero(s->stream, store_state(s, kind, storage), bytes);
+    }
+}
+// The same of the working parameters, in their precision.
+static inline void store_read_parameters(const Store *s, int storage, int64_t at, int64_t n, void *out) {
+    const size_t size = dtype_size(s->dtype);
+    const char *parameters = store_newest(s, storage) + at * (int64_t)size;
+    if (store_param_far(s, storage)) {
+        memcpy(out, parameters, (size_t)n * size);
+    } else {
+        ops_to_host(s->stream, out, parameters, (size_t)n * size);
     }
 }
 

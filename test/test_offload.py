@@ -33,6 +33,7 @@ ELEMENTS = sum(STORAGES)
 PIECE = -(-max(STORAGES) // 8 // 256) * 256  # elements that move at once
 RUN = dict(model=MODEL, seed=3, steps=5, micro_batch=2, batch_tokens=8 * T, threads=1)
 UPDATES = ("host", "device")
+GOES_ON = dict(val_every=2, val_batches=2, sample_every=3, sample_tokens=4)
 EMULATED = os.path.join(ROOT, "train_gpt_emu")
 LAYOUTS = [dict(), dict(micro_batch=8), dict(grad_clip=0), dict(dtype="bf16"), dict(dtype="bf16", stochastic_rounding=1), dict(optimizer="sgd", lr="1e-2"), dict(optimizer="sgd", dtype="bf16"),
            dict(recompute="block", dtype="bf16"), dict(threads=3), dict(ranks=2), dict(ranks=3, zero=1), dict(ranks=3, zero=2, dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=4, zero=3, dtype="bf16"),
@@ -74,6 +75,20 @@ class Equality(Check):
         for (layout, update), job in zip(cases, self.trained([dict(layout, offload="optimizer", offload_update=update) for layout, update in cases])):
             self.assert_same(job, expected[layouts.index(layout)], (layout, update))
             self.assertEqual(measured(job)["optimizer"], 0, (layout, update))
+
+    def test_parameters_on_the_host(self):
+        """Of blocks: they come for each use, also of evaluations, samples of text and exports."""
+        layouts = sample([dict(GOES_ON, **layout) for layout in LAYOUTS if "zero_quantized_weights" not in layout], 4)
+        cases = [(layout, update) for layout in layouts for update in UPDATES]
+        expected = self.trained(layouts)
+        for (layout, update), job in zip(cases, self.trained([dict(layout, offload="params", offload_update=update) for layout, update in cases])):
+            plain = expected[layouts.index(layout)]
+            self.assert_same(job, plain, (layout, update))
+            self.assertEqual(measured(job)["optimizer"], 0, (layout, update))
+            self.assertEqual(job.of("val"), plain.of("val"), (layout, update))
+            texts = [re.findall(r"--- sample.*?\n(.*?)\n---", run.out, re.S) for run in (job, plain)]
+            self.assertEqual(texts[0], texts[1], (layout, update))
+            self.assertTrue(texts[0], (layout, update))
 
     def test_budgets_between(self):
         layouts = sample(LAYOUTS, 2)
@@ -147,6 +162,24 @@ class Budgets(Check):
             self.assertEqual(measured(device)["device"], measured(none)["device"] - 4 * states * ELEMENTS + rooms["device"])
             self.assertEqual(measured(host)["device"], measured(none)["device"] - 4 * states * ELEMENTS)
 
+    def test_formulas_of_parameters(self):
+        """Of one rank: blocks share two rooms, and come for each forward and each backward pass; new ones go back, unless the host makes them."""
+        micro_steps = 4
+        for dtype, states, size in (("fp32", 2, 4), ("bf16", 3, 2)):
+            for recompute in ("none", "block"):
+                cases = [dict(dtype=dtype, recompute=recompute, offload=offload, offload_update=update) for update in UPDATES for offload in ("optimizer", "params")]
+                for update, before, job in zip(UPDATES, *[iter(self.trained(cases))] * 2):
+                    far = LAYERS * BLOCK * size
+                    old, new = before.end()["offload"]["measured"], job.end()["offload"]["measured"]
+                    rooms = 2 * PIECE * size if update == "device" else 0  # of new parameters
+                    own = far if dtype == "fp32" else 0
+                    self.assertEqual(measured(job)["parameters"], measured(before)["parameters"] - far)
+                    self.assertEqual(measured(job)["buffers"], measured(before)["buffers"] + BLOCK * size + -(-BLOCK * size // 64) * 64 + rooms)
+                    self.assertEqual(new["bytes"], old["bytes"] + far)
+                    comes = 2 * micro_steps * far
+                    self.assertEqual(new["in"], old["in"] + comes + (own if update == "device" else -far), (dtype, update))
+                    self.assertEqual(new["out"], old["out"] + (far if update == "device" else -own), (dtype, update))
+
     def test_device_is_filled(self):
         """Whatever the budget is, no state that is on the host would still fit; where the budget is enough, none is there."""
         for update in UPDATES:
@@ -160,11 +193,12 @@ class Budgets(Check):
                 if budget == whole:
                     self.assertEqual(measured(job)["device"], whole)
                 schedule = train(**RUN, device_memory=budget, offload_update=update, show_schedule=1).out
-                sums = set(map(int, re.findall(r" EVICT_SUM +storage (\d+)", schedule)))
-                together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"] - 4 * sum(STORAGES[storage] for storage in sums)
+                sums, comes = (set(map(int, re.findall(rf" {kind} +storage (\d+) +version 0", schedule))) for kind in ("EVICT_SUM", "PREFETCH"))
+                together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"] - 4 * sum(STORAGES[storage] for storage in [*sums, *comes])
                 rooms = 0 if update == "device" or budget == whole else 2 * PIECE * 8
                 self.assertIn(together - 8 * ELEMENTS, (rooms, 2 * 320 * 8, 2 * 32 * 8, 2 * PIECE * 4), (update, budget))  # a piece is not longer than what lies there
                 free, per_element = budget - measured(job)["device"], 4 if update == "device" else 8
+                self.assertTrue(not comes or free < 4 * BLOCK, (update, budget))
                 for storage in set(map(int, re.findall(r" FETCH +storage (\d+)", schedule))) if not sums else ():
                     self.assertLess(free, per_element * STORAGES[storage], (update, budget, storage))
 
@@ -204,7 +238,7 @@ class Resume(Check):
         """States that were saved from the host go on on the device, and the other way round, on more ranks, bit by bit."""
         for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")], 1):
             whole, = self.trained([layout])
-            places = [dict(), dict(offload="optimizer", offload_update="host"), dict(offload="optimizer", offload_update="device"), dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
+            places = [dict(), *[dict(offload=offload, offload_update=update) for offload in ("optimizer", "params") for update in UPDATES], dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
             for before, after in sample([(a, b) for a in places for b in places if a is not b], 3):
                 out = os.path.join(scratch(), "out")
                 train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
@@ -270,11 +304,13 @@ class Emulated(Check):
     def test_same(self):
         for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
             base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
-            none, device, host = self.trained([base, dict(base, offload="optimizer", offload_update="device"), dict(base, offload="optimizer", offload_update="host")])
-            self.assert_same(device, none, layout)
-            if layout.get("dtype") != "bf16":  # a last bit of fp32 may round a bf16 parameter the other way
-                self.assert_close(host.losses(), none.losses(), 1e-6, layout)
-            self.assert_close(host.losses(), none.losses(), 1e-2, layout)
+            offload = sample(["optimizer", "params"], 1)
+            none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update) for kind in offload for update in UPDATES]])
+            for host, device in zip(*[iter(jobs)] * 2):
+                self.assert_same(device, none, layout)
+                if layout.get("dtype") != "bf16":  # a last bit of fp32 may round a bf16 parameter the other way
+                    self.assert_close(host.losses(), none.losses(), 1e-6, layout)
+                self.assert_close(host.losses(), none.losses(), 1e-2, layout)
 
     def test_gradients_and_delay(self):
         for layout in sample([dict(), dict(dtype="bf16", micro_batch=1), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
@@ -289,7 +325,7 @@ class Emulated(Check):
 
     def test_memory_that_is_not_pinned(self):
         base = dict(steps=2, binary=EMULATED, dtype="bf16")
-        none, *jobs = self.trained([base, *[dict(base, offload="optimizer", offload_update=update, environment={"EMU_PINNED_MOST": "20000"}) for update in UPDATES]])
+        none, *jobs = self.trained([base, *[dict(base, offload="params", offload_update=update, environment={"EMU_PINNED_MOST": "20000"}) for update in UPDATES]])
         for job in jobs:
             self.assertIn("warning: rank 0: the system pins no more memory", job.err)
         self.assert_same(jobs[1], none, "device")

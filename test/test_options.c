@@ -494,6 +494,7 @@ static const char *const clashes[][3] = {
     {"--offload auto", "offload", "device-memory"},
     {"--offload optimizer --pipeline auto", "offload", "pipeline"},
     {"--offload auto --device-memory 1G --plan --profile x --cluster 1x1", "offload", "pipeline"},
+    {"--offload params --zero 3 --zero-quantized-weights", "offload", "zero-quantized-weights"},
     {"--host-memory 1G", "host-memory", "offload"},
     {"--host-memory 1G --device-memory 1G --offload none", "host-memory", "offload"},
     {"--offload-update auto", "offload-update", "offload"},

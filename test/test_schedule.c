@@ -32,6 +32,14 @@ static const Offload one_step_late = {everything, true, true, true, 7};
 static const ZeroPolicy delayed = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &one_step_late};
 static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
+// The same with the parameters of blocks: of 1 to 4 of them.
+enum { FAR_STATES = 6, FAR_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS };
+static unsigned char far_blocks[4][7] = {{FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_STATES},
+                                         {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_STATES},
+                                         {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_STATES},
+                                         {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_STATES}};
+static const Offload parameters_come = {far_blocks[3], true, false, false, 7};
+static const ZeroPolicy far_parameters = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &parameters_come};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
@@ -159,6 +167,7 @@ typedef enum {
     BASE_SUMS,
     BASE_SUMS_ALONE,
     BASE_DELAYED,
+    BASE_FAR_PARAMETERS,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -185,6 +194,7 @@ static Program base_program(Base base) {
     case BASE_SUMS: return sharded(4, 2, 4, 1, false, &far_sums);
     case BASE_DELAYED: return sharded(4, 2, 4, 1, false, &delayed);
     case BASE_SUMS_ALONE: return sharded(4, 1, 4, 2, false, &far_sums);
+    case BASE_FAR_PARAMETERS: return sharded(4, 1, 4, 2, false, &far_parameters);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -197,21 +207,13 @@ static void test_sequential_programs_are_valid(void **state) {
     char error[400];
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
-        for (int j = 0; j < 4 * 2 * 3; j++) { // stages, with and without a partition, and quantized, or with sums on the host
-            const bool quantized = j / 8 == 1;
-            ZeroPolicy policy = {j % 4,
-                                 j / 4 % 2 ? ranks : 1,
-                                 quantized,
-                                 quantized,
-                                 false,
-                                 {8, 256},
-                                 {4, 256},
-                                 ceil_div(samples, ranks) > rows,
-                                 false,
-                                 false,
-                                 false,
-                                 NULL,
-                                 j / 16 ? i % 2 ? &sums : &one_step_late : NULL};
+        const Offload offload = {far_blocks[layers - 1], samples % 2, false, false, layers + 3};
+        const Offload *far[] = {NULL, NULL, &offload, samples % 2 ? &sums : &one_step_late};
+        for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with parameters, or sums, on the host
+            const bool quantized = j / 8 == 1, partition = j / 4 % 2;
+            ZeroPolicy policy = {j % 4,     partition ? ranks : 1,           quantized, quantized, false, {8, 256},
+                                 {4, 256},  ceil_div(samples, ranks) > rows, false,     false,     false, NULL,
+                                 far[j / 8]};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -446,6 +448,10 @@ static const Damage damages[] = {
     {"a gradient leaves before the norm", BASE_HOST_UPDATES, 0, ACT_EVICT, 0, -1, MOVE_UP, 1,
      "EVICT unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
     {"parameters that do not come", BASE_HOST_UPDATES, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
+    {"parameters that do not come for a use", BASE_FAR_PARAMETERS, 0, ACT_PREFETCH, 3, LAST, DROP, 0,
+     "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
+    {"parameters into a room in use", BASE_FAR_PARAMETERS, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 2,
+     "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
     {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     // sums of gradients on the host: of two ranks, and of one, where they come back
     {"a sum that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 5, -1, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
