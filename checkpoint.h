@@ -172,12 +172,11 @@ static inline void model_file_load(const char *path, Store *s, DType dtype) {
 static inline void model_file_write_piece(FileWriter *w, const Store *s, int storage, int64_t begin, int64_t count) {
     TensorPart parts[TENSORS];
     const int64_t size = (int64_t)dtype_size(s->dtype);
-    int64_t stride = 1, end = 1;
+    const bool block = gpt_storage_class(s->model, storage) == STORAGE_BLOCK;
     int n = gpt_storage_parts(s->model, storage, parts);
-    if (gpt_storage_class(s->model, storage) == STORAGE_BLOCK) { gpt_storage_layers(s->model, storage, &stride, &end); }
     for (int i = 0; i < n; i++) {
         int64_t low = max_i64(begin, parts[i].offset), high = min_i64(begin + count, parts[i].offset + parts[i].elements);
-        for (int64_t layer = parts[i].layer; low < high && layer < end; layer += stride) {
+        for (int64_t layer = parts[i].layer; low < high && layer >= 0; layer = block ? gpt_next_layer(s->model, layer) : -1) {
             writer_seek(w, DATA_HEADER_BYTES + (model_file_offset(s->model, parts[i].tensor, layer) + low - parts[i].offset) * size);
             writer_add(w, state_piece.bytes + (low - begin) * size, (size_t)((high - low) * size));
         }
@@ -302,9 +301,10 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
            (p->state >= STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
-// What a state of a storage of `from` is in the store; -1: nothing.
-static inline int state_becomes(const Store *s, const GptModel *from, int kind, int storage) {
-    const bool replaced = s->takes_measured && gpt_storage_shared_by(from, storage) > 1;
+// What a state of a storage of `from` is in the store, of one that is a copy of it; -1: nothing. What was measured takes the place of v where a layer
+// shares no more.
+static inline int state_becomes(const Store *s, const GptModel *from, int kind, int storage, int copy) {
+    const bool replaced = s->takes_measured && gpt_storage_shared_by(from, storage) > 1 && gpt_storage_shared_by(s->model, copy) == 1;
     if (kind == STATE_MEASURED) { return replaced ? STATE_V : store_has_state(s, STATE_MEASURED) ? STATE_MEASURED : -1; }
     if (kind == STATE_GRADIENT && !store_delays(s)) { return -1; }
     return kind == STATE_V && replaced ? -1 : kind;
@@ -318,24 +318,26 @@ static inline int64_t state_own(const Store *s, StateKind kind, int storage, int
 }
 // Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its copies?
 static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
-    const int kind = state_becomes(s, from, (int)p->state, (int)p->storage);
-    for (int i = 0; kind >= 0 && i < s->model->storages; i++) {
+    for (int i = 0; i < s->model->storages; i++) {
+        const int kind = state_becomes(s, from, (int)p->state, (int)p->storage, i);
+        if (kind < 0 || gpt_storage_source(from, s->model, i) != p->storage) { continue; }
         int64_t first, own = state_own(s, (StateKind)kind, i, &first);
-        if (gpt_storage_source(from, s->model, i) == p->storage && own && p->begin < first + own && p->begin + p->count > first) { return true; }
+        if (own && p->begin < first + own && p->begin + p->count > first) { return true; }
     }
     return false;
 }
 // n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece: what is in my slices, of it or its copies, goes
 // into the store.
 static inline void state_piece_take(Store *s, const GptModel *from, StateKind of, int storage, int64_t at, int64_t n) {
-    const StateKind kind = (StateKind)state_becomes(s, from, of, storage);
-    for (int i = 0; (int)kind >= 0 && i < s->model->storages; i++) {
-        int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
-        if (gpt_storage_source(from, s->model, i) != storage || low >= high) { continue; }
+    for (int i = 0; i < s->model->storages; i++) {
+        const int kind = state_becomes(s, from, of, storage, i);
+        if (kind < 0 || gpt_storage_source(from, s->model, i) != storage) { continue; }
+        int64_t first = 0, own = state_own(s, (StateKind)kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
+        if (low >= high) { continue; }
         if (kind == STATE_PREVIOUS) {
             previous_from_host(s, i, at, n);
         } else {
-            store_write_state(s, kind, i, low - first, high - low, state_piece.floats + (low - at));
+            store_write_state(s, (StateKind)kind, i, low - first, high - low, state_piece.floats + (low - at));
         }
     }
 }
@@ -484,15 +486,25 @@ static inline bool manifest_text(const char *text, const char *key, const char *
     return true;
 }
 
+// Which blocks share: N that follow each other, Nx: those of one place modulo N, or the first layer of each one's group.
+static inline void manifest_add_share(TextBuffer *t, const GptModel *m) {
+    const int64_t layers = m->config.layers, blocks = m->storages - 3;
+    const GptShare runs = gpt_share(layers, m->users[0], 0), cycles = gpt_share(layers, 1, blocks);
+    if (share_same(&m->share, &runs)) {
+        text_add(t, ",share=%d", (int)m->users[0]);
+    } else if (share_same(&m->share, &cycles)) {
+        text_add(t, ",share=%" PRId64 "x", blocks);
+    } else {
+        for (int64_t l = 0; l < layers; l++) { text_add(t, "%s%d", l ? "." : ",share=", (int)m->share.first[l]); }
+    }
+}
 static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool adam) {
     const GptConfig *c = &m->config;
-    const GptShare *share = &m->share;
-    char shared[64] = "";
-    if (share_is(*share)) { snprintf(shared, sizeof shared, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run), share->cycle ? "x" : ""); }
     text_add(t,
-             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64
-             ",optimizer=%s%s\n",
-             c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, adam ? "adamw" : "sgd", shared);
+             "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
+             c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, adam ? "adamw" : "sgd");
+    if (share_is(&m->share)) { manifest_add_share(t, m); }
+    text_add(t, "\n");
 }
 
 // The last line: the checksum of all the text before it.
@@ -530,20 +542,36 @@ static inline char *manifest_read(const char *folder, char *why, size_t why_byte
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Folders
+// The same from the text behind "share=", up to the end of the line; false where it is no such thing.
+static inline bool manifest_share(const char *text, int64_t layers, GptShare *share) {
+    char *end = NULL;
+    const int64_t n = strtoll(text, &end, 10);
+    if (end == text || n < 0 || n > layers) { return false; }
+    if (*end != '.') {
+        const bool cycle = *end == 'x';
+        if (n) { *share = gpt_share(layers, n, cycle ? n : 0); }
+        return n && end[cycle] == '\n';
+    }
+    for (int64_t l = 0; l < layers; l++, text = end + 1) {
+        const int64_t first = strtoll(text, &end, 10);
+        if (end == text || *end != (l + 1 < layers ? '.' : '\n') || first < 0 || first > l || (first < l && share->first[first] != first)) { return false; }
+        share->first[l] = (uint16_t)first;
+    }
+    share_close(share, layers);
+    return true;
+}
 // The model of a checkpoint's manifest; false where the text has none. optimizer: at least 8 characters.
 static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share, char *optimizer) {
-    const char *line = manifest_line(text, "model");
-    int64_t n = 0;
-    char cycle = 0;
+    const char *line = manifest_line(text, "model"), *shared = ",share=";
+    int used = 0;
     const int found = line ? sscanf(line,
                                     "layers=%" SCNd64 ",heads=%" SCNd64 ",channels=%" SCNd64 ",vocab=%" SCNd64 ",padded_vocab=%" SCNd64 ",max_seq_len=%" SCNd64
-                                    ",optimizer=%7[a-z],share=%" SCNd64 "%c",
-                                    &c->layers, &c->heads, &c->channels, &c->vocab, &c->padded_vocab, &c->max_seq_len, optimizer, &n, &cycle)
+                                    ",optimizer=%7[a-z]%n",
+                                    &c->layers, &c->heads, &c->channels, &c->vocab, &c->padded_vocab, &c->max_seq_len, optimizer, &used)
                            : 0;
     *share = GPT_SHARE_NONE;
-    if (found >= 8 && cycle == 'x') { share->cycle = n; }
-    if (found >= 8 && cycle != 'x') { share->run = n; }
-    return found >= 7 && (found == 7 || (n >= 1 && n <= c->layers));
+    if (found != 7 || c->layers < 1 || c->layers > GPT_LAYERS) { return false; }
+    return line[used] == '\n' || (!strncmp(line + used, shared, strlen(shared)) && manifest_share(line + used + strlen(shared), c->layers, share));
 }
 static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step, const char *suffix) {
     snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);

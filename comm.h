@@ -402,10 +402,11 @@ static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
 static inline void comm_join(Comm *c, Group *g) {
     if (c->transport.join) { c->transport.join(c, g); }
 }
-// Collectives of the group will be over this memory, until comm_end.
+// Collectives of the group will be over this memory, until comm_end or until none is: before any of it is given back.
 static inline void comm_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     if (c->transport.share) { c->transport.share(c, g, memory, bytes); }
 }
+static inline void comm_share_none(Comm *c) { comm_share(c, NULL, NULL, 0); }
 
 // Says what the operations started from here on are about.
 static inline void comm_label(Comm *c, const char *what, int unit, int64_t step) { c->what = what, c->unit = unit, c->step = step; }

@@ -66,7 +66,8 @@ typedef struct {
     Group *pairs;  // [ranks] this one and the other
     ncclComm_t communicators[NCCL_GROUPS];
     NcclShared shared[NCCL_SHARED];
-    int groups, shares;
+    Group joined[NCCL_GROUPS]; // for collectives of stores
+    int groups, shares, joins;
     const CommOp *calling; // a call for it is in progress
     double polled, looked; // for what is complete, for errors
 } Nccl;
@@ -184,9 +185,22 @@ static inline void nccl_join(Comm *c, Group *g) {
     nccl_finish(c, communicator, result, &op);
     g->channel = n->communicators[n->groups++] = communicator;
 }
-// Where NCCL does not take the memory it copies through its own: slower, and no error.
+// Stores that follow each other in a run have groups of the same ranks: these share what was made for the first.
+static inline void nccl_join_once(Comm *c, Group *g) {
+    Nccl *n = (Nccl *)c->transport.state;
+    for (int i = 0; i < n->joins && !g->channel; i++) {
+        const Group *joined = &n->joined[i];
+        if (joined->n == g->n && !memcmp(joined->ranks, g->ranks, (size_t)g->n * sizeof(int))) { g->channel = joined->channel; }
+    }
+    if (g->channel) { return; }
+    nccl_join(c, g);
+    if (g->channel) { n->joined[n->joins] = group_seen_from(g, g->me), n->joined[n->joins++].channel = g->channel; }
+}
+// Where NCCL does not take the memory it copies through its own: slower, and no error. memory NULL: it is given back.
 static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t bytes) {
     Nccl *n = (Nccl *)c->transport.state;
+    for (; !memory && n->shares; n->shares--) { ncclCommDeregister(n->shared[n->shares - 1].communicator, n->shared[n->shares - 1].handle); }
+    if (!memory) { return; }
     NcclShared shared = {(ncclComm_t)g->channel, NULL};
     if (!shared.communicator || n->shares == NCCL_SHARED) { return; }
     bool taken = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
@@ -343,7 +357,7 @@ static inline void nccl_end(Comm *c) {
     memset(&op, 0, sizeof op);
     op.what = "end of NCCL", op.group = &c->everyone, op.step = c->step;
     CUDA_CHECK(cudaStreamSynchronize(n->collectives.carrier)), CUDA_CHECK(cudaStreamSynchronize(n->messages.carrier));
-    for (int i = 0; i < n->shares; i++) { ncclCommDeregister(n->shared[i].communicator, n->shared[i].handle); }
+    nccl_share(c, NULL, NULL, 0);
     while (n->groups) {
         ncclComm_t communicator = n->communicators[n->groups - 1];
         nccl_finish(c, communicator, ncclCommFinalize(communicator), &op);
@@ -351,6 +365,7 @@ static inline void nccl_end(Comm *c) {
         ncclCommDestroy(communicator);
     }
     lane_close(&n->collectives), lane_close(&n->messages);
+    for (int i = 0; i < n->joins; i++) { group_free(&n->joined[i]); }
     for (int r = 0; r < c->ranks; r++) { group_free(&n->pairs[r]); }
     group_free(&n->talkers);
     free(n->pairs), free(n);
@@ -379,7 +394,7 @@ static inline void nccl_open(Comm *c, Stream *s, const CommTraffic *traffic) {
     n->stream = s;
     n->pairs = (Group *)checked_calloc((size_t)c->ranks, sizeof(Group), "NCCL");
     lane_open(&n->collectives), lane_open(&n->messages);
-    CommTransport t = {"nccl", nccl_join, nccl_share, nccl_start, nccl_wait, nccl_post, nccl_wait_message, nccl_poll, nccl_end, n, NULL, 0};
+    CommTransport t = {"nccl", nccl_join_once, nccl_share, nccl_start, nccl_wait, nccl_post, nccl_wait_message, nccl_poll, nccl_end, n, NULL, 0};
     c->transport = t;
     nccl_join(c, &c->everyone);
     nccl_meet_peers(c, traffic);

@@ -18,6 +18,7 @@
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Configuration and descriptors
+enum { GPT_LAYERS = 10000 }; // at most
 typedef struct {
     int64_t layers, heads, channels, vocab, padded_vocab, max_seq_len;
 } GptConfig;
@@ -57,7 +58,7 @@ enum { GPT_DESCRIPTORS = (int)(sizeof gpt_descriptors / sizeof gpt_descriptors[0
 
 static inline void gpt_config_check(const GptConfig *c, const char *source) {
     const char *hint = "layers, heads, channels and vocab must be positive, and heads must divide channels";
-    if (c->layers < 1 || c->layers > 10000 || c->channels < 1 || c->channels > 1 << 20 || c->heads < 1 || c->channels % c->heads || c->vocab < 1 ||
+    if (c->layers < 1 || c->layers > GPT_LAYERS || c->channels < 1 || c->channels > 1 << 20 || c->heads < 1 || c->channels % c->heads || c->vocab < 1 ||
         c->vocab > 1 << 24 || c->padded_vocab < c->vocab || c->padded_vocab > 1 << 25 || c->max_seq_len < 1 || c->max_seq_len > 1 << 24) {
         die(EXIT_INPUT, hint,
             "model %.100s is impossible: layers=%" PRId64 " heads=%" PRId64 " channels=%" PRId64 " vocab=%" PRId64 " padded=%" PRId64 " max_seq_len=%" PRId64,
@@ -154,16 +155,36 @@ static const TensorSpec tensor_specs[TENSORS] = {
     {"lnfb", STORAGE_LNF, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
 };
 
-// Which blocks use one storage: so many that follow each other; or, where cycle is not 0, each block l that of l modulo cycle.
+// Which blocks use one storage: groups of any blocks.
 typedef struct {
-    int64_t run, cycle;
+    bool any;                   // false: none is shared, and the table is 0
+    uint16_t first[GPT_LAYERS]; // [layers] the first layer of each one's group
 } GptShare;
-static const GptShare GPT_SHARE_NONE = {1, 0};
-static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
+static const GptShare GPT_SHARE_NONE = {false, {0}};
+static inline bool share_is(const GptShare *s) { return s->any; }
+static inline bool share_same(const GptShare *a, const GptShare *b) { return !memcmp(a->first, b->first, sizeof a->first) && a->any == b->any; }
+// After its table has been filled.
+static inline void share_close(GptShare *s, int64_t layers) {
+    s->any = false;
+    for (int64_t l = 0; l < layers; l++) { s->any = s->any || s->first[l] != l; }
+    if (!s->any) { *s = GPT_SHARE_NONE; }
+}
+// So many that follow each other; or, where cycle is not 0, each block l with l modulo cycle.
+static inline GptShare gpt_share(int64_t layers, int64_t run, int64_t cycle) {
+    GptShare s = GPT_SHARE_NONE;
+    for (int64_t l = 0; l < layers; l++) { s.first[l] = (uint16_t)(cycle ? l % cycle : l - l % run); }
+    share_close(&s, layers);
+    return s;
+}
 
 typedef struct {
     GptConfig config;
     GptShare share;
+    uint16_t storage_of[GPT_LAYERS];         // [layers]
+    uint16_t user[GPT_LAYERS];               // [layers] which of its storage's layers one is, from 0
+    uint16_t next[GPT_LAYERS];               // [layers] the next one that uses its storage; 0: it is the last
+    uint16_t first[GPT_LAYERS];              // [storages of blocks] the first layer that uses it
+    uint16_t users[GPT_LAYERS];              // [storages of blocks]
     int units, storages;                     // L + 2; 3 and those of blocks: L where none is shared
     int64_t tensor_elements[TENSORS];        // of one layer
     int64_t tensor_offset[TENSORS];          // inside its storage
@@ -171,11 +192,22 @@ typedef struct {
     int64_t parameters;                      // over all storages, vocabulary padding included
 } GptModel;
 
+// Storages of blocks are numbered in the order of their first layers. Returns how many there are.
+static inline int64_t gpt_map_layers(GptModel *m) {
+    int64_t blocks = 0;
+    for (int64_t l = 0; l < m->config.layers; l++) {
+        const int64_t first = share_is(&m->share) ? m->share.first[l] : l;
+        m->storage_of[l] = first == l ? (uint16_t)(2 + blocks++) : m->storage_of[first];
+        m->user[l] = m->users[m->storage_of[l] - 2]++;
+    }
+    for (int64_t l = m->config.layers - 1; l >= 0; l--) { m->next[l] = m->first[m->storage_of[l] - 2], m->first[m->storage_of[l] - 2] = (uint16_t)l; }
+    return blocks;
+}
 static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
     GptModel m;
-    const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run); // storages of blocks
     memset(&m, 0, sizeof m);
     m.config = config, m.share = share;
+    const int64_t blocks = gpt_map_layers(&m);
     m.units = (int)config.layers + 2;
     m.storages = (int)blocks + 3;
     int64_t quantity[] = {1, config.channels, config.padded_vocab, config.max_seq_len};
@@ -195,34 +227,32 @@ static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
     return storage == 0 ? STORAGE_WTE : storage == 1 ? STORAGE_WPE : storage == m->storages - 1 ? STORAGE_LNF : STORAGE_BLOCK;
 }
 static inline int64_t gpt_storage_elements(const GptModel *m, int storage) { return m->class_elements[gpt_storage_class(m, storage)]; }
-static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) { return 2 + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run); }
-// The layers first, first + *stride .. below *end use a storage of blocks; returns first.
-static inline int64_t gpt_storage_layers(const GptModel *m, int storage, int64_t *stride, int64_t *end) {
-    const int64_t block = storage - 2, cycle = m->share.cycle;
-    *stride = cycle ? cycle : 1, *end = cycle ? m->config.layers : min_i64(m->config.layers, (block + 1) * m->share.run);
-    return cycle ? block : block * m->share.run;
+static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) { return m->storage_of[layer]; }
+// The layers that use a storage of blocks, one after another; -1: there is no more.
+static inline int64_t gpt_first_layer(const GptModel *m, int storage) { return m->first[storage - 2]; }
+static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) { return m->next[layer] ? m->next[layer] : -1; }
+static inline int64_t gpt_layer_user(const GptModel *m, int64_t layer) { return m->user[layer]; }
+// Does a layer use the storage of the one before it, or is it the first to use its own? Blocks that share follow each other where all of them do.
+static inline bool gpt_layer_follows(const GptModel *m, int64_t layer) { return !m->user[layer] || m->storage_of[layer - 1] == m->storage_of[layer]; }
+static inline bool gpt_layers_follow(const GptModel *m, int storage) {
+    bool follow = true;
+    for (int64_t layer = gpt_first_layer(m, storage); layer >= 0; layer = gpt_next_layer(m, layer)) { follow = follow && gpt_layer_follows(m, layer); }
+    return follow;
 }
-// Which of its storage's layers one is, from 0.
-static inline int64_t gpt_layer_user(const GptModel *m, int64_t layer) { return m->share.cycle ? layer / m->share.cycle : layer % m->share.run; }
 // The storage of `from` that one of `to` is a copy of, where both have the same layers, and those that share one in `to` do so in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
-    int64_t stride, end;
     const StorageClass c = gpt_storage_class(to, storage);
-    if (c == STORAGE_BLOCK) { return gpt_storage_of_layer(from, gpt_storage_layers(to, storage, &stride, &end)); }
+    if (c == STORAGE_BLOCK) { return gpt_storage_of_layer(from, gpt_first_layer(to, storage)); }
     return c == STORAGE_LNF ? from->storages - 1 : storage;
 }
 // The first unit that uses a storage.
 static inline int gpt_unit_of_storage(const GptModel *m, int storage) {
-    int64_t stride, end;
     const StorageClass c = gpt_storage_class(m, storage);
-    return c == STORAGE_BLOCK ? 1 + (int)gpt_storage_layers(m, storage, &stride, &end) : c == STORAGE_LNF ? m->units - 1 : 0;
+    return c == STORAGE_BLOCK ? 1 + (int)gpt_first_layer(m, storage) : c == STORAGE_LNF ? m->units - 1 : 0;
 }
 // How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are one tensor's, by the model's definition.
 static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
-    int64_t stride, end;
-    if (gpt_storage_class(m, storage) != STORAGE_BLOCK) { return 1; }
-    const int64_t first = gpt_storage_layers(m, storage, &stride, &end);
-    return ceil_div(end - first, stride);
+    return gpt_storage_class(m, storage) == STORAGE_BLOCK ? m->users[storage - 2] : 1;
 }
 
 static inline UnitClass gpt_unit_class(const GptModel *m, int unit) { return unit == 0 ? UNIT_EMBEDDING : unit < m->units - 1 ? UNIT_BLOCK : UNIT_HEAD; }
@@ -250,8 +280,7 @@ typedef struct {
 static inline int gpt_storage_parts(const GptModel *m, int storage, TensorPart parts[TENSORS]) {
     int n = 0;
     StorageClass wanted = gpt_storage_class(m, storage);
-    int64_t stride, end;
-    const int64_t layer = wanted == STORAGE_BLOCK ? gpt_storage_layers(m, storage, &stride, &end) : 0;
+    const int64_t layer = wanted == STORAGE_BLOCK ? gpt_first_layer(m, storage) : 0;
     for (int t = 0; t < TENSORS; t++) {
         if (tensor_specs[t].storage != wanted) { continue; }
         TensorPart part = {(TensorId)t, layer, m->tensor_offset[t], m->tensor_elements[t]};

@@ -115,7 +115,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order
     X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
     X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \
     X(FLAG, "pseudo", delink_auto, "delink-auto", "", "0", 0, 1, "", "do so when the gradients of more than half of the neighbours that share have become unlike, three looks in a row") \
-    X(INT, "pseudo", delink_every, "delink-every", "", "1000", 1, 1e12, "steps", "from look to look of --delink-auto; one takes as many passes without an update as blocks share") \
+    X(FLAG, "pseudo", delink_gradual, "delink-gradual", "", "0", 0, 1, "", "step by step: groups are cut in two, at --delink-at and each --delink-every steps in halves, with --delink-auto where gradients are unlike") \
+    X(INT, "pseudo", delink_every, "delink-every", "", "1000", 1, 1e12, "steps", "from look to look of --delink-auto, one of which takes as many passes without an update as blocks share; from cut to cut of --delink-gradual") \
     X(NUM, "pseudo", delink_below, "delink-below", "", "0.5", 0, 1, "cosine", "of two gradients that are unlike") \
     X(FLAG, "pseudo", delink, "delink", "", "0", 0, 1, "", "begin so with --model FOLDER, a checkpoint whose blocks share") \
     X(PICK, "pseudo", delink_moments, "delink-moments", "", "mean", 0, 0, "mean|measured|reset", "what copies begin with: the moments of the mean gradient; m so, and v as measured layer by layer; none") \
@@ -441,6 +442,7 @@ static inline bool clash_delay_private(const Options *o, const OptionsGiven *g) 
     return o->offload_delay && (o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]);
 }
 static inline bool clash_delay_quantized(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->zero_quantized_gradients; }
+static inline bool clash_delay_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && (o->delink_at || o->delink_auto); }
 static inline bool clash_delay_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->delink_moments == DELINK_MEASURED; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
@@ -547,7 +549,10 @@ static inline bool options_switches(const Options *o) { return o->delink_at || o
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
 static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
 static inline bool clash_auto_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && (o->delink_at || o->delink); }
-static inline bool clash_every_auto(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_delink_every] && !o->delink_auto; }
+static inline bool clash_every_auto(const Options *o, const OptionsGiven *g) {
+    return g->at[OPTION_INDEX_delink_every] && !o->delink_auto && !(o->delink_gradual && o->delink_at);
+}
+static inline bool clash_gradual_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_gradual && !options_switches(o); }
 static inline bool clash_below_auto(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_delink_below] && !o->delink_auto; }
 static inline bool clash_auto_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && *o->profile_steps; }
 static inline bool clash_auto_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && options_cyclic(o); }
@@ -571,7 +576,6 @@ static inline bool clash_delink_profile(const Options *o, const OptionsGiven *g)
 static inline bool clash_share_auto(const Options *o, const OptionsGiven *g) { return (void)g, options_shares(o) && (options_plans(o) || o->plan); }
 static inline bool clash_share_private(const Options *o, const OptionsGiven *g) { return options_shares(o) && options_private(o, g); }
 static inline bool clash_delink_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && options_cyclic(o); }
-static inline bool clash_delink_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_switches(o) && options_offloads(o); }
 static inline bool clash_cyclic_offload(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && options_offloads(o); }
 static inline bool clash_skip_loss_private(const Options *o, const OptionsGiven *g) { return o->skip_loss_z > 0 && options_private(o, g); }
 static inline bool clash_skip_grad_private(const Options *o, const OptionsGiven *g) { return o->skip_grad_z > 0 && options_private(o, g); }
@@ -600,6 +604,8 @@ static const OptionPair option_pairs[] = {
     {"offload-delay", "offload-update", "it is the host that updates while the device computes", clash_delay_update},
     {"offload-delay", "dp-noise", "(or --dp-epsilon) the gradient of a private step gets its noise on the device", clash_delay_private},
     {"offload-delay", "zero-quantized-gradients", "their sums stay on the device", clash_delay_quantized},
+    {"offload-delay", "delink-at", "(or --delink-auto) a gradient that waits is of a model that is gone: give --delink to a run that follows",
+     clash_delay_delink},
     {"offload-delay", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_delay_measured},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
@@ -672,7 +678,8 @@ static const OptionPair option_pairs[] = {
     {"delink-at", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_delink_profile},
     {"delink-auto", "share", "no blocks share: give --share all", clash_auto_share},
     {"delink-auto", "delink-at", "there is one switch: give one of them, or --delink", clash_auto_at},
-    {"delink-every", "delink-auto", "only it looks at gradients", clash_every_auto},
+    {"delink-gradual", "delink-at", "needs it or --delink-auto: they say when", clash_gradual_at},
+    {"delink-every", "delink-auto", "needs it or --delink-gradual: nothing is looked at, and there is one switch", clash_every_auto},
     {"delink-below", "delink-auto", "only it looks at gradients", clash_below_auto},
     {"delink-auto", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_auto_profile},
     {"delink-auto", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_auto_cyclic},
@@ -685,8 +692,6 @@ static const OptionPair option_pairs[] = {
     {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
     {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
     {"delink-at", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_delink_cyclic},
-    {"delink-at", "offload", "(or --delink-auto with --device-memory) states are there twice at the switch: give --delink to a run that follows",
-     clash_delink_offload},
     {"cyclic", "offload", "(or --device-memory) states go from rank to rank when their updates are made, and none lies on the host", clash_cyclic_offload},
 };
 #undef ONLY_PRIVATE

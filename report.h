@@ -88,7 +88,14 @@ typedef struct {
     int64_t moved[2];                  // of these in a step: to the device, to the host
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
+    size_t passing;      // in host: states of the shared model that lie there while blocks are delinked (pseudo.h)
+    int64_t parameters;
 } Prediction;
+// The most that this rank needs of its device and of the host, of all the models that a run will have.
+typedef struct {
+    double device, host;
+    size_t offloaded; // in host
+} Needs;
 
 // What predictions and reports of a run are about.
 typedef struct {
@@ -107,6 +114,7 @@ typedef struct {
     ExecutorShape shape;                  // of micro-steps
     Privacy *privacy;
     const CyclicPlan *cyclic; // whose program is that of step 0
+    Prediction *later;        // of the model whose blocks share no more; NULL: it does not come to that
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
@@ -313,6 +321,7 @@ static inline void show_schedule(const RunFacts *run) {
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
     memset(p, 0, sizeof *p);
+    p->parameters = run->model->parameters;
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
@@ -411,11 +420,15 @@ static inline double most_of_ranks(const RunFacts *run, double mine) {
     free(all);
     return most;
 }
+static inline void needs_add(Needs *needs, const Prediction *p) {
+    needs->device = fmax(needs->device, (double)memory_device(p->memory));
+    if ((double)p->host > needs->host) { needs->host = (double)p->host, needs->offloaded = p->offloaded; }
+}
 // Ends the program where a rank needs more than --device-memory or --host-memory, after offload.h has done what it can. The host's part that is not
 // planned changes a little from run to run. All ranks call it.
-static inline void check_budgets(const RunFacts *run) {
+static inline void check_budgets(const RunFacts *run, const Needs *needs) {
     const Options *o = run->options;
-    const double device = most_of_ranks(run, (double)memory_device(run->predicted->memory)), host = most_of_ranks(run, (double)run->predicted->host);
+    const double device = most_of_ranks(run, needs->device), host = most_of_ranks(run, needs->host);
     const bool planned = o->plan || options_plans(o);
     char hint[200];
     snprintf(hint, sizeof hint, "the smallest that fits is --device-memory %.0f%s", device,
@@ -427,8 +440,8 @@ static inline void check_budgets(const RunFacts *run) {
     snprintf(hint, sizeof hint, "the smallest that fits is --host-memory %.0fM%s", ceil(host / 0x1p20) + 1,
              *o->device_memory ? ", or less with a larger --device-memory" : "; with --device-memory less lies there");
     if (host > option_size("host-memory", o->host_memory)) {
-        die(EXIT_RESOURCES, hint, "a rank needs %.0f bytes of the host, %zu of them for offloaded states, --host-memory gives %s", host,
-            run->predicted->offloaded, o->host_memory);
+        die(EXIT_RESOURCES, hint, "a rank needs %.0f bytes of the host, %zu of them for offloaded states, --host-memory gives %s", host, needs->offloaded,
+            o->host_memory);
     }
 }
 
@@ -585,6 +598,17 @@ static inline void print_shell_word(const char *word) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reports of the whole run: at its start, at its end, and after a graceful stop
+// What the run will be when blocks share no more.
+static inline void print_later(const Prediction *p) {
+    if (!p) { return; }
+    printf("delinked   %.1f M parameters, predicted %.1f ms a step; memory of rank 0 from then on, %.3f MiB of the host at the switch only:\n",
+           (double)p->parameters / 1e6, p->step_s * 1000, (double)p->passing / 1048576);
+    print_memory(p->memory, p->host, NULL, 0);
+    if (p->offloaded) {
+        printf("offload    then %.3f MiB of the host are for states; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
+               (double)p->offloaded / 1048576, (double)p->moved[0] / 1048576, (double)p->moved[1] / 1048576);
+    }
+}
 static inline void print_offload(const RunFacts *run) {
     const Prediction *p = run->predicted;
     const Offload *o = run->store->policy.offload;
@@ -626,6 +650,7 @@ static inline void print_start(const RunFacts *run) {
     print_memory(p->memory, p->host, NULL, 0);
     print_offload(run);
     if (run->ranks->n > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
+    print_later(run->later);
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);
     }
@@ -644,14 +669,20 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
-// Blocks that shared their parameters have their own now: predictions are of the run from here on.
+// Blocks that shared their parameters have their own now, or fewer share them: predictions are of the run from here on.
 static inline void report_delink(const RunFacts *run, int64_t step, ProgressBar *bar, Log *log) {
+    const int storages = run->model->storages - 3;
     progress_break(bar);
-    printf("step %5" PRId64 " | delinked: each of %" PRId64 " blocks has its own parameters from here on, %.1f M in all; memory of rank 0:\n", step,
+    printf("step %5" PRId64 " | delinked: %d storages for %" PRId64 " blocks from here on, %.1f M parameters in all; memory of rank 0:\n", step, storages,
            run->model->config.layers, (double)run->model->parameters / 1e6);
     print_memory(run->predicted->memory, run->predicted->host, NULL, 0);
     TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"predicted\":", step, run->model->parameters);
+    text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"storages\":%d,\"first\":[", step, run->model->parameters,
+             storages);
+    for (int64_t l = 0; l < run->model->config.layers; l++) {
+        text_add(&line, "%s%" PRId64, l ? "," : "", gpt_first_layer(run->model, gpt_storage_of_layer(run->model, l)));
+    }
+    text_add(&line, "],\"predicted\":");
     json_add_predicted(run->predicted, &line);
     text_add(&line, "}");
     log_line(log, &line);
@@ -686,6 +717,10 @@ static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
     for (int l = 0; l < LINK_KINDS; l++) { json_add_field(line, comm_link_names[l], run->rates->message_bytes_per_s[l]); }
     json_add_field(line, "latency", run->rates->message_s[LINK_INTER]);
     text_add(line, "},\"predicted\":"), json_add_predicted(run->predicted, line);
+    if (run->later) {
+        text_add(line, ",\"delinked\":{\"parameters\":%" PRId64 ",\"passing\":%zu,\"predicted\":", run->later->parameters, run->later->passing);
+        json_add_predicted(run->later, line), text_add(line, "}");
+    }
     json_add_privacy(run->privacy, run->privacy->allowed, line);
     text_add(line, "}");
 }

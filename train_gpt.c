@@ -36,18 +36,19 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun) {
     const Options *o = &t->options;
     const GptShare asked = share_parse(o->share, config->layers);
-    const bool shares = share_is(asked);
-    if (o->delink && !share_is(begun)) {
+    const bool shares = share_is(&asked);
+    if (o->delink && !share_is(&begun)) {
         die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run", "--delink: %s has no blocks that share", o->model);
     }
-    if (shares && t->model_file && memcmp(&asked, &begun, sizeof asked)) {
+    if (shares && t->model_file && !share_same(&asked, &begun)) {
         die(EXIT_INPUT, "begin with a descriptor, such as d12", "--share %s with --model %s: its blocks are not the same", o->share, o->model);
     }
     if (t->model_begun.units) { return o->delink ? GPT_SHARE_NONE : begun; }
     GptConfig of = *config;
     GptShare newest = asked;
     if (o->resume && options_switches(o) && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = asked; }
-    return share_is(newest) ? asked : newest;
+    const bool on_its_way = share_is(&newest) && o->delink_gradual && share_is_cut(&asked, &newest, config->layers);
+    return share_is(&newest) && !on_its_way ? asked : newest;
 }
 static void setup_model(Trainer *t) {
     const Options *o = &t->options;
@@ -169,10 +170,10 @@ static void setup_store(Trainer *t) {
     ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
     if (t->cyclic.rule) { policy.relay = &t->relay; }
     if (t->offload.host) { policy.offload = &t->offload; }
-    policy.looks = o->delink_auto && share_is(t->model.share);
-    policy.measures = o->delink_moments == DELINK_MEASURED && share_is(t->model.share);
+    policy.looks = o->delink_auto && share_is(&t->model.share);
+    policy.measures = o->delink_moments == DELINK_MEASURED && share_is(&t->model.share);
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->store.takes_measured = o->delink_moments == DELINK_MEASURED && !policy.measures;
+    t->store.takes_measured = o->delink_moments == DELINK_MEASURED;
     t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
 }
 static void setup_schedule(Trainer *t) {
@@ -204,33 +205,82 @@ static void setup_messages(Trainer *t) {
 
 // What predictions and reports of the run are about.
 static RunFacts run_facts(Trainer *t) {
-    RunFacts facts = {&t->options, &t->model,         &t->comm,   &t->cluster,     t->ranks, &t->program, &t->rates,   &t->predicted, &t->train,
-                      &t->store,   t->stream.threads, t->samples, t->most_samples, t->steps, t->shape,    &t->privacy, &t->cyclic};
+    RunFacts facts = {&t->options,     &t->model,     &t->comm,  &t->cluster, t->ranks,          &t->program,
+                      &t->rates,       &t->predicted, &t->train, &t->store,   t->stream.threads, t->samples,
+                      t->most_samples, t->steps,      t->shape,  &t->privacy, &t->cyclic,        t->later.parameters ? &t->later : NULL};
     return facts;
 }
 
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
-static void setup_offload(Trainer *t) {
+static void place_offload(Trainer *t) {
     const Options *o = &t->options;
     size_t memory[MEMORY_KINDS];
-    if (!options_offloads(o)) { return; }
     RunFacts facts = run_facts(t);
     predict_memory(&facts, t->shape.rows, o->recompute == RECOMPUTE_BLOCK, memory);
     const double excess = (double)memory_device(memory) - option_size("device-memory", o->device_memory);
-    measure_offload(&t->rates, &t->stream);
-    int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
-    comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
-    t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.by_host = by_host;
+    t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.storages = t->model.storages;
+    const ZeroPolicy *policy = &t->store.policy;
     const unsigned char kinds = o->offload == OFFLOAD_OPTIMIZER ? OPTIMIZER_STATES : OFFLOAD_ANY;
-    t->offload.storages = t->model.storages, t->offload.gradients = !t->privacy.on && !o->zero_quantized_gradients && !t->store.policy.measures;
-    t->offload.delays = o->offload_delay;
+    t->offload.gradients = !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks, t->offload.delays = o->offload_delay;
     if (o->offload >= OFFLOAD_OPTIMIZER) {
         offload_all(&t->offload, &t->store, o->offload == OFFLOAD_PARAMS ? OPTIMIZER_STATES | 1 << STATE_PARAMETERS : kinds);
     }
     do { offload_fill(&t->offload, &t->store, kinds, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
     setup_store(t), setup_schedule(t);
+}
+// Who updates what lies on the host holds for the whole run.
+static void setup_offload(Trainer *t) {
+    const Options *o = &t->options;
+    if (!options_offloads(o)) { return; }
+    measure_offload(&t->rates, &t->stream);
+    int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
+    t->offload.by_host = by_host;
+    place_offload(t);
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
+}
+
+// A model in the place of the one before, whose plans are somewhere else: the store, its schedules, and what lies on the host. The same at each call.
+static void plan_model(Trainer *t, GptModel model) {
+    t->model = model, t->offload.host = NULL;
+    setup_store(t), setup_schedule(t);
+    if (options_offloads(&t->options)) { place_offload(t); }
+}
+// What a model that follows in this run will need, before anything is allocated. passing: of the states of the one before it; returns its own.
+static size_t foresee(Trainer *t, GptModel model, size_t passing) {
+    const GptModel now = t->model;
+    const Store store = t->store;
+    const Program program = t->program, evaluation = t->evaluation;
+    const ExecutorShape shape = t->shape;
+    const Offload offload = t->offload;
+    plan_model(t, model);
+    RunFacts facts = run_facts(t);
+    facts.predicted = &t->later;
+    predict(&facts);
+    t->later.passing = passing, t->later.host += passing;
+    needs_add(&t->needs, &t->later);
+    if (!t->options.dry_run && !t->options.show_schedule) { check_memory(&facts); }
+    passing = delink_host_bytes(&t->store, t->options.delink_moments);
+    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation), free(t->offload.host);
+    t->model = now, t->store = store, t->program = program, t->evaluation = evaluation, t->shape = shape, t->offload = offload;
+    return passing;
+}
+// All that follow, the last of which shares nothing. Of cuts that depend on gradients, what may take most.
+static void foresee_switch(Trainer *t) {
+    const Options *o = &t->options;
+    GptModel m = t->model;
+    if (!options_switches(o) || !share_is(&m.share)) { return; }
+    size_t passing = delink_host_bytes(&t->store, o->delink_moments);
+    for (int cut = CUT_PAIRS; o->delink_gradual && cut <= CUT_ALL_BUT_ONE;) {
+        const GptShare parts = share_parts(&m, o->delink_auto ? (ShareCut)cut : CUT_HALVES);
+        const bool same = share_same(&parts, &m.share);
+        cut += o->delink_auto;
+        if (!share_is(&parts)) { break; }
+        m = gpt_model_shared(m.config, parts);
+        if (!same) { passing = foresee(t, m, passing); }
+    }
+    foresee(t, gpt_model(m.config), passing);
 }
 
 // Samples of one validation (labelled ones once at most).
@@ -281,11 +331,14 @@ static void setup_executor(Trainer *t) {
     t->profile = profile_make(&t->options, actions);
     program_free(&longest);
 }
-static void setup_states(Trainer *t) {
-    memcpy(t->before, memory_taken, sizeof t->before);
+static void allocate_states(Trainer *t) {
     t->stream.workspace_bytes = executor_workspace_bytes(&t->model, &t->shape, t->stream.threads);
     t->stream.workspace = memory_take(MEMORY_BUFFERS, t->stream.workspace_bytes, "workspace");
     store_allocate(&t->store, &t->comm, &t->stream);
+}
+static void setup_states(Trainer *t) {
+    memcpy(t->before, memory_taken, sizeof t->before);
+    allocate_states(t);
     setup_executor(t);
     t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
 }
@@ -384,7 +437,8 @@ static void between_steps(Trainer *t) {
 // From shared to real blocks, between two steps. What works with the states is made anew: the plan of the store, the schedules, the executor.
 
 // The gradients of this step of the layers that share, one of each storage at a time, in passes without an update. What they send is not of the steps.
-static bool look(Trainer *t) {
+// Returns whether it is time for these groups.
+static bool look(Trainer *t, GptShare *next) {
     int64_t sent[COMM_KINDS][LINK_KINDS];
     const double start = seconds_now();
     Look seen = look_make(&t->model);
@@ -400,7 +454,12 @@ static bool look(Trainer *t) {
     }
     t->executor.alone = -1, t->executor.action = NULL;
     memcpy(t->comm.bytes, sent, sizeof sent);
-    const bool now = look_decide(&seen, &t->progress);
+    bool now = false;
+    if (t->options.delink_gradual) {
+        *next = look_cut(&seen, &t->model, t->options.delink_below), now = !share_same(next, &t->model.share);
+    } else {
+        now = look_decide(&seen, &t->progress);
+    }
     if (t->comm.rank == 0) {
         report_look(t->progress.step, seen.cosine, t->model.config.layers, seen.pairs, seen.unlike, t->progress.unlike, seconds_now() - start, &t->bar,
                     &t->log);
@@ -408,29 +467,37 @@ static bool look(Trainer *t) {
     look_free(&seen);
     return now;
 }
-static bool delink_due(Trainer *t) {
+// *next: which blocks share after it.
+static bool delink_due(Trainer *t, GptShare *next) {
     const Options *o = &t->options;
     const int64_t step = t->progress.step;
-    if (!share_is(t->model.share)) { return false; }
-    return o->delink_auto ? step && step % o->delink_every == 0 && look(t) : o->delink_at && step >= o->delink_at;
+    *next = GPT_SHARE_NONE;
+    if (!share_is(&t->model.share)) { return false; }
+    if (o->delink_auto) { return step && step % o->delink_every == 0 && look(t, next); }
+    if (o->delink_gradual) { *next = share_parts(&t->model, CUT_HALVES); }
+    const bool again = o->delink_gradual && t->progress.delinked;
+    return o->delink_at && step >= o->delink_at && (!again || (step - o->delink_at) % o->delink_every == 0);
 }
-static void delink(Trainer *t) {
+// All that lies on the device is given back, then taken anew: states pass through the host.
+static void delink(Trainer *t, GptShare next) {
     const GptModel shared = t->model;
+    const Offload offload = t->offload;
+    const int64_t moments = t->options.delink_moments;
     Store before = t->store;
     store_settle(&before), ops_wait(&t->stream);
     executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
-    before.model = before.layout.model = &shared;
-    t->model = gpt_model(shared.config);
-    setup_store(t);
-    setup_schedule(t);
-    store_join(&t->store, &t->comm);
+    before.model = before.layout.model = &shared, before.policy.offload = offload.host ? &offload : NULL;
+    float **packed = delink_pack(&before, moments);
+    comm_share_none(&t->comm), store_leave_states(&before), ops_free(t->stream.workspace);
     memcpy(memory_taken, t->before, sizeof memory_taken);
+    plan_model(t, gpt_model_shared(shared.config, next));
+    store_join(&t->store, &t->comm);
     RunFacts facts = run_facts(t);
     predict(&facts);
-    memory_taken[MEMORY_BUFFERS] += t->stream.workspace_bytes;
-    store_allocate(&t->store, &t->comm, &t->stream);
-    delink_states(&t->store, &before, t->options.delink_moments, &t->progress);
-    store_free(&before);
+    const size_t passing = memory_on_host;
+    allocate_states(t);
+    delink_states(&t->store, &before, packed, moments, &t->progress);
+    store_free(&before), free(offload.host), memory_on_host -= passing;
     setup_executor(t);
     if (t->comm.rank == 0) { report_delink(&facts, t->progress.step, &t->bar, &t->log); }
     store_settle(&t->store), comm_reset_counters(&t->comm);
@@ -475,7 +542,9 @@ static void plan(Trainer *t) {
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     predict(&facts);
-    check_budgets(&facts);
+    needs_add(&t->needs, &t->predicted);
+    foresee_switch(t);
+    check_budgets(&facts, &t->needs);
 }
 
 // The modes that only print; true when there was one.
@@ -531,7 +600,8 @@ static void train(Trainer *t) {
     e->first_step = t->first_step;
     between_steps(t);
     while (t->progress.step < t->end && !t->stopping) {
-        if (delink_due(t)) { delink(t); }
+        GptShare next;
+        if (delink_due(t, &next)) { delink(t, next); }
         train_step(t);
         between_steps(t);
     }

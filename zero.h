@@ -191,10 +191,10 @@ static inline float *store_layer_gradient(Store *s, int storage, int64_t layer, 
     return store_layer(s, storage, gpt_layer_user(s->model, layer));
 }
 static inline void store_reduce_layers(Store *s, int storage, int64_t step) {
-    int64_t stride, end, begin;
-    const int64_t first = gpt_storage_layers(s->model, storage, &stride, &end), elements = gpt_storage_elements(s->model, storage);
+    int64_t begin;
+    const int64_t elements = gpt_storage_elements(s->model, storage);
     store_own(s, storage, &begin);
-    for (int64_t layer = first; layer < end; layer += stride) {
+    for (int64_t layer = gpt_first_layer(s->model, storage); layer >= 0; layer = gpt_next_layer(s->model, layer)) {
         float *grad = store_layer(s, storage, gpt_layer_user(s->model, layer));
         if (!s->begun[layer]) { ops_zero(s->stream, grad, (size_t)elements * sizeof(float)); }
         s->begun[layer] = false;
@@ -203,9 +203,9 @@ static inline void store_reduce_layers(Store *s, int storage, int64_t step) {
     }
 }
 static inline void store_sum_layers(Store *s, int storage) {
-    int64_t stride, end, begin, n = store_own(s, storage, &begin);
+    int64_t begin, n = store_own(s, storage, &begin);
     float *slice = (float *)(void *)shelf_slice(&s->grads, storage);
-    for (int64_t layer = gpt_storage_layers(s->model, storage, &stride, &end); n && layer < end; layer += stride) {
+    for (int64_t layer = gpt_first_layer(s->model, storage); n && layer >= 0; layer = gpt_next_layer(s->model, layer)) {
         const int64_t user = gpt_layer_user(s->model, layer);
         comm_wait(s->comm, s->layer_reduces[layer]);
         if (user) {

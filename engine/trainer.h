@@ -43,7 +43,8 @@ typedef struct {
     Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Program window;                             // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked for ...
     int64_t window_step;                        // ... namely of this one
-    Prediction predicted;
+    Prediction predicted, later;                // later: when blocks share no more
+    Needs needs;                                // of both
     // with what
     Store store;
     Executor executor;

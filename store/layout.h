@@ -195,7 +195,7 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
     bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders");
     for (int i = 0; i < m->storages; i++) {
         memset(marked, 0, ranks * sizeof(bool));
-        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1 || (m->share.cycle && gpt_storage_class(m, i) == STORAGE_BLOCK),
+        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1 || (gpt_storage_class(m, i) == STORAGE_BLOCK && !gpt_layers_follow(m, i)),
         h.of[i] = holders_list(&h, marked, (int)ranks);
         h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i], h.blocks[h.of[i]] += h.turns[i];
     }

@@ -548,14 +548,30 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     for (size_t i = 0; i < n * MAIL_KINDS; i++) { s->mail[i].open = (Ticket *)checked_malloc(MAIL_USES * (size_t)comm->ranks * sizeof(Ticket), "store"); }
 }
 
+// Gives back what lies on the device, or on the host; the rest of the store stays.
+static inline void store_free_shelves(Store *s, bool far) {
+    Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,    &s->secondary, &s->codes,         &s->errors,
+                        &s->making, &s->coming, &s->piling, &s->layers, &s->measured, &s->looked,    &s->offload_rooms, &s->sum_rooms};
+    for (size_t i = 0; i < sizeof shelves / sizeof shelves[0]; i++) {
+        if (shelves[i]->far == far) { shelf_free(shelves[i]); }
+    }
+    for (int kind = 0; far && kind < HOST_KINDS; kind++) { shelf_free(&s->host[kind]); }
+    if (far) { return; }
+    ops_free(s->unpacked), ops_free(s->parcel_base);
+    s->unpacked = s->parcel_base = NULL;
+}
+// Gives back all but the optimizer's states on the host, and parameters there that are their own masters.
+static inline void store_leave_states(Store *s) {
+    store_free_shelves(s, false), shelf_free(&s->offload_rooms), shelf_free(&s->sum_rooms), shelf_free(&s->host[STATE_GRADIENT]);
+    for (int kind = STATE_KINDS; kind < HOST_KINDS; kind++) {
+        if (kind != STATE_PARAMETERS || s->dtype != DTYPE_FP32) { shelf_free(&s->host[kind]); }
+    }
+}
 static inline void store_free(Store *s) {
-    Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,  &s->secondary, &s->codes,
-                        &s->errors, &s->making, &s->coming, &s->piling, &s->layers, &s->measured,  &s->looked};
-    for (size_t i = 0; i < sizeof shelves / sizeof shelves[0]; i++) { shelf_free(shelves[i]); }
+    store_free_shelves(s, true), store_free_shelves(s, false);
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->room[i].link); }
     for (int i = 0; i < ROOMS; i++) { ops_link_close(&s->param_link[i]); }
-    for (int kind = 0; kind < HOST_KINDS; kind++) { shelf_free(&s->host[kind]); }
-    shelf_free(&s->offload_rooms), shelf_free(&s->sum_rooms), free(s->pieces);
+    free(s->pieces);
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
     for (int i = 0; i < s->batch_count; i++) {
@@ -563,7 +579,6 @@ static inline void store_free(Store *s) {
     }
     free(s->batches), free(s->batch_of);
     layout_free(&s->layout), party_free(&s->world);
-    ops_free(s->unpacked), ops_free(s->parcel_base);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates),
         free(s->restarted);
     free(s->sums), free(s->noised), free(s->unpacked_at), free(s->begun), free(s->layer_reduces);

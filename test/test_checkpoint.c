@@ -6,6 +6,7 @@
 #include "ops_cpu.h"
 #include "checkpoint.h"
 #include "pipeline.h"
+#include "pseudo.h"
 
 #include <ftw.h>       // clearing folders
 #include <setjmp.h>    // cmocka needs it
@@ -409,6 +410,53 @@ static void test_forged_manifests_are_refused(void **state) {
     }
     free(whole.data);
     store_free(&s);
+}
+// Any groups of blocks that share come back from a manifest; whatever else stands there is refused. Cuts are cuts: halves, pairs, all but one pair.
+static void test_shares(void **state) {
+    (void)state;
+    GptConfig of = config, read;
+    GptShare share, back;
+    char optimizer[8], text[400];
+    for (int round = 0; round < 300; round++) {
+        of.layers = 1 + (int64_t)draw(12);
+        share =
+            round % 3 ? gpt_share(of.layers, 1 + (int64_t)draw((size_t)of.layers), round % 3 == 1 ? 0 : 1 + (int64_t)draw((size_t)of.layers)) : GPT_SHARE_NONE;
+        for (int64_t l = 0; round % 3 == 0 && l < of.layers; l++) { // each layer alone, or with one before it
+            const int64_t with = (int64_t)draw((size_t)l + 1);
+            share.first[l] = (uint16_t)(with < l ? share.first[with] : l);
+        }
+        if (round % 3 == 0) { share_close(&share, of.layers); }
+        GptModel m = gpt_model_shared(of, share);
+        TextBuffer t = {NULL, 0, 0};
+        manifest_add_model(&t, &m, true);
+        assert_true(manifest_model(t.text, &read, &back, optimizer) && read.layers == of.layers && share_same(&share, &back));
+        free(t.text);
+        int64_t users = 0;
+        for (int i = 2; i < m.storages - 1; i++) {
+            for (int64_t l = gpt_first_layer(&m, i), n = 0; l >= 0; l = gpt_next_layer(&m, l), users++) {
+                assert_true(gpt_storage_of_layer(&m, l) == i && gpt_layer_user(&m, l) == n++ && (!share.any || share.first[l] == gpt_first_layer(&m, i)));
+            }
+        }
+        assert_int_equal(users, of.layers);
+        for (int cut = CUT_HALVES; cut <= CUT_ALL_BUT_ONE; cut++) {
+            const GptShare parts = share_parts(&m, (ShareCut)cut);
+            const GptModel after = gpt_model_shared(of, parts);
+            assert_true(share_is_cut(&share, &parts, of.layers));
+            if (cut == CUT_ALL_BUT_ONE && share.any) { assert_int_equal(after.storages - 3, of.layers - 1); }
+            for (int i = 2; i < m.storages - 1; i++) {
+                const int64_t n = gpt_storage_shared_by(&m, i), left = gpt_storage_shared_by(&after, gpt_storage_of_layer(&after, gpt_first_layer(&m, i)));
+                if (cut == CUT_HALVES) { assert_int_equal(left, ceil_div(n, 2)); }
+                if (cut == CUT_PAIRS) { assert_int_equal(left, min_i64(n, 2)); }
+            }
+        }
+    }
+    static const char *const forged[] = {
+        "",           "0",          "-1", "7", "2y", "0x", "7x", "0.0", "0.0.0.0.0.0.0", "1.1.1.1.1.1", "0.0.1.0.0.0", "0.0.3.3.0.0", "0.0.0.0.0.-1",
+        "0..0.0.0.0", "0.0.0.0.0.", "all"};
+    for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
+        snprintf(text, sizeof text, "model layers=6,heads=2,channels=16,vocab=101,padded_vocab=128,max_seq_len=16,optimizer=adamw,share=%s\n", forged[i]);
+        assert_false(manifest_model(text, &read, &back, optimizer));
+    }
 }
 // The history of private steps comes back as it was; what these steps lost is not told. A manifest from before there were any has none.
 static void test_histories(void **state) {
@@ -916,6 +964,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_changed_bytes_are_refused, fresh),
         cmocka_unit_test_setup(test_forged_manifests_are_refused, fresh),
         cmocka_unit_test_setup(test_histories, fresh),
+        cmocka_unit_test(test_shares),
         cmocka_unit_test_setup(test_forged_pieces_are_refused, fresh),
         cmocka_unit_test_setup(test_what_is_no_checkpoint, fresh),
         cmocka_unit_test_setup(test_keep, fresh),

@@ -9,6 +9,7 @@
                 that the message names runs, and a byte less does not
     Resume      bit-equal across budgets
     Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit depends on ranks' stages, nor on a resume
+    Delink      a switch from shared to real blocks: bit-equal to one without offload; budgets hold in both phases and between them
     Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's update to rounding
 
 Every run is checked for memory, traffic and moved bytes as predicted (test_train.Job). Standard library only.
@@ -135,16 +136,17 @@ class Gradients(Check):
         alone, several, micros = dict(dtype="bf16"), dict(dtype="bf16", ranks=2, zero=2, micro_batch=1), RUN["batch_tokens"] // T // 2
         for layout in (alone, several):
             for update in UPDATES:
-                whole, job = train(**{**RUN, **layout}), train(**{**RUN, **layout, "offload_update": update, "device_memory": smallest(**layout, offload_update=update)})
+                whole = train(**{**RUN, **layout})
                 own = measured(whole)["gradients"] // 4  # elements of this rank's slices
                 far = LAYERS * BLOCK if layout is alone else own
+                rooms = (2 * 4 * BLOCK if layout is alone else 0) + (2 * 16 * PIECE if update == "device" else 0)  # two ranks have those of gradients in any case
+                budget = measured(whole)["device"] - 12 * own - 4 * far + rooms
+                job = train(**{**RUN, **layout, "offload_update": update, "device_memory": budget})
+                self.assertEqual(measured(job)["device"], budget, layout)
                 moved, sums = job.end()["offload"]["measured"], 4 * micros * far
                 self.assertEqual(moved["in"], (4 * (micros - 1) * far if layout is alone else 0) + (2 * own if update == "host" else 12 * own + 4 * far), (layout, update))
                 self.assertEqual(moved["out"], sums + (4 * (own - far) if update == "host" else 12 * own), (layout, update))
                 self.assertEqual(measured(job)["gradients"], measured(whole)["gradients"] - 4 * far, (layout, update))
-                if update == "host":
-                    rooms = 2 * 4 * BLOCK if layout is alone else 0  # two ranks have them in any case
-                    self.assertEqual(measured(job)["device"], measured(whole)["device"] - 12 * own - 4 * far + rooms, layout)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -296,13 +298,80 @@ class Delay(Check):
             self.assertEqual(job.weights, whole.weights, layout)
             self.assertEqual(without.steps("loss")[0], whole.steps("loss")[3], layout)
             self.assertNotEqual(without.weights, whole.weights, layout)
+class Delink(Check):
+    """A switch within a run: blocks that share get copies, for which the device may have no room."""
+    AT = 3
+    RUN = dict(share="all", delink_at=AT, steps=AT + 2)
+    LAYOUTS = [dict(), dict(share="2x2", micro_batch=8), dict(dtype="bf16", delink_moments="reset"), dict(optimizer="sgd", share="2"), dict(delink_moments="measured", ranks=2, zero=1), dict(ranks=2),
+               dict(ranks=3, zero=1, dtype="bf16"), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16"),
+               dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4), dict(delink_at=None, delink_auto=1, delink_every=1, delink_below=1),
+               dict(delink_gradual=1, delink_every=1, ranks=2, zero=3), dict(delink_gradual=1, delink_every=1, delink_moments="measured", dtype="bf16")]
+    SHARED = dict(delink_at=None, delink_auto=None, delink_gradual=None, delink_every=None, delink_below=None, delink_moments=None, steps=1)
+    PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params") for update in UPDATES]
+
+    def test_same(self):
+        """Everything on the host, or as much as two budgets ask for: the smallest one, and what the shared model takes when it is all on the device."""
+        layouts = sample(self.LAYOUTS, 3)
+        expected = self.trained([{**self.RUN, **layout} for layout in layouts])
+        for layout, plain in zip(layouts, expected):
+            base = {**self.RUN, **layout}
+            shared = measured(train(**{**RUN, **base, **self.SHARED}))["device"]
+            places = [*self.PLACES, *(dict(offload_update=update, device_memory=max(shared, smallest(**base, offload_update=update))) for update in UPDATES)]
+            places.append(dict(offload_update="host", device_memory=smallest(**base, offload_update="host")))
+            for place, job in zip(places, self.trained([dict(base, **place) for place in places])):
+                self.assert_same(job, plain, (layout, place))
+                self.assertTrue(job.of("delink"), layout)
+                self.assertLessEqual(measured(job)["device"], place.get("device_memory", 1 << 40), (layout, place))
+                self.assertEqual(job.of("start")[0]["delinked"]["predicted"]["memory"]["device"], measured(job)["device"], "of rank 0, forecast at the start")
+                self.assertEqual(job.of("delink")[-1]["storages"], LAYERS, layout)
+
+    def test_smallest(self):
+        """Of the whole run: a byte less is refused before it starts, for what comes after the switch."""
+        layout, = random.Random(SEED).sample(self.LAYOUTS, 1)
+        for update in UPDATES:
+            case = {**RUN, **self.RUN, **layout, "offload_update": update}
+            least = smallest(**case)
+            before = smallest(**{**case, **self.SHARED})
+            self.assertGreater(least, before, layout)
+            job = train(code=EXIT_RESOURCES, **case, device_memory=least - 1)
+            self.assertFalse(job.of("step"), layout)
+
+    def test_host_at_the_switch(self):
+        """Copies lie there beside what they are copies of."""
+        case = {**RUN, **self.RUN, "model": "layers=4,heads=4,channels=256,vocab=5000", "offload": "optimizer", "offload_update": "device"}
+        job = train(**case)
+        later = job.of("start")[0]["delinked"]
+        elements = 5120 * 256 + T * 256 + 2 * 256 + 12 * 256**2 + 13 * 256
+        self.assertEqual(later["passing"], 12 * elements)
+        # the process's peak, less what the device has at the end: at the switch it has no activations yet
+        least, most = 0.99 * later["predicted"]["memory"]["host"] - measured(job)["activations"] - measured(job)["buffers"], 1.01 * later["predicted"]["memory"]["host"]
+        self.assertTrue(least <= measured(job)["host"] <= most, (least, measured(job), most))
+        real = later["predicted"]["memory"]["host"] - later["passing"]
+        refused = train(code=EXIT_RESOURCES, **{**case, "host_memory": real + later["passing"] // 2})
+        least = re.search(r"the smallest that fits is --host-memory (\d+M)", refused.err).group(1)
+        self.assertLessEqual(measured(train(**case, host_memory=least))["host"], int(least[:-1]) << 20)
+
+    def test_resume(self):
+        """Before, at and after the switch, across budgets."""
+        layouts = [dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2"), dict(delink_gradual=1, delink_every=1)]
+        for layout in sample(layouts, 1):
+            base = {**self.RUN, **layout}
+            whole, = self.trained([base])
+            places = [dict(), *self.PLACES, dict(offload_update="host", device_memory=smallest(**base, offload_update="host"))]
+            for stop, before, after in sample([(stop, a, b) for stop in (self.AT - 1, self.AT, self.AT + 1) for a in places for b in places], 4):
+                out = os.path.join(scratch(), "out")
+                short = {**base, **self.SHARED} if stop <= self.AT else base
+                train(**{**RUN, **short, **before, "out": out, "steps": stop, "save_every": stop})
+                job, = self.trained([dict(base, **after, out=out, resume=1)])
+                self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[stop:], (layout, stop, before, after))
+                self.assertEqual(job.weights, whole.weights, (layout, stop, before, after))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
 class Emulated(Check):
     def test_same(self):
-        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
+        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, zero=1, share="all", delink_at=1)], 1):
             base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
             offload = sample(["optimizer", "params"], 1)
             none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update) for kind in offload for update in UPDATES]])

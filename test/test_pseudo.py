@@ -8,6 +8,7 @@
     Numbers     parameters and memory shrink as the formula says
     Measured    second moments of copies are those of the layers' own gradients, however these are divided
     Auto        cosines of the layers' own gradients; the rule; a look changes no bit
+    Gradual     groups are cut again and again: function, mean, layouts, resume; in one step it is the switch, bit by bit
     Delink      the switch changes no bit of the function; moments are copied, or begin anew; every layout is one rank; within a run is between runs
     Resume      bit-equal before, at and after the switch, in the same layout and another; not with another sharing
     Refusals    what does not fit ends with exit 2 and one message
@@ -354,6 +355,116 @@ class Auto(Check):
             self.assertEqual(again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[stop:], stop)
             self.assertEqual([event["in_a_row"] for event in again.of("look")], [n for n in (2, 3) if 2 * n >= stop], stop)
             self.assertTrue(again.weights == whole.weights)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Gradual(Check):
+    """Groups are cut in two again and again, and so have any lengths."""
+    RUN = dict(RUN, steps=9, share="all", delink_at=3, delink_gradual=1, delink_every=2)
+    GROUPS = [[0, 0, 0, 3, 3, 3], [0, 0, 2, 3, 3, 5], list(range(6))]  # after steps 3, 5, 7
+    LAYOUTS = [*Equality.LAYOUTS, dict(share="2x3"), dict(share="4", ranks=2, zero=3), dict(share="2x3", ranks=3, zero=3), dict(share="2x3", ranks=2, pipeline="2", zero=2)]
+
+    def test_function(self):
+        """No cut changes a bit of the function; groups are what the log says; the end is a model that shares nothing."""
+        whole, *cuts = self.trained([self.RUN, *(dict(self.RUN, delink_every=every, steps=steps) for every, steps in ((1000, 9), (2, 4), (2, 6)))])
+        shared, = self.trained([dict(self.RUN, delink_at=None, delink_gradual=None, delink_every=None)])
+        self.assertEqual([(event["step"], event["first"]) for event in whole.of("delink")], list(zip((3, 5, 7), self.GROUPS)))
+        for other, step in ((shared, 3), (cuts[0], 5)):
+            self.assertEqual(whole.steps()[:step + 1], other.steps()[:step + 1], step)
+            self.assertNotEqual(whole.steps()[step + 1], other.steps()[step + 1], step)
+        for job, groups in zip((*cuts[1:], whole), self.GROUPS):
+            for number in range(LAYERS):
+                alike = [other for other in range(LAYERS) if layer(job.weights, other) == layer(job.weights, number)]
+                self.assertEqual(alike, [other for other in range(LAYERS) if groups[other] == groups[number]], groups)
+
+    def test_at_once(self):
+        """Pairs have all been cut after one step: that is delinking as ever, bit by bit."""
+        layouts = sample([dict(), dict(delink_moments="reset"), dict(delink_moments="measured", ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2", delink_warmup=2)], 2)
+        for share in sample(["2", "3x2"], 1):
+            cases = [dict(Delink.RUN, share=share, **layout) for layout in layouts]
+            for case, job, gradual in zip(cases, self.trained(cases), self.trained([dict(case, delink_gradual=1) for case in cases])):
+                self.assertEqual(job.steps("loss", "grad_norm", "lr"), gradual.steps("loss", "grad_norm", "lr"), case)
+                self.assertTrue(job.weights == gradual.weights, case)
+
+    def test_mean(self):
+        """Of groups of two and of one, from a checkpoint: the mean of their layers' gradients, once in the norm."""
+        out, lr = os.path.join(scratch(), "out"), Mean.LR
+        train(**dict(Mean.STEP, share="all", steps=3, lr=0, delink_at=1, delink_gradual=1, delink_every=1, out=out, save_every=3))
+        begun, start = test_train.checkpoint(out, 3), os.path.join(scratch(), "start.bin")
+        self.assertIn("share=0.0.2.3.3.5\n", test_train.get(os.path.join(begun, "manifest")).decode())
+        train(**dict(Mean.STEP, steps=0, model=begun, export=start))
+        before, (shared, real) = weights(start), self.trained([dict(Mean.STEP, model=begun), dict(Mean.STEP, model=start)])
+        squares = sum(((b - a) / lr) ** 2 for a, b in zip(rest(before), rest(shared.weights)))
+        for users in ((0, 1), (2,), (3, 4), (5,)):
+            each = [[(a - b) / lr for a, b in zip(layer(before, number), layer(real.weights, number))] for number in users]
+            mean = [sum(values) / len(users) for values in zip(*each)]
+            for number in users:
+                found = [(a - b) / lr for a, b in zip(layer(before, number), layer(shared.weights, number))]
+                self.assertLess(sum((a - b) ** 2 for a, b in zip(found, mean)), 1e-12 * sum(x * x for x in mean), users)
+            squares += sum(x * x for x in mean)
+        self.assert_close(shared.steps("grad_norm")[0], [squares ** 0.5], SAME, "norm")
+
+    def test_layouts(self):
+        cases = sample([dict(layout, delink_moments=moments) for layout in self.LAYOUTS for moments in ("mean", "measured", "reset") if (moments, layout.get("reduce_dtype")) != ("measured", "bf16")], 4)
+        alone = {}
+        for case in cases:
+            key = case.get("share", "all"), case["delink_moments"]
+            if key not in alone:
+                alone[key], = self.trained([dict(self.RUN, share=key[0], delink_moments=key[1])])
+        for case, job in zip(cases, self.trained([{**self.RUN, **case} for case in cases])):
+            self.assert_close(job.losses(), alone[case.get("share", "all"), case["delink_moments"]].losses(), SAME, case)
+
+    def test_measured(self):
+        """A layer that shares no more gets what was measured for v; those that still share keep v, and go on measuring."""
+        run = dict(Measured.RUN, share="4", steps=3, delink_at=2, delink_gradual=1, delink_every=1)  # 4 and 2 blocks; 2, 2, 1, 1 after 2 steps
+        before, = self.saved([dict(run, steps=2, delink_at=None, delink_gradual=None, delink_every=None)])
+        begun, = self.saved([run])
+        self.assertEqual(sorted(number for kind, number in begun if kind == MEASURED), [2, 3])
+        one, = self.saved([dict(run, delink_moments="mean")])
+        for number in (4, 5):  # the two of the second group: v begins with s, and sees the same gradient
+            more = [0.95 * (s - v) for s, v in zip(before[MEASURED, 3], before[V, 3])]
+            found = [a - b for a, b in zip(begun[V, number], one[V, number])]
+            self.assertLess(max(abs(a - b) for a, b in zip(found, more)), 1e-5 * max(begun[V, number]), number)
+        for number in (2, 3):
+            self.assertLess(max(abs(a - b) for a, b in zip(begun[V, number], one[V, number])), 1e-5 * max(one[V, number]), number)
+            self.assertGreaterEqual(min(b - 0.95 * a for a, b in zip(before[MEASURED, 2], begun[MEASURED, number])), -1e-6 * max(before[MEASURED, 2]), number)
+            self.assertGreater(sum(begun[MEASURED, number]), 1.002 * sum(begun[V, number]), number)
+
+    def test_unlike(self):
+        """Each look cuts a group before its least cosine, if that is below the threshold; layouts decide alike; pseudo models of all kinds."""
+        layouts = sample([dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", delink_moments="measured"), dict(share="2x3", ranks=3, zero=1)], 2)
+        for layout in layouts:
+            run = {**RUN, "share": "all", "steps": 9, "delink_auto": 1, "delink_gradual": 1, "delink_every": 1, **layout}
+            never, job = self.trained([dict(run, delink_below=0, steps=3), dict(run, delink_below=1)])
+            self.assertFalse(never.of("delink"))
+            groups = SHARES[run["share"]]
+            first = [groups.index(group) for group in groups]
+            cuts = {event["step"]: event["first"] for event in job.of("delink")}
+            for event in job.of("look"):
+                for group in sorted(set(first)):
+                    users = [number for number in range(LAYERS) if first[number] == group]
+                    if len(users) > 1:
+                        least = min(users[1:], key=lambda number: float(event["cosines"][number]))
+                        first = [least if number in users and number >= least else first[number] for number in range(LAYERS)]
+                self.assertEqual(cuts[event["step"]], first, (layout, event))
+            self.assertEqual(first, list(range(LAYERS)), layout)
+
+    def test_resume(self):
+        """Bit-equal in the same layout, from between any two cuts; correct in another one."""
+        layouts = [dict(), dict(ranks=2, zero=3), dict(ranks=3, pipeline="2:2,6:1", zero=2), dict(delink_moments="reset", dtype="bf16"), dict(delink_moments="measured", ranks=2, zero=2),
+                   dict(delink_at=None, delink_auto=1, delink_below=1)]
+        for layout in sample(layouts, 1):
+            run = {**self.RUN, **layout}
+            whole, = self.trained([run])
+            for stop in (3, 4, 5, 6, 7, 8) if ALL else sample((4, 5, 6, 7), 2):
+                out = os.path.join(scratch(), "out")
+                train(**dict(run, out=out, steps=stop, save_every=stop) if stop > 3 else dict(run, out=out, steps=stop + 1, save_every=stop))
+                again, other = (self.trained([dict(run, out=out, resume=1, **changes)])[0] for changes in ({}, dict(ranks=2, zero=1, pipeline=None)))
+                self.assertEqual(again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[-len(again.steps()):], (layout, stop))
+                self.assertTrue(again.weights == whole.weights, (layout, stop))
+                self.assert_close(other.losses(), whole.losses()[-len(other.losses()):], 0.02 if layout.get("dtype") else SAME, (layout, stop))
+            plain = train(code=EXIT_INPUT, **{**run, "out": out, "resume": 1, "delink_gradual": None, "delink_every": None, "delink_auto": None, "delink_below": None, "delink_at": 8})
+            self.assertTrue(stop > 7 or "share=" in plain.err, plain.err)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

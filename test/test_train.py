@@ -928,6 +928,7 @@ class Failures(TestCase):
              (("offload-delay", "offload-update"), dict(offload_delay=1, offload="optimizer", offload_update="device")),
              (("offload-delay", "dp-noise"), dict(offload_delay=1, offload="optimizer", dp_noise=1)),
              (("offload-delay", "zero-quantized-gradients"), dict(offload_delay=1, offload="optimizer", zero_quantized_gradients=1)),
+             (("offload-delay", "delink-at"), dict(offload_delay=1, offload="optimizer", share="all", delink_at=5)),
              (("offload-delay", "delink-moments"), dict(offload_delay=1, offload="optimizer", share="all", delink_moments="measured")),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
@@ -969,7 +970,8 @@ class Failures(TestCase):
             (("cyclic", "skip-grad-z"), dict(cyclic="v1", skip_grad_z=3)), (("cyclic", "cluster"), dict(cyclic="v1", dry_run=1, cluster="1x1")),
             (("delink-at", "share"), dict(delink_at=1)), (("delink-at", "steps"), dict(share="all", delink_at=10)), (("delink-at", "delink"), dict(share="all", delink_at=1, delink=1)),
             (("delink-at", "profile-steps"), dict(share="all", delink_at=1, profile_steps="2:3")),
-            (("delink-auto", "share"), dict(delink_auto=1)), (("delink-auto", "delink-at"), dict(share="all", delink_auto=1, delink_at=1)), (("delink-every", "delink-auto"), dict(delink_every=1)),
+            (("delink-auto", "share"), dict(delink_auto=1)), (("delink-auto", "delink-at"), dict(share="all", delink_auto=1, delink_at=1)), (("delink-gradual", "delink-at"), dict(share="all", delink_gradual=1)),
+            (("delink-every", "delink-auto"), dict(delink_every=1)),
             (("delink-below", "delink-auto"), dict(delink_below=0)), (("delink-auto", "profile-steps"), dict(share="all", delink_auto=1, profile_steps="2:3")),
             (("delink-auto", "cyclic"), dict(share="all", delink_auto=1, cyclic="v1")), (("delink-auto", "zero-error-feedback"), dict(share="all", delink_auto=1, zero_quantized_gradients=1, zero_error_feedback=1)),
             (("delink-moments", "delink-at"), dict(delink_moments="mean")), (("delink-moments", "optimizer"), dict(share="all", delink_moments="measured", optimizer="sgd")),
@@ -977,7 +979,7 @@ class Failures(TestCase):
             (("delink-moments", "cyclic"), dict(share="all", delink_moments="measured", cyclic="v1")),
             (("delink-warmup", "delink-at"), dict(delink_warmup=1)), (("share", "pipeline"), dict(share="all", pipeline="auto")), (("share", "dp-noise"), dict(share="all", dp_noise=1)),
             (("delink-at", "cyclic"), dict(share="all", delink_at=1, cyclic="v1")),
-            (("delink-at", "offload"), dict(share="all", delink_at=1, offload="optimizer")), (("cyclic", "offload"), dict(cyclic="v1", device_memory="1G"))]
+            (("cyclic", "offload"), dict(cyclic="v1", device_memory="1G"))]
 
     def files(self):
         yield "wrong magic", dict(model=TOKENS), TOKENS
