@@ -49,8 +49,8 @@ typedef struct {
     int storage;
     unsigned char kinds;
 } OffloadTurn;
-enum { OFFLOAD_TURNS = 5, OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS }; // of a storage, at most; all kinds
-static inline unsigned char offload_optimizer(const Store *s, int storage) {                              // all of its states
+enum { OFFLOAD_TURNS = 5 };                                                  // of a storage, at most
+static inline unsigned char offload_optimizer(const Store *s, int storage) { // all of its states
     unsigned char all = 0;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind); }
     return all;

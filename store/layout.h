@@ -88,7 +88,10 @@ typedef enum {
     STATE_PARAMETERS = STATE_KINDS,
     HOST_KINDS
 } StateKind;
-enum { OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V };
+enum { // bits: of the optimizer; all that may lie there
+    OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V,
+    OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
+};
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
     bool by_host;        // the host updates what lies there: all kinds of the optimizer's of a storage, or none
