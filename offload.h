@@ -7,7 +7,8 @@
 //            from what went last.
 // Gradients  where the device needs less for them, then: not those of private runs, of quantized reductions, or of layers that are measured apart.
 // Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
-// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states.
+// Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the
+//            host has no room for lies on disk (store/disk.h), in the same order, kind by kind; where the host has no budget, and a disk is given, all of it.
 // Ranks      have one schedule for all, so what one puts on the host its partners of that storage do, too.
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
@@ -81,48 +82,80 @@ static inline OffloadTurn *offload_turns_make(const Store *s, const Offload *o, 
     return turns;
 }
 
-// Moves states to the host until `excess` bytes of the device are free that would be missing with all states on it, or nothing is left. o: what lies there
-// anyway. Returns how many are free at best; o is that placement.
-static inline int64_t offload_fill(Offload *o, const Store *s, unsigned char kinds, double excess) {
+// Of the host: how much less it holds with states on disk than with all of these there.
+static inline int64_t offload_disk_frees(const Store *s, const Offload *o) {
+    int64_t bytes = -(int64_t)store_disk_rooms_bytes(store_disk_room_bytes(s, o));
+    for (int i = 0; i < s->model->storages; i++) { bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float); }
+    return bytes;
+}
+// What goes on from there to the disk, kind by kind.
+static inline OffloadTurn *offload_disk_turns_make(const Store *s, const Offload *o, int *count) {
+    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * s->model->storages + 1) * sizeof(OffloadTurn), "offload");
+    *count = 0;
+    for (int i = s->model->storages - 1; i >= 0; i--) {
+        const unsigned char all = store_own_elements(s, i) ? o->host[i] : 0;
+        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { *count = offload_add_turn(turns, *count, i, all & (unsigned char)(1 << kind)); }
+    }
+    return turns;
+}
+
+// A place that has too little room.
+typedef struct {
+    unsigned char *gone; // [storages] bits of what has left it
+    int64_t (*frees)(const Store *s, const Offload *o);
+    OffloadTurn *turns; // [count] what may leave it, in this order
+    int count;
+} OffloadTier;
+static inline OffloadTier offload_device(Offload *o, const Store *s, unsigned char kinds) {
+    OffloadTier tier = {o->host, offload_frees, NULL, 0};
+    tier.turns = offload_turns_make(s, o, kinds, &tier.count);
+    return tier;
+}
+static inline OffloadTier offload_host(Offload *o, const Store *s) {
+    OffloadTier tier = {o->disk, offload_disk_frees, NULL, 0};
+    tier.turns = offload_disk_turns_make(s, o, &tier.count);
+    return tier;
+}
+// Moves states from there until `excess` bytes are free that would be missing with all of them in it, or nothing is left. o: what has left anyway. Returns
+// how many are free at best; o is that placement.
+static inline int64_t offload_fill(OffloadTier tier, const Offload *o, const Store *s, double excess) {
     const size_t n = (size_t)s->model->storages;
     unsigned char *best = (unsigned char *)checked_malloc(2 * n, "offload"), *fixed = best + n;
-    int count;
-    OffloadTurn *turns = offload_turns_make(s, o, kinds, &count);
-    memcpy(best, o->host, n), memcpy(fixed, o->host, n);
-    int64_t most = offload_frees(s, o), frees = most;
-    for (int k = 0; k < count && (double)frees < excess; k++) {
-        o->host[turns[k].storage] |= turns[k].kinds, frees = offload_frees(s, o);
-        if (frees > most) { most = frees, memcpy(best, o->host, n); }
+    memcpy(best, tier.gone, n), memcpy(fixed, tier.gone, n);
+    int64_t most = tier.frees(s, o), frees = most;
+    for (int k = 0; k < tier.count && (double)frees < excess; k++) {
+        tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds, frees = tier.frees(s, o);
+        if (frees > most) { most = frees, memcpy(best, tier.gone, n); }
     }
-    memcpy(o->host, best, n);
-    for (int k = count - 1; k >= 0 && (double)most >= excess; k--) {
-        unsigned char *host = &o->host[turns[k].storage];
-        const unsigned char before = *host;
-        *host &= (unsigned char)~(turns[k].kinds & ~fixed[turns[k].storage]);
-        const bool apart = o->by_host && *host && !(*host & OPTIMIZER_STATES); // the host updates what it has where it has the rest
-        if (apart || (double)offload_frees(s, o) < excess) { *host = before; }
+    memcpy(tier.gone, best, n);
+    for (int k = tier.count - 1; k >= 0 && (double)most >= excess; k--) {
+        unsigned char *gone = &tier.gone[tier.turns[k].storage];
+        const unsigned char before = *gone;
+        *gone &= (unsigned char)~(tier.turns[k].kinds & ~fixed[tier.turns[k].storage]);
+        const bool apart = o->by_host && *gone && !(*gone & OPTIMIZER_STATES); // the host updates what it has where it has the rest
+        if (apart || (double)tier.frees(s, o) < excess) { *gone = before; }
     }
-    free(best), free(turns);
+    free(best), free(tier.turns);
     return most;
 }
-// All of these kinds; where updates are delayed, gradients as well, and all masters.
-static inline void offload_all(Offload *o, const Store *s, unsigned char kinds) {
-    int count;
-    OffloadTurn *turns = offload_turns_make(s, o, kinds, &count);
-    for (int k = 0; k < count; k++) { o->host[turns[k].storage] |= turns[k].kinds; }
+// Where updates are delayed, gradients as well, and all masters.
+static inline void offload_keep_gradients(Offload *o, const Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         if (o->delays && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
     }
-    free(turns);
 }
-// What any rank puts on the host lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
-static inline bool offload_agree(Offload *o, Comm *comm, int storages) {
+static inline void offload_all(OffloadTier tier) {
+    for (int k = 0; k < tier.count; k++) { tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds; }
+    free(tier.turns);
+}
+// What any rank puts on the host, or on disk, lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
+static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) {
     const size_t n = (size_t)storages;
     unsigned char *all = (unsigned char *)checked_calloc((size_t)comm->ranks, n, "offload");
     int more = 0;
-    comm_all_gather_small(comm, o->host, all, n);
+    comm_all_gather_small(comm, gone, all, n);
     for (size_t i = 0; i < n; i++) {
-        for (int r = 0; r < comm->ranks; r++) { more |= all[(size_t)r * n + i] & ~o->host[i], o->host[i] |= all[(size_t)r * n + i]; }
+        for (int r = 0; r < comm->ranks; r++) { more |= all[(size_t)r * n + i] & ~gone[i], gone[i] |= all[(size_t)r * n + i]; }
     }
     free(all);
     return comm_agree_max(comm, more != 0);
@@ -131,9 +164,10 @@ static inline bool offload_agree(Offload *o, Comm *comm, int storages) {
 // Bytes that move to the device (in) or to the host for an update, for each element of a storage.
 static inline int64_t offload_element_bytes(const Store *s, int storage, bool in) {
     const Offload *o = s->policy.offload;
-    const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float), gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
+    const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
     const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32; // parameters are their own
     if (!o || !o->host[storage]) { return 0; }
+    const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
     if (!o->by_host) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
     if (in) { return far ? 0 : size; }
     return word - gradient + (!far && masters && !o->delays ? size : 0); // gradients, and parameters that are their own masters

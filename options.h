@@ -93,6 +93,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order
     X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "", "the host updates by the gradient of the step before, while the next one computes (with --offload optimizer)") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
     X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G", "bytes that a rank may take of the host, with the states that lie there; empty: any")  \
+    X(TEXT, "precision", offload_dir, "offload-dir", "", "", 0, 0, "folder", "on a disk, for what leaves the device and has no room in --host-memory; without that, for all of it")  \
     X(INT, "ZeRO", zero, "zero", "z", "0", 0, 3, "stage", "what the ranks divide: 1 optimizer states, 2 and gradients, 3 and parameters")      \
     X(FLAG, "ZeRO", zero_quantized_weights, "zero-quantized-weights", "", "0", 0, 1, "", "qwZ: gathers carry INT8 (stage 3)")                    \
     X(INT, "ZeRO", zero_hpz_partition_size, "zero-hpz-partition-size", "", "1", 1, 1e6, "ranks", "hpZ: so many ranks, those of a node, keep a copy of the parameters for the backward pass (stage 3); 1: off") \
@@ -434,6 +435,7 @@ static inline bool clash_offload_quantized(const Options *o, const OptionsGiven 
     return (void)g, o->offload == OFFLOAD_PARAMS && o->zero_quantized_weights;
 }
 static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
+static inline bool clash_dir_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && !options_offloads(o); }
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
 // Delayed updates are the host's, by gradients that it keeps to the next step.
 static inline bool clash_delay_offload(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->offload != OFFLOAD_OPTIMIZER; }
@@ -443,6 +445,7 @@ static inline bool clash_delay_private(const Options *o, const OptionsGiven *g) 
 }
 static inline bool clash_delay_quantized(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->zero_quantized_gradients; }
 static inline bool clash_delay_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && (o->delink_at || o->delink_auto); }
+static inline bool clash_delay_dir(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && *o->offload_dir; }
 static inline bool clash_delay_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->delink_moments == DELINK_MEASURED; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
@@ -546,6 +549,7 @@ static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) 
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
 static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
 static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
+static inline bool clash_dir_delink(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && options_switches(o); }
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
 static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
 static inline bool clash_auto_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && (o->delink_at || o->delink); }
@@ -606,7 +610,10 @@ static const OptionPair option_pairs[] = {
     {"offload-delay", "zero-quantized-gradients", "their sums stay on the device", clash_delay_quantized},
     {"offload-delay", "delink-at", "(or --delink-auto) a gradient that waits is of a model that is gone: give --delink to a run that follows",
      clash_delay_delink},
+    {"offload-delay", "offload-dir", "all states are updated on the host while the device computes, and none is on its way there", clash_delay_dir},
     {"offload-delay", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_delay_measured},
+    {"offload-dir", "offload", "nothing leaves the device: give --device-memory, or --offload optimizer", clash_dir_offload},
+    {"offload-dir", "delink-at", "(or --delink-auto) at the switch states pass through the host: give --delink to a run that follows", clash_dir_delink},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},

@@ -86,6 +86,7 @@ typedef struct {
     size_t memory[MEMORY_KINDS], host; // of the device; host: resident bytes of the process besides these
     size_t offloaded;                  // in them: states that lie there
     int64_t moved[2];                  // of these in a step: to the device, to the host
+    int64_t stored;                    // bytes on disk; a step reads and writes as many
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
     size_t passing;      // in host: states of the shared model that lie there while blocks are delinked (pseudo.h)
@@ -326,6 +327,7 @@ static inline void predict(const RunFacts *run) {
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
     offload_moves(run->store, &run->program->rank[run->ranks->me % run->program->ranks], p->moved);
+    p->stored = store_disk_bytes(run->store);
     predict_traffic(run, p->traffic);
     p->step_s = predict_step(run, busy, NULL);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
@@ -400,6 +402,16 @@ static inline void check_host_memory(const RunFacts *run) {
             "offloaded states of this machine's ranks need %.2f GiB, %.2f GiB are available", needed / 0x1p30, there / 0x1p30);
     }
 }
+// What lies on disk, of all ranks of this machine. Their files are allocated before the first step, and this is only said earlier.
+static inline void check_disk(const RunFacts *run) {
+    const char *folder = run->options->offload_dir;
+    disk_check_folder(folder);
+    const double needed = memory_of_host(run, (double)store_disk_bytes(run->store)), there = disk_free(folder);
+    if (there >= 0 && needed > there) {
+        die(EXIT_RESOURCES, "give it a folder with more room, or a larger --host-memory or --device-memory",
+            "states of this machine's ranks need %.0f bytes of --offload-dir %s, of which %.0f are free", needed, folder, there);
+    }
+}
 // Ends the program where this machine's ranks do not fit into its GPUs, or into itself: better now than by the kernel, in the middle.
 static inline void check_memory(const RunFacts *run) {
     double needed, shares, there;
@@ -438,7 +450,9 @@ static inline void check_budgets(const RunFacts *run, const Needs *needs) {
             options_offloads(o) ? " with as much on the host as may be" : "", o->device_memory);
     }
     snprintf(hint, sizeof hint, "the smallest that fits is --host-memory %.0fM%s", ceil(host / 0x1p20) + 1,
-             *o->device_memory ? ", or less with a larger --device-memory" : "; with --device-memory less lies there");
+             *o->offload_dir     ? " with all on disk that may be"
+             : *o->device_memory ? ", or less with a larger --device-memory, or with --offload-dir"
+                                 : "; with --device-memory, or --offload-dir, less lies there");
     if (host > option_size("host-memory", o->host_memory)) {
         die(EXIT_RESOURCES, hint, "a rank needs %.0f bytes of the host, %zu of them for offloaded states, --host-memory gives %s", host, needs->offloaded,
             o->host_memory);
@@ -619,6 +633,10 @@ static inline void print_offload(const RunFacts *run) {
         "offload    %.3f MiB of the host are for states of %d of %d storages, updated by the %s; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
         (double)p->offloaded / 1048576, some, run->model->storages, o->by_host ? "host" : "device", (double)p->moved[0] / 1048576,
         (double)p->moved[1] / 1048576);
+    if (o->disk) {
+        printf("offload    %.3f MiB more are on disk, in %s; a step reads and writes all of it, at %.0f MB/s\n", (double)p->stored / 1048576, o->folder,
+               run->rates->disk_bytes_per_s / 1e6);
+    }
 }
 static inline void print_start(const RunFacts *run) {
     const Options *o = run->options;
@@ -657,15 +675,16 @@ static inline void print_start(const RunFacts *run) {
     fflush(stdout);
 }
 
-static inline void json_add_offload(TextBuffer *t, size_t bytes, int64_t in, int64_t out) {
-    text_add(t, "{\"bytes\":%zu,\"in\":%" PRId64 ",\"out\":%" PRId64 "}", bytes, in, out);
+static inline void json_add_offload(TextBuffer *t, size_t bytes, int64_t in, int64_t out, int64_t disk, int64_t read, int64_t written) {
+    text_add(t, "{\"bytes\":%zu,\"in\":%" PRId64 ",\"out\":%" PRId64 ",\"disk\":%" PRId64 ",\"read\":%" PRId64 ",\"written\":%" PRId64 "}", bytes, in, out,
+             disk, read, written);
 }
 static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     int64_t total[LINK_KINDS];
     traffic_total(p->traffic, total);
     text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
     text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
-    text_add(line, ",\"offload\":"), json_add_offload(line, p->offloaded, p->moved[0], p->moved[1]);
+    text_add(line, ",\"offload\":"), json_add_offload(line, p->offloaded, p->moved[0], p->moved[1], p->stored, p->stored, p->stored);
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
@@ -765,12 +784,14 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
            step_ms, 100 * p->idle, 100 * idle);
     print_memory(p->memory, p->host, memory_taken, (double)host);
     if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
+    const int64_t *stored = run->store->stored, each = max_i64(steps, 1), disk = run->store->disk ? run->store->disk->taken : 0;
     if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
-    text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1]);
-    text_add(&line, ",\"measured\":"), json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps), moved_per_step(run, 1, steps));
+    text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1], p->stored, p->stored, p->stored);
+    text_add(&line, ",\"measured\":");
+    json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps), moved_per_step(run, 1, steps), disk, stored[0] / each, stored[1] / each);
     text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);

@@ -51,8 +51,10 @@ typedef enum {
     ACT_TALLY,     // version 0: this rank adds to what a step has to tell; 1: it hears the whole
     ACT_FETCH,     // a piece of a storage's states, from the host to the device
     ACT_EVICT,     // and back (store/host.h)
-    ACT_FETCH_SUM, // of a storage: the sum of its gradient, to be added to
-    ACT_EVICT_SUM, // and its way to the host
+    ACT_READ,      // a piece of them that lies on a disk, to the host
+    ACT_WRITE,     // and back (store/disk.h)
+    ACT_FETCH_SUM, // of a storage: the sum of its gradient, from the host to be added to
+    ACT_EVICT_SUM, // and its way there
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
@@ -60,12 +62,15 @@ static const char *const action_names[ACTION_KINDS] = {
     "RECV_FORWARD", "SEND_BACKWARD",  "RECV_BACKWARD",   "SEND_NORM",       "RECV_NORM", "SEND_FACTOR", "RECV_FACTOR",
     "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_TALLY",
     "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
-    "ADD",          "TALLY",          "FETCH",           "EVICT",           "FETCH_SUM", "EVICT_SUM",
+    "ADD",          "TALLY",          "FETCH",           "EVICT",           "READ",      "WRITE",       "FETCH_SUM",
+    "EVICT_SUM",
 };
 static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
-static inline bool action_of_pieces(ActionKind kind) { return kind == ACT_UPDATE || kind == ACT_FETCH || kind == ACT_EVICT; }
-static inline bool action_moves(ActionKind kind) { return kind >= ACT_FETCH && kind <= ACT_EVICT_SUM; } // between host and device
+static inline bool action_of_pieces(ActionKind kind) { return kind == ACT_UPDATE || (kind >= ACT_FETCH && kind <= ACT_WRITE); }
+static inline bool action_moves(ActionKind kind) { // between host and device
+    return kind == ACT_FETCH || kind == ACT_EVICT || kind == ACT_FETCH_SUM || kind == ACT_EVICT_SUM;
+}
 static inline bool action_is_message(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_TALLY; }
 static inline bool action_sends(ActionKind kind) { return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0; } // its RECV follows it
 static inline bool action_receives(ActionKind kind) { return action_is_message(kind) && !action_sends(kind); }
@@ -81,6 +86,7 @@ typedef struct {
 } Action;
 
 enum { MOVING_PIECES = 2 };      // of states on the host, at most at once: one comes while the other goes
+enum { DISK_PIECES = 4 };        // of states on a disk: one comes to the host, two are moving or at their updates, one goes
 enum { SCHEDULE_MAX = 1 << 22 }; // actions of a rank: some ten thousand micro-batches of a large model
 typedef struct {
     Action *actions;
@@ -117,6 +123,7 @@ typedef struct {
     bool *tied;                  // [storages] several stages use it: the gradient leaves after all others
     int *pieces;                 // [storages] that its states on the host go in, to be updated; 0: there are none
     bool by_host;                // then the host updates them: gradients leave by EVICT, parameters come by FETCH; else states come, and go back
+    bool *on_disk;               // [storages] some of them come to the host by READ first, and leave it by WRITE
     bool delays;                 // updates are of the step before, and beside what is computed
     SumPlace *sums;              // [storages] where the sum of its gradient is between micro-batches
     int *stage;                  // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
@@ -195,7 +202,8 @@ static inline void schedule_free(Schedule *s) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
-    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->map.pieces), free(p->map.sums), free(p->map.stage), free(p->limits);
+    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->map.pieces), free(p->map.on_disk), free(p->map.sums), free(p->map.stage);
+    free(p->limits);
     memset(p, 0, sizeof *p);
 }
 // The same limits for all ranks.

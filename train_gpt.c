@@ -211,6 +211,39 @@ static RunFacts run_facts(Trainer *t) {
     return facts;
 }
 
+// Plans the store and its schedules anew, for what has left the device.
+static void plan_again(Trainer *t) {
+    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
+    setup_store(t), setup_schedule(t);
+}
+// Bytes that the host's budget would lack with nothing on disk. The process takes a little more until it is looked at (check_budgets).
+static double host_excess(Trainer *t) {
+    const size_t SLACK = 1 << 20, host = host_bytes("VmRSS:") + store_host_bytes(&t->store) + store_scratch_bytes(&t->store);
+    return (double)(host + SLACK) + (double)offload_disk_frees(&t->store, &t->offload) - option_size("host-memory", t->options.host_memory);
+}
+// Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
+static void place_on_disk(Trainer *t) {
+    const bool all = !*t->options.host_memory;
+    const double excess = host_excess(t);
+    if (all) { offload_all(offload_host(&t->offload, &t->store)); }
+    do {
+        if (!all) { offload_fill(offload_host(&t->offload, &t->store), &t->offload, &t->store, excess); }
+    } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
+    plan_again(t);
+}
+static void setup_disk(Trainer *t) {
+    t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.folder = t->options.offload_dir;
+    place_on_disk(t);
+    RunFacts facts = run_facts(t);
+    if (!t->cluster.nodes) { check_disk(&facts); }
+    measure_disk(&t->rates, &t->store, &t->comm);
+}
+// Timing has made the process larger; more goes to the disk where the budget asks for it.
+static void setup_disk_again(Trainer *t) {
+    if (!t->offload.disk || !comm_agree_max(&t->comm, host_excess(t) > (double)offload_disk_frees(&t->store, &t->offload))) { return; }
+    place_on_disk(t);
+    if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
+}
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
 static void place_offload(Trainer *t) {
     const Options *o = &t->options;
@@ -223,11 +256,13 @@ static void place_offload(Trainer *t) {
     const unsigned char kinds = o->offload == OFFLOAD_OPTIMIZER ? OPTIMIZER_STATES : OFFLOAD_ANY;
     t->offload.gradients = !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks, t->offload.delays = o->offload_delay;
     if (o->offload >= OFFLOAD_OPTIMIZER) {
-        offload_all(&t->offload, &t->store, o->offload == OFFLOAD_PARAMS ? OPTIMIZER_STATES | 1 << STATE_PARAMETERS : kinds);
+        offload_all(offload_device(&t->offload, &t->store, o->offload == OFFLOAD_PARAMS ? OPTIMIZER_STATES | 1 << STATE_PARAMETERS : kinds));
+        offload_keep_gradients(&t->offload, &t->store);
     }
-    do { offload_fill(&t->offload, &t->store, kinds, excess); } while (offload_agree(&t->offload, &t->comm, t->model.storages));
-    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
-    setup_store(t), setup_schedule(t);
+    do {
+        offload_fill(offload_device(&t->offload, &t->store, kinds), &t->offload, &t->store, excess);
+    } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
+    plan_again(t);
 }
 // Who updates what lies on the host holds for the whole run.
 static void setup_offload(Trainer *t) {
@@ -238,6 +273,7 @@ static void setup_offload(Trainer *t) {
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.by_host = by_host;
     place_offload(t);
+    if (*o->offload_dir) { setup_disk(t); }
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
 
@@ -541,6 +577,7 @@ static void plan(Trainer *t) {
     setup_offload(t);
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
+    setup_disk_again(t);
     predict(&facts);
     needs_add(&t->needs, &t->predicted);
     foresee_switch(t);

@@ -144,6 +144,7 @@ static inline void store_settle(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) { ops_wait(&s->room[i].link); }
     for (int i = 0; i < ROOMS && s->policy.offload; i++) { ops_wait(&s->param_link[i]); }
+    if (s->disk) { disk_settle(s->disk); }
     ops_wait(s->stream);
 }
 // The working parameters of my slice are new: what was made of the old ones is void.
@@ -493,7 +494,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.param_room = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_room = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
-    map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
+    map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
     map.by_host = policy->offload && policy->offload->by_host, map.delays = policy->offload && policy->offload->delays;
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     Holders holders = holders_make(m, placement);
@@ -502,7 +503,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
         map.reduces_often[s] = policy->relay != NULL;
         map.param_room[s] = zero_param_room(m, policy, &holders, s), map.grad_room[s] = zero_grad_room(policy, &holders, s);
         map.sums[s] = zero_sum_place(policy->offload, &holders, s);
-        map.pieces[s] = offload_pieces(m, policy, &holders, s);
+        map.pieces[s] = offload_pieces(m, policy, &holders, s), map.on_disk[s] = offload_stored(policy->offload, s) > 0;
         map.gathers[s] = zero_gathers(policy, &holders, s), map.reduces_often[s] |= zero_reduces_often(policy, &holders, s), map.tied[s] = holders.tied[s];
     }
     if (clips && placement->stages > 1) { map.stage = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map"); }
@@ -658,20 +659,30 @@ static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedu
     a.use = at[1]++;
     schedule_add(s, a);
 }
-// UPDATE, piece by piece where states lie on the host: each goes back, and makes room for the next but one.
-static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage, int at[2]) {
-    Action update = action_make(ACT_UPDATE, -1, storage, -1), back = action_make(map->by_host ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
+// The next piece on disk comes to the host.
+static inline void lower_next_read(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
+    while (at[0] < map->storages && (!used[at[0]] || !map->on_disk[at[0]] || at[1] >= map->pieces[at[0]])) { at[0]++, at[1] = 0; }
+    if (at[0] == map->storages) { return; }
+    Action a = action_make(ACT_READ, -1, at[0], -1);
+    a.use = at[1]++;
+    schedule_add(s, a);
+}
+// UPDATE, piece by piece where states lie on the host: each goes back, and makes room for the next but one. What lies on disk goes on there, and its room on
+// the host is for another.
+static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage, int at[2], int read[2]) {
+    Action write = action_make(ACT_WRITE, -1, storage, -1), update = action_make(ACT_UPDATE, -1, storage, -1),
+           back = action_make(map->by_host ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
     if (!map->pieces[storage]) { schedule_add(s, update); }
     for (int piece = 0; piece < map->pieces[storage]; piece++) {
-        update.use = back.use = piece;
+        update.use = back.use = write.use = piece;
         schedule_add(s, update), schedule_add(s, back);
+        if (map->on_disk[storage]) { schedule_add(s, write), lower_next_read(map, used, s, read); }
         lower_next_piece(map, used, s, at);
     }
 }
 // The same of an update that was made while the step computed.
-static inline void lower_delayed_fetch(const UnitMap *map, const bool *used, Schedule *s, int storage, int at[2]) {
+static inline void lower_delayed_fetch(const UnitMap *map, Schedule *s, int storage) {
     Action fetch = action_make(ACT_FETCH, -1, storage, -1);
-    (void)used, (void)at;
     for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
 }
 // Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which the gradients that they need are written over.
@@ -691,6 +702,14 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
     schedule_free(in);
     *in = out;
 }
+// The first pieces come from the disk while the step computes.
+static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in, int read[2]) {
+    Schedule out = {NULL, 0, 0};
+    for (int i = 0; i < DISK_PIECES; i++) { lower_next_read(map, used, &out, read); }
+    for (int i = 0; i < in->count; i++) { schedule_add(&out, in->actions[i]); }
+    schedule_free(in);
+    *in = out;
+}
 // NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel at once where they stay whole. States that the device
 // updates do not wait for the norm to come there, but with gradients, whose sums are whole by then.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
@@ -700,14 +719,16 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
         waits |= s->actions[i].kind == ACT_EVICT_SUM;
     }
-    int at[2] = {map->delays ? map->storages : 0, 0};
+    int at[2] = {map->delays ? map->storages : 0, 0}, read[2] = {0, 0};
+    lower_first_reads(map, used, s, read);
     for (int i = 0; i < MOVING_PIECES && !waits; i++) { lower_next_piece(map, used, s, at); }
     schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
     for (int i = 0; i < MOVING_PIECES && waits; i++) { lower_next_piece(map, used, s, at); }
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
-        if (used[storage]) { (map->delays ? lower_delayed_fetch : lower_update)(map, used, s, storage, at); }
+        if (used[storage] && map->delays) { lower_delayed_fetch(map, s, storage); }
+        if (used[storage] && !map->delays) { lower_update(map, used, s, storage, at, read); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);

@@ -237,6 +237,8 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
         case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;
         case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of); break;
+        case ACT_READ: store_read_piece(e->store, a->storage, a->use); break;
+        case ACT_WRITE: store_write_piece(e->store, a->storage, a->use); break;
         case ACT_NORM:
             executor_wait_messages(e);
             *norm = store_norm(e->store, step);

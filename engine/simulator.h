@@ -1,7 +1,8 @@
 // simulator.h: how long a program takes, whatever its actions cost (plan/costs.h): plays it (schedule.h: walking) with clocks.
 //
-// Each rank has a clock for compute, one for its collectives and one for what moves between its host and its device, which run beside it, one after another. NORM waits
-// for both and for all ranks; ACQUIRE for the gather of its storage; who writes a gradient into a room for the last REDUCE from it.
+// Each rank has a clock for compute, one for its collectives, one for what moves between its host and its device, and one for its disk, which run beside it,
+// each doing one thing after another. NORM waits for the first two and for all ranks; ACQUIRE for the gather of its storage; who writes a gradient into a
+// room for the last REDUCE from it.
 // Messages run beside compute too, in both directions at once: one begins when the sender comes to its SEND, the receiver to its RECV (it has a
 // room by then), and neither the sender's way out nor the receiver's way in carries another; the compute actions of its micro-batch wait for it.
 // A step is looked at that follows another (all ranks begin together where there is no NORM). Costs come from the caller.
@@ -26,6 +27,9 @@ typedef struct {
     double *clock, *comm; // [rank]
     double *out, *in;     // [rank] when its links are free
     double *link;         // [rank] when what moves between its host and its device is there
+    double *disk;         // [rank] when what moves between its host and its disk is there
+    double *came;         // [rank][DISK_PIECES] when what came from there last is: into each of the rooms, in turns
+    double *turns;        // [rank][2] pieces that were asked for there, that were used
     double *busy;         // [rank] time spent computing
     double *ready;        // [rank][storage] when its parameters are there
     double *left;         // [rank][storages, then rooms] when the gradient there has left
@@ -77,6 +81,17 @@ static inline void simulator_await(Simulation *s, int rank, const Action *a) {
         if (action_contributes(map, a, storage)) { s->clock[rank] = fmax(s->clock[rank], *simulator_left(s, rank, storage)); }
     }
 }
+// When the piece came from the disk that is asked for (way 0) or used (1) next.
+static inline double *simulator_came(Simulation *s, int rank, int way) {
+    double *turn = &s->turns[2 * rank + way];
+    return &s->came[rank * DISK_PIECES + (int)(*turn = fmod(*turn + 1, DISK_PIECES))];
+}
+// What is on a disk is on the host before the device fetches it, or the host updates it.
+static inline void simulator_await_disk(Simulation *s, int rank, const Action *a) {
+    const UnitMap *map = &s->program->map;
+    const bool uses = a->kind == (map->by_host ? ACT_UPDATE : ACT_FETCH) && map->on_disk && map->on_disk[a->storage];
+    if (uses) { s->clock[rank] = fmax(s->clock[rank], *simulator_came(s, rank, 1)); }
+}
 static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
     Simulation *s = (Simulation *)context;
     ActionCost cost = s->cost(s->context, rank, a);
@@ -93,16 +108,19 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         if (s->meeting < 0) { s->meeting = slowest; }
         s->clock[rank] = s->meeting;
     }
-    if (a->kind == ACT_UPDATE && !s->program->map.delays && s->program->map.pieces && s->program->map.pieces[a->storage]) {
-        s->clock[rank] = fmax(s->clock[rank], s->link[rank]);
-    }
+    const bool waits = a->kind == ACT_UPDATE && !s->program->map.delays && s->program->map.pieces && s->program->map.pieces[a->storage];
+    if (waits) { s->clock[rank] = fmax(s->clock[rank], s->link[rank]); }
+    simulator_await_disk(s, rank, a);
     double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
-    double *beside = action_moves(a->kind) || a->kind == ACT_UPDATE ? s->link : s->comm;
+    const bool stores = a->kind == ACT_READ || a->kind == ACT_WRITE;
+    double *beside = stores ? s->disk : action_moves(a->kind) || a->kind == ACT_UPDATE ? s->link : s->comm;
+    if (a->kind == ACT_WRITE) { s->disk[rank] = fmax(s->disk[rank], s->link[rank]); }
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
+    if (a->kind == ACT_READ) { *simulator_came(s, rank, 0) = done; }
     if (a->kind == ACT_REDUCE || a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) { *simulator_left(s, rank, a->storage) = done; }
     simulator_time(s, rank, a, begin, done);
 }
@@ -131,9 +149,14 @@ static inline void schedule_times_free(const Program *p, ActionTime **times) {
 // times (may be NULL): [rank][action] gets when each action begins and ends, from the end of the step before on.
 static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
     size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
-    double *all = (double *)checked_calloc(n * (6 + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator");
-    Simulation s = {p, cost, context, times, all, all + n, all + 2 * n, all + 3 * n, all + 5 * n, all + 4 * n, all + 6 * n, NULL, NULL, NULL, -1, 0};
-    s.left = s.ready + n * storages, s.sum = s.left + 2 * n * storages, s.arrived = s.sum + n * storages;
+    double *all = (double *)checked_calloc(n * (9 + DISK_PIECES + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator"),
+           *next = all;
+    Simulation s;
+    memset(&s, 0, sizeof s);
+    s.program = p, s.cost = cost, s.context = context, s.times = times, s.meeting = -1;
+    double **const arrays[] = {&s.clock, &s.comm, &s.out, &s.in, &s.link, &s.disk, &s.turns, &s.busy, &s.came, &s.ready, &s.left, &s.sum, &s.arrived};
+    const size_t sizes[] = {1, 1, 1, 1, 1, 1, 2, 1, DISK_PIECES, storages, 2 * storages, storages, CHANNELS * (size_t)p->micro_batches};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { *arrays[i] = next, next += n * sizes[i]; }
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);
     if (busy) { memcpy(busy, s.busy, n * sizeof(double)); }

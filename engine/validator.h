@@ -72,6 +72,8 @@ typedef struct {
     int *made;              // [rank][storage] of their updates
     int *rooms;             // [rank] of such pieces that are taken
     signed char *sum;       // [rank][storage] of a gradient that lies on the host: a SumState
+    int *read, *written;    // [rank][storage] pieces that came from the disk, that went there
+    int *stored;            // [rank] of the host's rooms for these that are taken
     char *error;            // first violation, empty while valid
     size_t error_bytes;
 } Validator;
@@ -392,7 +394,8 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
     if (v->updated[at]) { validator_fail(v, rank, a, "runs twice"); }
     const UnitMap *map = &v->program->map;
     const int pieces = map->pieces ? map->pieces[a->storage] : 0;
-    if (pieces && (a->use != v->made[at] || a->use >= v->begun[at])) { validator_fail(v, rank, a, "piece %d is not there", a->use); }
+    const bool missing = pieces && map->on_disk[a->storage] && a->use >= v->read[at];
+    if (missing || (pieces && (a->use != v->made[at] || a->use >= v->begun[at]))) { validator_fail(v, rank, a, "piece %d is not there", a->use); }
     v->updated[at] = ++v->made[at] >= pieces && !(pieces && map->by_host);
 }
 // A piece of states on the host comes to its update, into a room (begins), or goes back. Of what the host updates the gradient comes, and new parameters go.
@@ -403,6 +406,7 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
     int *count = begins ? v->begun : v->ended;
     if (a->use != count[at] || a->use >= map->pieces[a->storage]) { validator_fail(v, rank, a, "piece %d is not the next one", a->use); }
     if (!begins && a->use >= v->made[at]) { validator_fail(v, rank, a, "piece %d is not updated", a->use); }
+    if (begins && !map->by_host && map->on_disk[a->storage] && a->use >= v->read[at]) { validator_fail(v, rank, a, "piece %d is not on the host", a->use); }
     if (begins && v->rooms[rank] == MOVING_PIECES) { validator_fail(v, rank, a, "its room is taken"); }
     const bool waits = map->by_host || validator_sum_place(v, a->storage);
     if (begins && waits && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
@@ -411,6 +415,20 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
     if (map->delays && v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
     count[at]++, v->rooms[rank] += begins ? 1 : map->delays ? 0 : -1;
     if (!begins && map->by_host) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
+}
+
+// A piece comes to the host from the disk, into a room; or, all of it updated and on the host, it goes there.
+static inline void validate_stored(Validator *v, int rank, const Action *a) {
+    const UnitMap *map = &v->program->map;
+    const int at = rank * map->storages + a->storage;
+    const bool reads = a->kind == ACT_READ;
+    int *count = reads ? v->read : v->written;
+    if (!map->on_disk[a->storage] || a->use != count[at] || a->use >= map->pieces[a->storage]) {
+        validator_fail(v, rank, a, "piece %d is not the next one on disk", a->use);
+    }
+    if (reads && v->stored[rank] == DISK_PIECES) { validator_fail(v, rank, a, "its room on the host is taken"); }
+    if (!reads && a->use >= v->ended[at]) { validator_fail(v, rank, a, "piece %d is not back from its update", a->use); }
+    count[at]++, v->stored[rank] += reads ? 1 : -1;
 }
 
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
@@ -466,6 +484,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_EVICT: validate_piece(v, rank, a); break;
     case ACT_FETCH_SUM:
     case ACT_EVICT_SUM: validate_sum(v, rank, a); break;
+    case ACT_READ:
+    case ACT_WRITE: validate_stored(v, rank, a); break;
     case ACT_NORM: validate_norm(v, rank, a); break;
     default: validate_compute(v, rank, a);
     }
@@ -536,7 +556,7 @@ static inline void validate_end(Validator *v) {
     for (int r = 0; r < p->ranks; r++) {
         for (int s = 0; s < p->map.storages; s++) {
             int at = r * p->map.storages + s;
-            bool bad = (v->member[at] && !v->updated[at]) || v->acquired[at] || v->flying[at] || v->begun[at] != v->ended[at];
+            bool bad = (v->member[at] && !v->updated[at]) || v->acquired[at] || v->flying[at] || v->begun[at] != v->ended[at] || v->read[at] != v->written[at];
             if (bad && !*v->error) { snprintf(v->error, v->error_bytes, "rank %d: storage %d is not updated, or still held, at the end", r, s); }
         }
     }
@@ -569,8 +589,9 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
     v->sum = (signed char *)checked_calloc(per_storage, 1, "validator");
-    v->begun = (int *)checked_calloc(3 * per_storage + (size_t)p->ranks, sizeof(int), "validator");
-    v->ended = v->begun + per_storage, v->made = v->ended + per_storage, v->rooms = v->made + per_storage;
+    v->begun = (int *)checked_calloc(5 * per_storage + 2 * (size_t)p->ranks, sizeof(int), "validator");
+    v->ended = v->begun + per_storage, v->made = v->ended + per_storage, v->read = v->made + per_storage, v->written = v->read + per_storage;
+    v->rooms = v->written + per_storage, v->stored = v->rooms + p->ranks;
     for (int r = 0; r < p->ranks; r++) {
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];

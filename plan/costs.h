@@ -29,6 +29,7 @@ typedef struct {
     double half_tokens;                        // in a micro-step, at which products reach half of their rate
     double lost[LINK_KINDS];                   // share of a message's time that its rank cannot compute in: somebody moves the bytes
     double link_bytes_per_s, host_bytes_per_s; // between host and device, each way; of the host's memory, by this rank's threads (offload.h). 0: not asked for
+    double disk_bytes_per_s;                   // read and written at once, together, while all ranks do the same; 0: not asked for
     UnitTimes units;
 } Rates;
 
@@ -181,6 +182,39 @@ static inline void measure_offload(Rates *rates, Stream *s) {
     }
     ops_free_far(there, pinned), ops_free(here);
     forget_peak_memory();
+}
+// Bytes in a second: pieces come from the disk and go back, in all rooms at once, as in a step.
+static inline double measure_disk_of_rank(const Store *s) {
+    const int64_t room = (int64_t)s->disk_room_bytes, most = (int64_t)64 << 20, pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / room);
+    const size_t bytes = store_disk_rooms_bytes((size_t)room);
+    bool pinned;
+    Disk disk;
+    char *rooms = (char *)ops_alloc_far(bytes, &pinned);
+    double start = 0;
+    if (!rooms) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    disk_open(&disk, s->policy.offload->folder, pieces * room, disk_align(rooms), (size_t)room);
+    for (int pass = 0; pass < 2; pass++) { // the first writes what has never been written
+        start = seconds_now();
+        for (int64_t i = 0; i < pieces; i++) {
+            if (pass) { disk_start(&disk.room[i % DISK_PIECES], i * room, room, false); }
+            disk_start(&disk.room[i % DISK_PIECES], i * room, room, true);
+        }
+        disk_settle(&disk);
+    }
+    const double seconds = seconds_now() - start;
+    disk_close(&disk), ops_free_far(rooms, pinned);
+    forget_peak_memory();
+    return 2 * (double)(pieces * room) / seconds;
+}
+// All ranks at the same time; the slowest counts, for all wait for it.
+static inline void measure_disk(Rates *rates, const Store *s, Comm *comm) {
+    double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "rates");
+    comm_barrier(comm);
+    const double mine = s->disk_room_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
+    comm_all_gather_small(comm, &mine, all, sizeof mine);
+    rates->disk_bytes_per_s = mine;
+    for (int r = 0; r < comm->ranks; r++) { rates->disk_bytes_per_s = fmin(rates->disk_bytes_per_s, all[r]); }
+    free(all);
 }
 // Does the host update states there faster than they come to the device and go back? By rates of this rank; both ways of the link at once.
 static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
@@ -440,6 +474,12 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * (store->adam ? 28 : 20) /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
+// A piece's way between host and disk, beside all else.
+static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
+    const double bytes = (double)(store->disk_at[a->storage + 1] - store->disk_at[a->storage]) / (double)max_i64(1, store->pieces[a->storage]);
+    ActionCost cost = {0, bytes / c->rates.disk_bytes_per_s};
+    return cost;
+}
 // A piece's way between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
     return link_cost(c, store, a->storage, (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / (double)store->pieces[a->storage]);
@@ -502,6 +542,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_SUM:
     case ACT_EVICT_SUM: return sum_cost(c, store, a);
+    case ACT_READ:
+    case ACT_WRITE: return store_cost(c, store, a);
     default: break;
     }
     return cost;

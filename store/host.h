@@ -24,6 +24,34 @@ static inline int64_t store_piece(const Store *s, int storage, int piece, int64_
     *begin = min_i64(own, piece * most);
     return min_i64(most, own - *begin);
 }
+// Where the host has a state of a piece: where it lies, or in the room that it came to from the disk.
+static inline DiskRoom *store_disk_room(Store *s, int storage, int piece) { return &s->disk->room[(s->first_stored[storage] + piece) % DISK_PIECES]; }
+static inline float *store_piece_state(Store *s, StateKind kind, int storage, int piece) {
+    int64_t begin, n = store_piece(s, storage, piece, &begin);
+    if (!store_on_disk(s, kind, storage)) {
+        float *state = store_has_state(s, kind) ? store_state(s, kind, storage) : NULL;
+        return state ? state + begin : NULL;
+    }
+    const int64_t first = store_place_on_disk(s, STATE_MASTER, storage, piece, n), place = store_place_on_disk(s, kind, storage, piece, n);
+    return (float *)(void *)(store_disk_room(s, storage, piece)->at + (place - first));
+}
+// What lies on disk of a piece comes to its room, or goes back: asked for now, there when the room is waited for.
+static inline void store_move_stored(Store *s, int storage, int piece, bool writes) {
+    int64_t begin, n = store_piece(s, storage, piece, &begin);
+    if (!n) { return; }
+    const int64_t bytes = store_stored_bytes(s->policy.offload, storage, n);
+    disk_start(store_disk_room(s, storage, piece), store_place_on_disk(s, STATE_MASTER, storage, piece, n), bytes, writes);
+    s->stored[writes] += bytes;
+}
+static inline void store_read_piece(Store *s, int storage, int piece) { store_move_stored(s, storage, piece, false); }
+static inline void store_write_piece(Store *s, int storage, int piece) {
+    if (!s->policy.offload->by_host) { ops_wait(&store_piece_room(s, storage, piece)->link); } // what the device has updated is on the host
+    store_move_stored(s, storage, piece, true);
+}
+static inline void store_await_stored(Store *s, int storage, int piece) {
+    if (offload_stored(s->policy.offload, storage)) { disk_wait(store_disk_room(s, storage, piece)); }
+}
+
 // Starts a copy between a place of the host and one of the device.
 static inline void store_move(Store *s, OffloadRoom *room, void *host, void *device, int64_t bytes, bool in) {
     if (in) {
@@ -35,11 +63,13 @@ static inline void store_move(Store *s, OffloadRoom *room, void *host, void *dev
 }
 // Of a piece that the device updates: its states, in the room one kind after another, its gradient, which does not go back, then parameters that lie on the
 // host: new ones, and old ones that are their own masters.
-static inline void store_move_states(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
+static inline void store_move_states(Store *s, int storage, int piece, OffloadRoom *room, int64_t step, bool in) {
+    int64_t begin, n = store_piece(s, storage, piece, &begin);
     float *place = (float *)(void *)room->at;
+    if (in) { store_await_stored(s, storage, piece); }
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         if (!offload_has(s->policy.offload, storage, (StateKind)kind)) { continue; }
-        store_move(s, room, store_state(s, (StateKind)kind, storage) + begin, place, n * (int64_t)sizeof(float), in);
+        store_move(s, room, store_piece_state(s, (StateKind)kind, storage, piece), place, n * (int64_t)sizeof(float), in);
         place += n;
     }
     if (store_sum_place(s, storage)) {
@@ -84,7 +114,7 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
         }
         if (in) { ops_follow(s->stream, &room->link); }
     } else {
-        store_move_states(s, storage, room, begin, n, step, in);
+        store_move_states(s, storage, piece, room, step, in);
     }
 }
 
@@ -97,12 +127,13 @@ typedef struct {
     bool by_host;
 } UpdatePlaces;
 // Of a piece that came into its room.
-static inline void store_find_arrived(Store *s, int storage, OffloadRoom *room, UpdatePlaces *p) {
+static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePlaces *p) {
+    OffloadRoom *room = store_piece_room(s, storage, piece);
     float *place = (float *)(void *)room->at;
     p->by_host = s->policy.offload->by_host;
     const bool far = store_sum_place(s, storage);
     if (p->by_host) {
-        ops_wait(&room->link);
+        ops_wait(&room->link), store_await_stored(s, storage, piece);
         if (!far) { p->gradient = place, place += p->count; }
         if (!store_param_far(s, storage)) { p->parameters = (char *)place; }
         return;
@@ -132,11 +163,8 @@ static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t st
     store_own(s, storage, &first);
     p.first = first + begin, p.gradient = store_sum(s, storage, step) + begin;
     p.parameters = store_newest(s, storage) + begin * (int64_t)dtype_size(s->dtype);
-    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        float *state = store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
-        p.state[kind] = state ? state + begin : NULL;
-    }
-    if (s->pieces[storage]) { store_find_arrived(s, storage, store_piece_room(s, storage, piece), &p); }
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { p.state[kind] = store_piece_state(s, (StateKind)kind, storage, piece); }
+    if (s->pieces[storage]) { store_find_arrived(s, storage, piece, &p); }
     if (s->dtype == DTYPE_FP32) { p.state[STATE_MASTER] = (float *)(void *)p.parameters; } // their own masters
     return p;
 }
@@ -215,15 +243,16 @@ static inline void store_finish_sums(Store *s) {
 
 // Masters were written from outside, and working parameters follow, of which one or both lie on the host. (state_piece is used, by what does not.)
 static inline void store_round_far(Store *s, int storage) {
-    const bool masters = store_on_host(s, STATE_MASTER, storage), parameters = store_param_far(s, storage);
+    const bool masters = store_on_host(s, STATE_MASTER, storage) && !store_on_disk(s, STATE_MASTER, storage), parameters = store_param_far(s, storage);
+    const int64_t most = STATE_PIECE_FLOATS / 2;
     int64_t begin, own = store_own(s, storage, &begin);
     if (s->dtype == DTYPE_FP32) { // of delayed updates: there are both
         ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage), (size_t)own * sizeof(float));
         return;
     }
     for (int64_t at = 0, n; at < own; at += n) {
-        n = min_i64(STATE_PIECE_FLOATS, own - at);
-        uint16_t *out = (uint16_t *)(void *)store_newest(s, storage) + at, *halves = parameters ? out : (uint16_t *)(void *)state_piece.bytes;
+        n = min_i64(most, own - at);
+        uint16_t *out = (uint16_t *)(void *)store_newest(s, storage) + at, *halves = parameters ? out : (uint16_t *)(void *)(state_piece.floats + most);
         if (!masters) { store_read_state(s, STATE_MASTER, storage, at, n, state_piece.floats); }
         round_part(halves, masters ? store_state(s, STATE_MASTER, storage) + at : state_piece.floats, 0, n, store_rounding(s, storage, begin + at));
         if (!parameters) { ops_from_host(s->stream, out, halves, (size_t)n * sizeof(uint16_t)); }

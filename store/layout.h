@@ -95,6 +95,8 @@ enum { // bits: of the optimizer; all that may lie there
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
     bool by_host;        // the host updates what lies there: all kinds of the optimizer's of a storage, or none
+    unsigned char *disk; // [storages] bits of the optimizer's among them that lie on a disk (store/disk.h) and come to the host for their update; NULL: none
+    const char *folder;  // where
     bool gradients;      // they may lie there
     bool delays;         // all do, and updates are of the step before
     int storages;
@@ -109,6 +111,9 @@ static inline bool offload_has_any(const Offload *o, StateKind kind) {
     return any;
 }
 static inline int offload_states(const Offload *o, int storage) { return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES); }
+
+static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) { return o && o->disk && (o->disk[storage] >> kind & 1); }
+static inline int offload_stored(const Offload *o, int storage) { return o && o->disk ? __builtin_popcount(o->disk[storage]) : 0; } // kinds of it on disk
 
 // What --zero and its companions ask for.
 typedef struct {

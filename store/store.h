@@ -9,6 +9,7 @@
 
 #include "comm.h"         // groups, messages
 #include "schedule.h"     // how many pieces move
+#include "store/disk.h"   // what the host has no room for
 #include "store/layout.h" // who holds what
 
 enum {
@@ -94,6 +95,9 @@ typedef struct {
     int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
     int *first_piece;       // [storages] pieces of the storages before
     size_t room_bytes;      // of an OffloadRoom
+    int *first_stored;      // [storages] pieces on disk of the storages before
+    int64_t *disk_at;       // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    size_t disk_room_bytes; // of a DiskRoom
     size_t sum_bytes;       // of a SumRoom
     Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
     Shelf looked;           // with policy.looks: slices of the gradient of the layer before
@@ -105,6 +109,8 @@ typedef struct {
     Shelf offload_rooms, sum_rooms;
     OffloadRoom room[MOVING_PIECES];
     SumRoom adding[MOVING_PIECES];
+    Shelf disk_rooms;
+    Disk *disk;               // NULL: nothing lies there
     Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
     double *partials;         // [my chunks] of the norm
     ExactSum *sums;           // [ranks] of them
@@ -117,6 +123,7 @@ typedef struct {
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
     int64_t moved[2];          // bytes that came from the host, that went there
+    int64_t stored[2];         // bytes that steps read from the disk, that they wrote
     bool *begun;               // [layers] of those that share, with policy.measures: its gradient has a contribution
     CommHandle *layer_reduces; // [layers]
     bool takes_measured;       // what was measured becomes v, where states of shared blocks come from a file or another store
@@ -353,6 +360,38 @@ static inline Shelf store_plan_gradients(const Store *s, const Offload *o) {
     free(apart);
     return shelf;
 }
+// Bytes in the file, and in a room, of a piece of so many elements: its states one after another, each at whole blocks.
+static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
+    return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+}
+// Of all of my slice, and the longest of its pieces.
+static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage, int64_t *longest) {
+    const int64_t own = store_own_elements(s, storage), piece = min_i64(own, offload_piece(s->model));
+    *longest = store_stored_bytes(o, storage, piece);
+    return piece ? own / piece * *longest + store_stored_bytes(o, storage, own % piece) : 0;
+}
+// Of a DiskRoom, if so much lay on disk; of all of them.
+static inline size_t store_disk_room_bytes(const Store *s, const Offload *o) {
+    int64_t most = 0, longest;
+    for (int i = 0; i < s->model->storages; i++) { store_all_stored_bytes(s, o, i, &longest), most = max_i64(most, longest); }
+    return (size_t)most;
+}
+static inline size_t store_disk_rooms_bytes(size_t room) { return room ? DISK_PIECES * room + DISK_GRAIN : 0; } // they begin at a whole block
+static inline void store_plan_disk(Store *s) {
+    const Offload *o = s->policy.offload;
+    const size_t n = (size_t)s->model->storages;
+    int64_t longest;
+    s->first_stored = (int *)checked_calloc(n + 1, sizeof(int), "layout"), s->disk_at = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "layout");
+    for (int i = 0; i < s->model->storages; i++) {
+        s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
+        s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i, &longest);
+    }
+    s->disk_room_bytes = store_disk_room_bytes(s, o);
+    s->disk_rooms.far = true, s->disk_rooms.held = store_disk_rooms_bytes(s->disk_room_bytes);
+}
+static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; } // of the file; a step reads and writes as many
+
+// The shelf of parameters, with these on the host; far: [storages].
 static inline Shelf store_plan_params(const Store *s, const Offload *o) {
     const size_t storages = (size_t)s->model->storages;
     bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout"), *far = apart + storages;
@@ -374,7 +413,7 @@ static inline void store_plan_offload(Store *s) {
         ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
         *device[kind] = shelf_plan(&s->layout, plan);
-        for (size_t i = 0; i < storages; i++) { there[i] = !there[i]; }
+        for (size_t i = 0; i < storages; i++) { there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind); }
         plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
         s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
     }
@@ -395,6 +434,7 @@ static inline void store_plan_offload(Store *s) {
     *(s->offload_rooms.far ? &s->offload_rooms.held : &s->offload_rooms.rooms) = MOVING_PIECES * s->room_bytes;
     s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
     s->sum_rooms.far = true, s->sum_rooms.held = MOVING_PIECES * s->sum_bytes;
+    store_plan_disk(s);
 }
 
 // My slices of the storages that blocks share.
@@ -461,7 +501,7 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
     return store_partials(s) * sizeof(double) + (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
-    size_t bytes = s->offload_rooms.held + s->sum_rooms.held;
+    size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;
     for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;
 }
@@ -502,6 +542,14 @@ static inline void store_allocate_offload(Store *s) {
         ops_link_open(&s->room[i].link, s->stream);
     }
     for (int i = 0; i < ROOMS && s->policy.offload; i++) { ops_link_open(&s->param_link[i], s->stream); }
+    if (store_disk_bytes(s)) {
+        shelf_allocate(&s->disk_rooms, MEMORY_BUFFERS, "rooms of states on disk");
+        s->disk = (Disk *)checked_calloc(1, sizeof(Disk), "disk");
+        disk_open(s->disk, s->policy.offload->folder, store_disk_bytes(s), disk_align(s->disk_rooms.base), s->disk_room_bytes);
+        if (!s->disk->direct) {
+            fprintf(stderr, "note: rank %d: the file system of --offload-dir has no direct transfers; the page cache is between\n", s->comm->rank);
+        }
+    }
     if (!pinned) {
         fprintf(stderr, "warning: rank %d: the system pins no more memory (ulimit -l): what goes between host and device is slower\n", s->comm->rank);
     }
@@ -571,7 +619,8 @@ static inline void store_free(Store *s) {
     store_free_shelves(s, true), store_free_shelves(s, false);
     for (int i = 0; i < MOVING_PIECES; i++) { ops_link_close(&s->room[i].link); }
     for (int i = 0; i < ROOMS; i++) { ops_link_close(&s->param_link[i]); }
-    free(s->pieces);
+    if (s->disk) { disk_close(s->disk); }
+    shelf_free(&s->disk_rooms), free(s->pieces), free(s->first_stored), free(s->disk_at), free(s->disk);
     for (int i = 0; s->mail && i < s->model->storages * MAIL_KINDS; i++) { free(s->mail[i].open); }
     free(s->mail), free(s->version), free(s->head_begun), free(s->head_coming);
     for (int i = 0; i < s->batch_count; i++) {
@@ -606,14 +655,37 @@ static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
     const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s); // parameters are their own masters
     return own ? store_param_far(s, storage) : (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
 }
+static inline bool store_on_disk(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind); }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
+    assert(!store_on_disk(s, kind, storage));                                                                                     // it has no place in memory
     if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
     if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
     const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }
+// Where in the file a state of a piece begins that has so many elements, the most of its storage, or fewer if it is the last.
+static inline int64_t store_place_on_disk(const Store *s, StateKind kind, int storage, int piece, int64_t elements) {
+    const Offload *o = s->policy.offload;
+    const int before = __builtin_popcount(o->disk[storage] & ((1u << kind) - 1)); // kinds
+    const int64_t most = min_i64(store_own_elements(s, storage), offload_piece(s->model));
+    return s->disk_at[storage] + piece * store_stored_bytes(o, storage, most) + before * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+}
+// n elements of a state on disk from element `at` of the slice on, read or written, whatever pieces they are of; after store_settle.
+static inline void store_access_disk(const Store *s, StateKind kind, int storage, int64_t at, int64_t n, float *memory, bool writes) {
+    const int64_t own = store_own_elements(s, storage), most = offload_piece(s->model), word = (int64_t)sizeof(float);
+    for (int64_t from = at, count; from < at + n; from += count) {
+        const int64_t piece = from / most, within = from % most, elements = min_i64(most, own - piece * most);
+        count = min_i64(at + n - from, elements - within);
+        const int64_t place = store_place_on_disk(s, kind, storage, (int)piece, elements) + within * word;
+        disk_access(s->disk, place, count * word, memory + (from - at), s->disk_room_bytes, writes);
+    }
+}
 // From outside and back, after store_settle: n elements of it, from element `at` of the slice on.
 static inline void store_read_state(const Store *s, StateKind kind, int storage, int64_t at, int64_t n, float *out) {
+    if (store_on_disk(s, kind, storage)) {
+        store_access_disk(s, kind, storage, at, n, out, false);
+        return;
+    }
     const float *state = store_state(s, kind, storage) + at;
     if (store_on_host(s, kind, storage)) {
         memcpy(out, state, (size_t)n * sizeof(float));
@@ -622,6 +694,10 @@ static inline void store_read_state(const Store *s, StateKind kind, int storage,
     }
 }
 static inline void store_write_state(const Store *s, StateKind kind, int storage, int64_t at, int64_t n, const float *in) {
+    if (store_on_disk(s, kind, storage)) {
+        store_access_disk(s, kind, storage, at, n, (float *)(uintptr_t)in, true);
+        return;
+    }
     float *state = store_state(s, kind, storage) + at;
     if (store_on_host(s, kind, storage)) {
         memcpy(state, in, (size_t)n * sizeof(float));
@@ -631,6 +707,14 @@ static inline void store_write_state(const Store *s, StateKind kind, int storage
 }
 static inline void store_clear_state(const Store *s, StateKind kind, int storage) {
     const size_t bytes = (size_t)store_own_elements(s, storage) * sizeof(float);
+    if (store_on_disk(s, kind, storage)) {
+        const int64_t own = store_own_elements(s, storage);
+        memset(state_piece.bytes, 0, sizeof state_piece.bytes);
+        for (int64_t at = 0; at < own; at += STATE_PIECE_FLOATS) {
+            store_access_disk(s, kind, storage, at, min_i64(STATE_PIECE_FLOATS, own - at), state_piece.floats, true);
+        }
+        return;
+    }
     if (store_on_host(s, kind, storage)) {
         memset(store_state(s, kind, storage), 0, bytes);
     } else {

@@ -201,6 +201,8 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_EVICT: store_evict(s, a->storage, a->use, step); break;
         case ACT_FETCH_SUM: store_fetch_sum(s, a->storage, step); break;
         case ACT_EVICT_SUM: store_evict_sum(s, a->storage, step); break;
+        case ACT_READ: store_read_piece(s, a->storage, a->use); break;
+        case ACT_WRITE: store_write_piece(s, a->storage, a->use); break;
         case ACT_NORM:
             norm = store_norm(s, step);
             check(r->setting.exact ? norm == expected.norm[step] : fabs(norm / expected.norm[step] - 1) < 0.1, "norm", r->c, &r->setting, -1);
@@ -304,7 +306,7 @@ static void test_offload(void) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
-            const Offload o = {host, k / 3 % 2 == 1, true, false, STORAGES};
+            const Offload o = {host, k / 3 % 2 == 1, NULL, NULL, true, false, STORAGES};
             for (int storage = 0; storage < STORAGES; storage++) {
                 const int draw = (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
                 host[storage] = o.by_host ? by_host[draw] : by_device[draw];

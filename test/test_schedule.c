@@ -22,13 +22,15 @@ static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256
                                        true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = {moments, false, false, false, 5}, far_away = {moments, true, false, false, 5};
+static const Offload coming = {moments, false, NULL, NULL, false, false, 5}, far_away = {moments, true, NULL, NULL, false, false, 5};
+static const Offload stored = {moments, false, moments, "", false, false, 5},
+                     stored_far = {moments, true, moments, "", false, false, 5}; // all of these on disk
 // Gradients, of up to 4 blocks.
 static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
-static const Offload sums = {gradients, false, true, false, 7};
+static const Offload sums = {gradients, false, NULL, NULL, true, false, 7};
 // All, of delayed updates.
 static unsigned char everything[] = {39, 39, 39, 39, 39, 39, 39};
-static const Offload one_step_late = {everything, true, true, true, 7};
+static const Offload one_step_late = {everything, true, NULL, NULL, true, true, 7};
 static const ZeroPolicy delayed = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &one_step_late};
 static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
@@ -38,9 +40,11 @@ static unsigned char far_blocks[4][7] = {{FAR_STATES, FAR_STATES, FAR_BLOCK, FAR
                                          {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_STATES},
                                          {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_STATES},
                                          {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_STATES}};
-static const Offload parameters_come = {far_blocks[3], true, false, false, 7};
+static const Offload parameters_come = {far_blocks[3], true, NULL, NULL, false, false, 7};
 static const ZeroPolicy far_parameters = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &parameters_come};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
+static const ZeroPolicy device_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored};
+static const ZeroPolicy host_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored_far};
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
@@ -167,6 +171,8 @@ typedef enum {
     BASE_SUMS,
     BASE_SUMS_ALONE,
     BASE_DELAYED,
+    BASE_DEVICE_READS,
+    BASE_HOST_READS,
     BASE_FAR_PARAMETERS,
     BASE_ZERO_BUBBLE
 } Base;
@@ -194,6 +200,8 @@ static Program base_program(Base base) {
     case BASE_SUMS: return sharded(4, 2, 4, 1, false, &far_sums);
     case BASE_DELAYED: return sharded(4, 2, 4, 1, false, &delayed);
     case BASE_SUMS_ALONE: return sharded(4, 1, 4, 2, false, &far_sums);
+    case BASE_DEVICE_READS: return sharded(2, 1, 4, 2, false, &device_reads);
+    case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
     case BASE_FAR_PARAMETERS: return sharded(4, 1, 4, 2, false, &far_parameters);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
@@ -207,7 +215,7 @@ static void test_sequential_programs_are_valid(void **state) {
     char error[400];
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
-        const Offload offload = {far_blocks[layers - 1], samples % 2, false, false, layers + 3};
+        const Offload offload = {far_blocks[layers - 1], samples % 2, NULL, NULL, false, false, layers + 3};
         const Offload *far[] = {NULL, NULL, &offload, samples % 2 ? &sums : &one_step_late};
         for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with parameters, or sums, on the host
             const bool quantized = j / 8 == 1, partition = j / 4 % 2;
@@ -472,6 +480,16 @@ static const Damage damages[] = {
     {"a delayed update twice", BASE_DELAYED, 1, ACT_UPDATE, 2, -1, REPEAT, 0, "rank 1: UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
     {"fetched before the last use", BASE_DELAYED, 0, ACT_FETCH, 2, -1, TO_FRONT, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     {"new parameters that stay there", BASE_DELAYED, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
+    // states on disk
+    {"a piece that is not read", BASE_DEVICE_READS, 0, ACT_READ, 2, -1, DROP, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not on the host"},
+    {"a piece that the host does not read", BASE_HOST_READS, 0, ACT_READ, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
+    {"a piece read twice", BASE_DEVICE_READS, 0, ACT_READ, 1, -1, REPEAT, 0, "READ unit -1 storage 1 micro-batch -1: piece 0 is not the next one on disk"},
+    {"a piece read early", BASE_HOST_READS, 0, ACT_READ, 3, -1, TO_FRONT, 0, "READ unit -1 storage 2 micro-batch -1: its room on the host is taken"},
+    {"a piece that is not written", BASE_DEVICE_READS, 0, ACT_WRITE, 0, -1, DROP, 0, "READ unit -1 storage 3 micro-batch -1: its room on the host is taken"},
+    {"the last piece is not written", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, DROP, 0, "storage 4 is not updated, or still held, at the end"},
+    {"a piece written before it is back", BASE_DEVICE_READS, 0, ACT_WRITE, 2, -1, MOVE_UP, 1,
+     "WRITE unit -1 storage 2 micro-batch -1: piece 0 is not back from its update"},
+    {"a piece written twice", BASE_HOST_READS, 0, ACT_WRITE, 4, -1, REPEAT, 0, "WRITE unit -1 storage 4 micro-batch -1: piece 0 is not the next one on disk"},
     // clipping by the norm over all units
     {"no clipping", BASE_FLAT, 0, ACT_CLIP, 0, 0, DROP, 0, "BACKWARD_WEIGHT unit 3 storage -1 micro-batch 0: norms are not known: CLIP has not run"},
     {"clipped twice", BASE_FLAT, 0, ACT_CLIP, 0, 1, REPEAT, 0, "CLIP unit 0 storage -1 micro-batch 1: runs twice"},

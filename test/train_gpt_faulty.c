@@ -5,6 +5,12 @@
 //   hang    live on without doing anything
 //   crash   run into a segmentation fault
 // LATE="SEED PERCENT" does an errand of the store (relay.h) that could be done now only in that share of all looks, drawn by lot.
+// DISK="HOW RANK N" for that rank's file of --offload-dir (store/disk.h):
+//   short   each transfer stops before it is complete, by a part of a block, and every third is interrupted before it begins
+//   stuck   from the N-th transfer on nothing gets on, without an error
+//   error   the N-th transfer fails
+//   end     the file ends before what the N-th transfer wants
+//   full    the file cannot be allocated
 // Quantized gradients of the tests' small models travel in several parcels here.
 #include <signal.h>
 #include "schedule.h" // Action
@@ -13,6 +19,13 @@
 #include <stdbool.h>
 static void fault_here(const Action *a, int64_t step);
 static bool errand_may_be_done(void);
+#include <sys/types.h>
+static ssize_t faulty_read(int file, void *memory, size_t bytes, off_t at);
+static ssize_t faulty_write(int file, const void *memory, size_t bytes, off_t at);
+static int faulty_allocate(int file, off_t at, off_t bytes);
+#define DISK_READ faulty_read
+#define DISK_WRITE faulty_write
+#define DISK_ALLOCATE faulty_allocate
 #define EXECUTOR_HOOK(action, step) fault_here(action, step)
 #define ERRAND_HOOK(errand) errand_may_be_done()
 #ifdef __cplusplus
@@ -41,4 +54,41 @@ static void fault_here(const Action *a, int64_t step) {
     if (!strcmp(how, "stop")) { raise(SIGSTOP); }
     if (!strcmp(how, "crash")) { raise(SIGSEGV); }
     while (!strcmp(how, "hang")) { sleep(1); }
+}
+
+// How the disk of this rank fails: the first letter of HOW, 0: not at all; *at: N.
+static char disk_fault(int64_t *at) {
+    char how[16] = "";
+    int rank = -1;
+    long long n = 0;
+    const char *fault = getenv("DISK");
+    const bool mine = fault && sscanf(fault, "%15s %d %lld", how, &rank, &n) >= 2 && rank == speaker.rank;
+    *at = n;
+    return mine ? strcmp(how, "stuck") ? *how : 'k' : 0;
+}
+// What a transfer comes to instead: fewer bytes of it, or -1 or 0, an error or the end of the file. Several threads ask.
+static ssize_t disk_comes_to(size_t bytes) {
+    static int64_t transfers;
+    int64_t n;
+    const char how = disk_fault(&n);
+    const int64_t now = __atomic_add_fetch(&transfers, 1, __ATOMIC_SEQ_CST);
+    if (how == 's' && now % 3 == 0) { return errno = EINTR, -1; }
+    if (how == 's' && bytes > 3 * DISK_GRAIN / 2) { return (ssize_t)(bytes - DISK_GRAIN / 2); }
+    if (how == 'k' && now >= n) { return 1; }
+    if (how == 'e' && now == n) { return strstr(getenv("DISK"), "end") ? 0 : (errno = EIO, -1); }
+    return (ssize_t)bytes;
+}
+static ssize_t faulty_read(int file, void *memory, size_t bytes, off_t at) {
+    const ssize_t n = disk_comes_to(bytes), all = n == (ssize_t)bytes || n > DISK_GRAIN ? pread(file, memory, bytes, at) : 0;
+    if (n > 0 && n < (ssize_t)bytes) { memset((char *)memory + n, 0x7f, bytes - (size_t)n); } // what has not come
+    return all < 0 ? all : n;
+}
+static ssize_t faulty_write(int file, const void *memory, size_t bytes, off_t at) {
+    const ssize_t n = disk_comes_to(bytes), whole = n / DISK_GRAIN * DISK_GRAIN;
+    const ssize_t written = whole > 0 ? pwrite(file, memory, (size_t)whole, at) : 0;
+    return written < 0 ? written : n;
+}
+static int faulty_allocate(int file, off_t at, off_t bytes) {
+    int64_t n;
+    return disk_fault(&n) == 'f' ? ENOSPC : posix_fallocate(file, at, bytes);
 }

@@ -1,0 +1,213 @@
+// disk.h: a file for what neither the device nor the host has room for (store/host.h: states of the optimizer), and the rooms that its pieces come to.
+//
+// File       One for each rank, in the folder of --offload-dir. Its name is gone as soon as it is open, so nothing is left behind however a run ends; all of
+//            it is allocated before anything is written: a full disk is found before the first step. Past the page cache (O_DIRECT) where the file system can.
+// Rooms      of the host's memory, each with a thread that does what is asked of it, in this order: so a piece is written before the next one comes into
+//            its room, and several rooms' requests are under way at once, which disks want. Threads, not io_uring: four of them reach what it could, without a
+//            library, and where containers forbid it.
+// Errors     Transfers that end early go on where they ended. What fails is kept, and told by whoever waits for a room next: it ends all ranks.
+#ifndef STORE_DISK_H
+#define STORE_DISK_H
+
+#include "schedule.h" // how many pieces move
+
+#include <fcntl.h>       // O_DIRECT
+#include <pthread.h>     // a thread for each room
+#include <signal.h>      // which are not theirs
+#include <sys/stat.h>    // what the file is
+#include <sys/statvfs.h> // what is free
+
+enum {
+    DISK_GRAIN = 4096, // of places in the file and in memory, of lengths
+    DISK_REQUESTS = 4, // that wait for a room at most
+    DISK_TRIES = 100,  // of a transfer that does not get on
+};
+#ifndef DISK_READ // tests put faults there
+#define DISK_READ pread
+#define DISK_WRITE pwrite
+#endif
+#ifndef DISK_ALLOCATE
+#define DISK_ALLOCATE posix_fallocate
+#endif
+
+typedef struct {
+    char *memory;
+    int64_t at, bytes;
+    bool writes;
+} DiskRequest;
+typedef struct Disk Disk;
+typedef struct {
+    Disk *disk;
+    char *at; // the room's memory
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; // what follows
+    DiskRequest request[DISK_REQUESTS];
+    int64_t asked, done; // requests so far; the next one is number `done` modulo DISK_REQUESTS
+    bool ends;
+    DiskRequest failed; // the first that did: bytes 0: none did
+    int64_t found;      // bytes of it that there were
+    int error;          // of the system; 0: the file ends
+} DiskRoom;
+struct Disk {
+    const char *folder;
+    int file;
+    bool open, direct;
+    int64_t bytes, taken; // as asked for; as there are
+    DiskRoom room[DISK_PIECES];
+};
+
+// Bytes that are free in a folder, for those who are not root; negative: it cannot be asked.
+static inline double disk_free(const char *folder) {
+    struct statvfs there;
+    return statvfs(folder, &there) ? -1 : (double)there.f_bavail * (double)there.f_frsize;
+}
+
+// The first whole block of memory.
+static inline char *disk_align(char *memory) { return memory + (DISK_GRAIN - (uintptr_t)memory % DISK_GRAIN) % DISK_GRAIN; }
+
+// All of a request, or what fails of it is kept in the room.
+static inline void disk_transfer(DiskRoom *room, const DiskRequest *r) {
+    int64_t done = 0;
+    for (int tries = 0; done < r->bytes; tries++) {
+        const size_t left = (size_t)(r->bytes - done);
+        const ssize_t n =
+            r->writes ? DISK_WRITE(room->disk->file, r->memory + done, left, r->at + done) : DISK_READ(room->disk->file, r->memory + done, left, r->at + done);
+        const bool again = n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
+        if (!again || tries == DISK_TRIES) {
+            room->error = n < 0 ? errno : 0, room->found = done, room->failed = *r;
+            return;
+        }
+        if (n >= (ssize_t)left) { return; }
+        if (n >= DISK_GRAIN) { done += n / DISK_GRAIN * DISK_GRAIN, tries = 0; } // a direct transfer begins at a whole block
+    }
+}
+static inline void *disk_work(void *of) {
+    DiskRoom *room = (DiskRoom *)of;
+    pthread_mutex_lock(&room->lock);
+    for (;;) {
+        while (room->done == room->asked && !room->ends) { pthread_cond_wait(&room->changed, &room->lock); }
+        if (room->done == room->asked) { break; }
+        const DiskRequest r = room->request[room->done % DISK_REQUESTS];
+        const bool works = !room->failed.bytes;
+        pthread_mutex_unlock(&room->lock);
+        if (works) { disk_transfer(room, &r); }
+        pthread_mutex_lock(&room->lock);
+        room->done++;
+        pthread_cond_broadcast(&room->changed);
+    }
+    pthread_mutex_unlock(&room->lock);
+    return NULL;
+}
+
+// Waits until at most `left` requests of a room are under way; messages between ranks move on meanwhile.
+static inline void disk_wait_for(DiskRoom *room, int64_t left) {
+    const long SOON = 200000; // ns
+    pthread_mutex_lock(&room->lock);
+    while (room->asked - room->done > left) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += SOON, until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&room->changed, &room->lock, &until);
+        if (room->asked - room->done <= left) { break; }
+        pthread_mutex_unlock(&room->lock);
+        keep_alive();
+        pthread_mutex_lock(&room->lock);
+    }
+    const DiskRequest f = room->failed;
+    pthread_mutex_unlock(&room->lock);
+    if (f.bytes) {
+        die(EXIT_RESOURCES, "is the disk full, or broken? Checkpoints in --out are whole",
+            "cannot %s the file in --offload-dir %s at byte %" PRId64 ": %" PRId64 " bytes expected, %" PRId64 " found: %s", f.writes ? "write" : "read",
+            room->disk->folder, f.at, f.bytes, room->found, room->error ? strerror(room->error) : "it ends there, or gets no further");
+    }
+}
+static inline void disk_wait(DiskRoom *room) { disk_wait_for(room, 0); }
+// Starts a transfer between a room and a place of the file, after what was asked of the room before.
+static inline void disk_start(DiskRoom *room, int64_t at, int64_t bytes, bool writes) {
+    const DiskRequest r = {room->at, at, bytes, writes};
+    assert(at % DISK_GRAIN == 0 && bytes % DISK_GRAIN == 0 && at + bytes <= room->disk->bytes);
+    disk_wait_for(room, DISK_REQUESTS - 1);
+    pthread_mutex_lock(&room->lock);
+    room->request[room->asked++ % DISK_REQUESTS] = r;
+    pthread_cond_broadcast(&room->changed);
+    pthread_mutex_unlock(&room->lock);
+}
+
+// An empty file without a name.
+static inline int disk_new_file(const char *folder) {
+    char path[1100];
+    snprintf(path, sizeof path, "%s/train_gpt_XXXXXX", folder);
+    const int file = mkstemp(path);
+    if (file < 0) {
+        die(EXIT_INPUT, "give it a folder that there is, and that can be written", "cannot make a file in --offload-dir %s: %s", folder, strerror(errno));
+    }
+    unlink(path);
+    return file;
+}
+static inline void disk_check_folder(const char *folder) { close(disk_new_file(folder)); }
+// One of exactly so many bytes, all of them zero.
+static inline void disk_make_file(Disk *d) {
+    struct stat made;
+    d->file = disk_new_file(d->folder);
+    signal(SIGXFSZ, SIG_IGN); // a limit of the shell's is an error like others
+    const int error = DISK_ALLOCATE(d->file, 0, d->bytes);
+    if (error) {
+        die(EXIT_RESOURCES, "give --offload-dir a folder with more room, or a larger --host-memory",
+            "cannot take %" PRId64 " bytes in --offload-dir %s, of which %.0f are free: %s", d->bytes, d->folder, disk_free(d->folder), strerror(error));
+    }
+    d->taken = fstat(d->file, &made) ? 0 : (int64_t)made.st_size;
+    const int flags = fcntl(d->file, F_GETFL);
+    d->direct = flags >= 0 && !fcntl(d->file, F_SETFL, flags | O_DIRECT);
+}
+// Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN on. d stays where it is until disk_close.
+static inline void disk_open(Disk *d, const char *folder, int64_t bytes, char *rooms, size_t room_bytes) {
+    sigset_t all, before;
+    pthread_condattr_t clock; // that nobody sets
+    memset(d, 0, sizeof *d);
+    d->folder = folder, d->bytes = bytes;
+    disk_make_file(d);
+    pthread_condattr_init(&clock), pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the thread that trains
+    for (int i = 0; i < DISK_PIECES; i++) {
+        DiskRoom *room = &d->room[i];
+        room->disk = d, room->at = rooms + (size_t)i * room_bytes;
+        pthread_mutex_init(&room->lock, NULL), pthread_cond_init(&room->changed, &clock);
+        const int error = pthread_create(&room->thread, NULL, disk_work, room);
+        if (error) { die(EXIT_RESOURCES, "is there a limit of threads (ulimit -u)?", "cannot start a thread for --offload-dir: %s", strerror(error)); }
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL), pthread_condattr_destroy(&clock);
+    d->open = true;
+}
+static inline void disk_settle(Disk *d) {
+    for (int i = 0; i < DISK_PIECES && d->open; i++) { disk_wait(&d->room[i]); }
+}
+static inline void disk_close(Disk *d) {
+    for (int i = 0; i < DISK_PIECES && d->open; i++) {
+        DiskRoom *room = &d->room[i];
+        pthread_mutex_lock(&room->lock);
+        room->ends = true;
+        pthread_cond_broadcast(&room->changed);
+        pthread_mutex_unlock(&room->lock);
+        pthread_join(room->thread, NULL);
+        pthread_mutex_destroy(&room->lock), pthread_cond_destroy(&room->changed);
+    }
+    if (d->open) { close(d->file); }
+    memset(d, 0, sizeof *d);
+}
+
+// A part of the file that need not lie at whole blocks, through the first room, where nothing is under way.
+static inline void disk_access(Disk *d, int64_t at, int64_t bytes, void *memory, size_t room_bytes, bool writes) {
+    DiskRoom *room = &d->room[0];
+    for (int64_t from = at, end = at + bytes, n; from < end; from += n) {
+        const int64_t first = from / DISK_GRAIN * DISK_GRAIN, length = min_i64((int64_t)room_bytes, round_up(end, DISK_GRAIN) - first);
+        char *there = (char *)memory + (from - at);
+        n = min_i64(end, first + length) - from;
+        const bool whole = from == first && n == length;
+        if (!writes || !whole) { disk_start(room, first, length, false), disk_wait(room); }
+        memcpy(writes ? room->at + (from - first) : there, writes ? there : room->at + (from - first), (size_t)n);
+        if (writes) { disk_start(room, first, length, true), disk_wait(room); }
+    }
+}
+
+#endif

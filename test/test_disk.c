@@ -1,0 +1,74 @@
+// test_disk.c: a file of rooms and threads (store/disk.h) does what an array would, whatever its transfers come to.
+#include <sys/types.h>
+static ssize_t some_read(int file, void *memory, unsigned long bytes, off_t at);
+static ssize_t some_write(int file, const void *memory, unsigned long bytes, off_t at);
+#define DISK_READ some_read
+#define DISK_WRITE some_write
+#include "store/disk.h"
+
+#include <setjmp.h> // cmocka needs it
+
+#include <cmocka.h> // after the headers it needs
+
+enum { SECTOR = 512, BLOCKS = 40, ROOM_BLOCKS = 3, FILE_BYTES = BLOCKS * DISK_GRAIN, ROOM_BYTES = ROOM_BLOCKS * DISK_GRAIN };
+static char expected[FILE_BYTES];
+static bool stops; // transfers stop early, or are interrupted, or both
+
+// Each is drawn by lot from its number; threads may not share a random generator.
+static size_t some_of(size_t bytes) {
+    static uint64_t transfers;
+    const uint64_t draw = random_u64(7, 11, __atomic_add_fetch(&transfers, 1, __ATOMIC_SEQ_CST));
+    return !stops || draw % 4 == 0 ? bytes : draw % 4 == 1 ? 0 : draw / 4 % (bytes / SECTOR + 1) * SECTOR;
+}
+static ssize_t some_read(int file, void *memory, unsigned long bytes, off_t at) {
+    const size_t n = some_of(bytes);
+    memset(memory, 0x55, bytes); // what has not come
+    return n ? pread(file, memory, n, at) : (errno = EINTR, -1);
+}
+static ssize_t some_write(int file, const void *memory, unsigned long bytes, off_t at) {
+    const size_t n = some_of(bytes);
+    return n ? pwrite(file, memory, n, at) : (errno = EINTR, -1);
+}
+
+static void fill(char *memory, int64_t bytes, uint64_t draw) {
+    for (int64_t i = 0; i < bytes; i++) { memory[i] = (char)random_u64(3, draw, (uint64_t)i); }
+}
+// Pieces come into rooms in turns, are changed there and go back, as in a step; parts of any length at any place in between.
+static void check_against_array(void) {
+    char *memory = (char *)calloc(1, (size_t)DISK_PIECES * ROOM_BYTES + DISK_GRAIN), part[3 * ROOM_BYTES];
+    Disk d;
+    disk_open(&d, "/tmp", FILE_BYTES, disk_align(memory), ROOM_BYTES);
+    assert_int_equal(d.taken, FILE_BYTES);
+    memset(expected, 0, FILE_BYTES);
+    for (uint64_t round = 0; round < 60; round++) {
+        for (int64_t piece = 0, at = 0; at < FILE_BYTES; piece++, at += ROOM_BYTES) {
+            DiskRoom *room = &d.room[piece % DISK_PIECES];
+            const int64_t bytes = min_i64(ROOM_BYTES, FILE_BYTES - at);
+            disk_start(room, at, bytes, false), disk_wait(room);
+            assert_memory_equal(room->at, expected + at, (size_t)bytes);
+            fill(expected + at, bytes, round * BLOCKS + (uint64_t)piece), memcpy(room->at, expected + at, (size_t)bytes);
+            disk_start(room, at, bytes, true);
+        }
+        disk_settle(&d);
+        const int64_t bytes = 1 + (int64_t)(random_u64(5, round, 0) % sizeof part), at = (int64_t)(random_u64(5, round, 1) % (uint64_t)(FILE_BYTES - bytes));
+        disk_access(&d, at, bytes, part, ROOM_BYTES, false);
+        assert_memory_equal(part, expected + at, (size_t)bytes);
+        fill(part, bytes, round), memcpy(expected + at, part, (size_t)bytes);
+        disk_access(&d, at, bytes, part, ROOM_BYTES, true);
+    }
+    disk_close(&d);
+    free(memory);
+}
+static void test_whole_transfers(void **state) {
+    (void)state;
+    stops = false, check_against_array();
+}
+static void test_transfers_that_stop(void **state) {
+    (void)state;
+    stops = true, check_against_array();
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_whole_transfers), cmocka_unit_test(test_transfers_that_stop)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
