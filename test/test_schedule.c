@@ -474,7 +474,7 @@ static const Damage damages[] = {
     {"a sum that comes into a room in use", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, MOVE_UP, 3,
      "FETCH_SUM unit -1 storage 3 micro-batch -1: its room holds the gradient of storage 5"},
     // updates by the gradient of the step before
-    {"a delayed update after its gradient", BASE_DELAYED, 0, ACT_UPDATE, 6, -1, TO_END, 0,
+    {"a delayed update after its gradient", BASE_DELAYED, 0, ACT_UPDATE, 6, -1, MOVE_DOWN, 60,
      "UPDATE unit -1 storage 6 micro-batch -1: its gradient is written over"},
     {"no delayed update", BASE_DELAYED, 0, ACT_UPDATE, 3, -1, DROP, 0, "FETCH unit -1 storage 3 micro-batch -1: piece 0 is not updated"},
     {"a delayed update twice", BASE_DELAYED, 1, ACT_UPDATE, 2, -1, REPEAT, 0, "rank 1: UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
