@@ -179,9 +179,23 @@ static inline void *option_slot(const Options *options, const OptionSpec *spec) 
 // --cluster "2x8,intra=25,inter=3,gather=1,latency=20": nodes x ranks of a node, then keys in any order
 typedef struct {
     int nodes, ranks;                                                    // ranks of a node; 0 x 0: no --cluster
-    double intra, inter, gather, latency, tflops, half, memory, overlap; // in the units of the keys; tflops, memory 0: measured here
+    double intra, inter, gather, latency, tflops, half, memory, overlap; // in the units of the keys; tflops, memory 0: measured here, and ...
+    double link, host, disk;                                             // ... these
 } Cluster;
-enum { CLUSTER_INTRA, CLUSTER_INTER, CLUSTER_GATHER, CLUSTER_LATENCY, CLUSTER_TFLOPS, CLUSTER_HALF, CLUSTER_MEMORY, CLUSTER_OVERLAP, CLUSTER_KEYS };
+enum {
+    CLUSTER_INTRA,
+    CLUSTER_INTER,
+    CLUSTER_GATHER,
+    CLUSTER_LATENCY,
+    CLUSTER_TFLOPS,
+    CLUSTER_HALF,
+    CLUSTER_MEMORY,
+    CLUSTER_OVERLAP,
+    CLUSTER_LINK,
+    CLUSTER_HOST,
+    CLUSTER_DISK,
+    CLUSTER_KEYS
+};
 typedef struct {
     const char *name;
     size_t offset; // of a double in Cluster
@@ -197,6 +211,9 @@ static const ClusterKey cluster_keys[CLUSTER_KEYS] = {
     {"half", offsetof(Cluster, half), 0, 1e9, 0, "tokens in a micro-step at which products reach half of that (0)"},
     {"memory", offsetof(Cluster, memory), 1e-6, 1e6, 0, "GB/s of a rank's memory (as measured here)"},
     {"overlap", offsetof(Cluster, overlap), 0, 1, 1, "share of the time of messages in which a rank computes undisturbed (1)"},
+    {"link", offsetof(Cluster, link), 1e-6, 1e6, 0, "GB/s between a rank's device and its host, each way (as measured here)"},
+    {"host", offsetof(Cluster, host), 1e-6, 1e6, 0, "GB/s of a rank's part of the host's memory (as measured here)"},
+    {"disk", offsetof(Cluster, disk), 1e-6, 1e6, 0, "GB/s that a rank reads and writes at once, together (as measured here)"},
 };
 enum { CLUSTER_RANKS = 16384 };
 

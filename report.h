@@ -633,7 +633,7 @@ static inline void print_offload(const RunFacts *run) {
         "offload    %.3f MiB of the host are for states of %d of %d storages, updated by the %s; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
         (double)p->offloaded / 1048576, some, run->model->storages, o->by_host ? "host" : "device", (double)p->moved[0] / 1048576,
         (double)p->moved[1] / 1048576);
-    if (o->disk) {
+    if (p->stored) {
         printf("offload    %.3f MiB more are on disk, in %s; a step reads and writes all of it, at %.0f MB/s\n", (double)p->stored / 1048576, o->folder,
                run->rates->disk_bytes_per_s / 1e6);
     }

@@ -236,7 +236,7 @@ static void setup_disk(Trainer *t) {
     place_on_disk(t);
     RunFacts facts = run_facts(t);
     if (!t->cluster.nodes) { check_disk(&facts); }
-    measure_disk(&t->rates, &t->store, &t->comm);
+    measure_disk(&t->rates, &t->cluster, &t->store, &t->comm);
 }
 // Timing has made the process larger; more goes to the disk where the budget asks for it.
 static void setup_disk_again(Trainer *t) {
@@ -268,7 +268,7 @@ static void place_offload(Trainer *t) {
 static void setup_offload(Trainer *t) {
     const Options *o = &t->options;
     if (!options_offloads(o)) { return; }
-    measure_offload(&t->rates, &t->stream);
+    measure_offload(&t->rates, &t->cluster, &t->stream);
     int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.by_host = by_host;

@@ -30,6 +30,7 @@ typedef struct {
     double lost[LINK_KINDS];                   // share of a message's time that its rank cannot compute in: somebody moves the bytes
     double link_bytes_per_s, host_bytes_per_s; // between host and device, each way; of the host's memory, by this rank's threads (offload.h). 0: not asked for
     double disk_bytes_per_s;                   // read and written at once, together, while all ranks do the same; 0: not asked for
+    bool apart;                                // host and device have a memory each, between which copies run beside computing
     UnitTimes units;
 } Rates;
 
@@ -163,7 +164,7 @@ static inline void cluster_rates(Rates *rates, const Cluster *c, Stream *s) {
     rates->device = "";
 }
 // Copies between host and device, and updates on the host.
-static inline void measure_offload(Rates *rates, Stream *s) {
+static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
     const size_t bytes = (size_t)16 << 20;
     const int64_t n = (int64_t)(bytes / (4 * sizeof(float)));
     bool pinned;
@@ -182,6 +183,9 @@ static inline void measure_offload(Rates *rates, Stream *s) {
     }
     ops_free_far(there, pinned), ops_free(here);
     forget_peak_memory();
+    rates->apart = ops_memory_apart() || c->link > 0;
+    if (c->link > 0) { rates->link_bytes_per_s = c->link * 1e9; }
+    if (c->host > 0) { rates->host_bytes_per_s = c->host * 1e9; }
 }
 // Bytes in a second: pieces come from the disk and go back, in all rooms at once, as in a step.
 static inline double measure_disk_of_rank(const Store *s) {
@@ -207,7 +211,9 @@ static inline double measure_disk_of_rank(const Store *s) {
     return 2 * (double)(pieces * room) / seconds;
 }
 // All ranks at the same time; the slowest counts, for all wait for it.
-static inline void measure_disk(Rates *rates, const Store *s, Comm *comm) {
+static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, Comm *comm) {
+    rates->disk_bytes_per_s = c->disk * 1e9;
+    if (c->disk > 0) { return; }
     double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "rates");
     comm_barrier(comm);
     const double mine = s->disk_room_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
@@ -218,10 +224,10 @@ static inline void measure_disk(Rates *rates, const Store *s, Comm *comm) {
 }
 // Does the host update states there faster than they come to the device and go back? By rates of this rank; both ways of the link at once.
 static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
-    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4), parameters = (double)dtype_size(s->dtype), ways = ops_memory_apart() ? 1 : 2;
+    const double states = (s->dtype == DTYPE_FP32 ? 0 : 4) + (s->adam ? 8 : 4), parameters = (double)dtype_size(s->dtype), ways = r->apart ? 1 : 2;
     const double device = ways * states / r->link_bytes_per_s, gradients = 4 + (s->dtype == DTYPE_FP32 ? parameters : 0);
     const double link = (ways > 1 ? gradients + parameters : fmax(gradients, parameters)) / r->link_bytes_per_s;
-    return ops_memory_apart() ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device; // where memory is one, both take the same arithmetic
+    return r->apart ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device; // where memory is one, both take the same arithmetic
 }
 // The planner may have timed products and units before (plan_run): these stay.
 static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const Party *world, DType dtype) {
@@ -445,7 +451,7 @@ typedef struct {
 // So many bytes of each element of a slice between host and device: beside what this rank computes, if these memories are not one.
 static inline ActionCost link_cost(const Costs *c, const Store *store, int storage, double bytes) {
     const double seconds = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n * bytes / c->rates.link_bytes_per_s;
-    ActionCost cost = {ops_memory_apart() ? 0 : seconds, ops_memory_apart() ? seconds : 0};
+    ActionCost cost = {c->rates.apart ? 0 : seconds, c->rates.apart ? seconds : 0};
     return cost;
 }
 // A PREFETCH or REDUCE of a rank: what comes from its host, its messages, level by level, and what is made into records and from them.

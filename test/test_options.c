@@ -466,13 +466,14 @@ static void test_distance(void **state) {
 static void test_cluster(void **state) {
     (void)state;
     Cluster none = cluster_parse(""), few = cluster_parse("2x8,inter=3,intra=25"), one = cluster_parse("1x1"),
-            all = cluster_parse("24x16,intra=1,inter=2,gather=3,latency=4,tflops=5,half=6,memory=7,overlap=0.5");
+            all = cluster_parse("24x16,intra=1,inter=2,gather=3,latency=4,tflops=5,half=6,memory=7,overlap=0.5,link=8,host=9,disk=10");
     assert_int_equal(none.nodes, 0), assert_int_equal(few.nodes, 2), assert_int_equal(few.ranks, 8);
     assert_true(few.intra == 25 && few.inter == 3 && few.gather == 3 && few.latency == 0 && few.tflops == 0 && few.half == 0 && few.memory == 0);
+    assert_true(few.link == 0 && few.host == 0 && few.disk == 0);
     assert_true(few.overlap == 1 && isinf(one.inter) && isinf(one.intra)); // nobody sends anything
     assert_int_equal(all.nodes, 24), assert_int_equal(all.ranks, 16);
     assert_true(all.intra == 1 && all.inter == 2 && all.gather == 3 && all.latency == 4 && all.tflops == 5 && all.half == 6 && all.memory == 7);
-    assert_true(all.overlap == 0.5);
+    assert_true(all.overlap == 0.5 && all.link == 8 && all.host == 9 && all.disk == 10);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
