@@ -26,17 +26,17 @@ typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
 typedef const char *OptionSECRET;
 
-enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };                     // order of --lr-schedule
-enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                                // order of --optimizer
-enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                               // order of --recompute
-enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                              // order of --zero-gradient-bits
-enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS }; // order of --offload
-enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };                       // order of --offload-update
-enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };                    // order of --delink-moments
-enum { DP_FLAT, DP_UNIT, DP_STAGE };                                    // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
-enum { DP_SEQUENCE, DP_DOCUMENT };                                      // order of --dp-unit
-enum { DP_RDP, DP_PRV };                                                // order of --dp-accountant
-enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order of --dp-neighbours
+enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };                                  // order of --lr-schedule
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                                             // order of --optimizer
+enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                                            // order of --recompute
+enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                                           // order of --zero-gradient-bits
+enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // order of --offload
+enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };                                    // order of --offload-update
+enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };                                 // order of --delink-moments
+enum { DP_FLAT, DP_UNIT, DP_STAGE };                                                 // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
+enum { DP_SEQUENCE, DP_DOCUMENT };                                                   // order of --dp-unit
+enum { DP_RDP, DP_PRV };                                                             // order of --dp-accountant
+enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                              // order of --dp-neighbours
 
 // clang-format off
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
@@ -88,7 +88,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order
     X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
     X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
     X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \
-    X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params", "what lies on the host: the optimizer's states, blocks' parameters, too, none, or, with --device-memory, those for which the device has no room") \
+    X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params|all", "what lies on the host: the optimizer's states, and blocks' parameters, and their activations; none; or, with --device-memory, for which the device has no room") \
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
     X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "", "the host updates by the gradient of the step before, while the next one computes (with --offload optimizer)") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
@@ -114,6 +114,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                 // order
     X(TEXT, "cyclic", cyclic_cut, "cyclic-cut", "", "", 0, 0, "5,3,3,3", "units of each stage (blocks + 2 in all); empty: as even as possible, the first ones take the rest") \
     X(PICK, "cyclic", cyclic_clip, "cyclic-clip", "", "none", 0, 0, "none|storage", "of v2, whose last stage is updated before the first one has a gradient; storage: the gradient of each embedding, block and layernorm to --grad-clip / sqrt(their number)") \
     X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
+    X(NUM, "pseudo", share_lr, "share-lr", "", "0", 0, 1e6, "", "learning rate while blocks share, on the same schedule; 0: --lr") \
     X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \
     X(FLAG, "pseudo", delink_auto, "delink-auto", "", "0", 0, 1, "", "do so when the gradients of more than half of the neighbours that share have become unlike, three looks in a row") \
     X(FLAG, "pseudo", delink_gradual, "delink-gradual", "", "0", 0, 1, "", "step by step: groups are cut in two, at --delink-at and each --delink-every steps in halves, with --delink-auto where gradients are unlike") \
@@ -449,8 +450,13 @@ static inline bool clash_offload_auto(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_offload] && o->offload != OFFLOAD_NONE && (o->plan || options_plans(o));
 }
 static inline bool clash_offload_quantized(const Options *o, const OptionsGiven *g) {
-    return (void)g, o->offload == OFFLOAD_PARAMS && o->zero_quantized_weights;
+    return (void)g, o->offload >= OFFLOAD_PARAMS && o->zero_quantized_weights;
 }
+static inline bool options_private(const Options *o, const OptionsGiven *g) { return o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]; }
+static inline bool clash_offload_bubble(const Options *o, const OptionsGiven *g) {
+    return (void)g, o->offload == OFFLOAD_ALL && o->pipeline_schedule == PIPELINE_ZERO_BUBBLE;
+}
+static inline bool clash_offload_private(const Options *o, const OptionsGiven *g) { return o->offload == OFFLOAD_ALL && options_private(o, g); }
 static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
 static inline bool clash_dir_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && !options_offloads(o); }
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
@@ -498,7 +504,6 @@ static inline bool clash_block_unused(const Options *o, const OptionsGiven *g) {
 }
 
 // A run is private where it is asked for epsilon, or for noise, were it 0.
-static inline bool options_private(const Options *o, const OptionsGiven *g) { return o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]; }
 #define NEEDS_PRIVACY(field)                                                                                                                                   \
     static inline bool clash_##field##_alone(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_##field] && !options_private(o, g); }
 NEEDS_PRIVACY(dp_delta)
@@ -568,6 +573,7 @@ static inline bool options_shares(const Options *o) { return strcmp(o->share, "n
 static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
 static inline bool clash_dir_delink(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && options_switches(o); }
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
+static inline bool clash_rate_share(const Options *o, const OptionsGiven *g) { return (void)g, o->share_lr > 0 && !options_shares(o); }
 static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
 static inline bool clash_auto_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && (o->delink_at || o->delink); }
 static inline bool clash_every_auto(const Options *o, const OptionsGiven *g) {
@@ -617,8 +623,11 @@ static const OptionPair option_pairs[] = {
     {"profile", "cluster", "needs it: which ranks there are, and how fast their links", clash_profile_cluster},
     {"offload", "device-memory", "auto fills the device up to this budget: give it", clash_offload_budget},
     {"offload", "pipeline", "the planner chooses stages that fit into --device-memory without it: give the stages", clash_offload_auto},
-    {"offload", "zero-quantized-weights", "(of params) parameters travel as records, which stay on the device: give --offload optimizer",
+    {"offload", "zero-quantized-weights", "(of params, all) parameters travel as records, which stay on the device: give --offload optimizer",
      clash_offload_quantized},
+    {"offload", "pipeline-schedule", "(of all) zero-bubble's weight parts wait for others, and their activations with them: give --offload params",
+     clash_offload_bubble},
+    {"offload", "dp-noise", "(of all; or --dp-epsilon) clipping may spoil activations, which do not go back: give --offload params", clash_offload_private},
     {"host-memory", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_host_offload},
     {"offload-update", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_update_offload},
     {"offload-delay", "offload", "the host keeps gradients and all states: give --offload optimizer", clash_delay_offload},
@@ -696,6 +705,7 @@ static const OptionPair option_pairs[] = {
     {"cyclic", "skip-loss-z", "updates do not wait for the loss of the step", clash_cyclic_loss_z},
     {"cyclic", "skip-grad-z", "updates do not wait for the norm of the step", clash_cyclic_grad_z},
     {"cyclic", "cluster", "is not predicted for ranks that are not there", clash_cyclic_cluster},
+    {"share-lr", "share", "no blocks share: give --share all, or --lr", clash_rate_share},
     {"delink-at", "share", "no blocks share: give --share all", clash_delink_share},
     {"delink-at", "steps", "the run ends before", clash_delink_steps},
     {"delink-at", "delink", "one is for the begin of a run, one for later: give one", clash_delink_twice},

@@ -146,10 +146,11 @@ static inline void delink_states(Store *to, const Store *from, float **packed, i
     p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;
     store_count_updates(to, p), store_masters_changed(to);
 }
-// What --delink-warmup makes of the learning rate of a step.
-static inline double delink_rate(const Options *o, const Progress *p) {
+// What --share-lr and --delink-warmup make of the learning rate of a step, as a factor.
+static inline double delink_rate(const Options *o, const GptModel *m, const Progress *p) {
     const int64_t since = p->step - p->delinked;
-    return p->delinked && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1;
+    const double shared = share_is(&m->share) && o->share_lr > 0 && o->lr > 0 ? o->share_lr / o->lr : 1;
+    return shared * (p->delinked && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

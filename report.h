@@ -318,6 +318,8 @@ static inline void show_schedule(const RunFacts *run) {
     }
     schedule_times_free(run->program, times);
 }
+// What lies on the host of this rank.
+static inline size_t run_host_bytes(const RunFacts *run) { return store_host_bytes(run->store) + executor_stash_all(&run->shape, run->model); }
 // Everything the startup table says, before anything of it is allocated.
 static inline void predict(const RunFacts *run) {
     Prediction *p = run->predicted;
@@ -325,8 +327,8 @@ static inline void predict(const RunFacts *run) {
     p->parameters = run->model->parameters;
     double *busy = (double *)checked_calloc((size_t)run->program->ranks, sizeof(double), "prediction");
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
-    p->offloaded = store_host_bytes(run->store), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
-    offload_moves(run->store, &run->program->rank[run->ranks->me % run->program->ranks], p->moved);
+    p->offloaded = run_host_bytes(run), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
+    offload_moves(run->store, &run->program->rank[run->ranks->me % run->program->ranks], executor_stash_bytes(&run->shape, run->model), p->moved);
     p->stored = store_disk_bytes(run->store);
     predict_traffic(run, p->traffic);
     p->step_s = predict_step(run, busy, NULL);
@@ -363,7 +365,8 @@ static inline double memory_still_needed(const RunFacts *run, int64_t rows, bool
     RunFacts facts = *run;
     facts.store = &planned;
     predict_memory(&facts, rows, recompute, memory);
-    const size_t host = ops_memory_apart() ? 0 : store_host_bytes(&planned);
+    facts.shape.rows = rows;
+    const size_t host = ops_memory_apart() ? 0 : run_host_bytes(&facts);
     store_free(&planned);
     return (double)(memory_device(memory) + host - memory_device(memory_taken));
 }
@@ -396,7 +399,7 @@ static inline bool memory_fits(const RunFacts *run) {
 }
 // What lies on the host beside GPUs, of all ranks of this machine.
 static inline void check_host_memory(const RunFacts *run) {
-    const double mine = ops_memory_apart() ? (double)store_host_bytes(run->store) : 0, needed = memory_of_host(run, mine), there = memory_available();
+    const double mine = ops_memory_apart() ? (double)run_host_bytes(run) : 0, needed = memory_of_host(run, mine), there = memory_available();
     if (needed > there) {
         die(EXIT_RESOURCES, "give a larger --device-memory, or fewer ranks on a machine",
             "offloaded states of this machine's ranks need %.2f GiB, %.2f GiB are available", needed / 0x1p30, there / 0x1p30);

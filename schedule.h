@@ -46,15 +46,17 @@ typedef enum {
     ACT_RELEASE,
     ACT_REDUCE,
     ACT_NORM,
-    ACT_UPDATE,    // states, per storage (NORM: all of them)
-    ACT_ADD,       // a part of a sum that came
-    ACT_TALLY,     // version 0: this rank adds to what a step has to tell; 1: it hears the whole
-    ACT_FETCH,     // a piece of a storage's states, from the host to the device
-    ACT_EVICT,     // and back (store/host.h)
-    ACT_READ,      // a piece of them that lies on a disk, to the host
-    ACT_WRITE,     // and back (store/disk.h)
-    ACT_FETCH_SUM, // of a storage: the sum of its gradient, from the host to be added to
-    ACT_EVICT_SUM, // and its way there
+    ACT_UPDATE,      // states, per storage (NORM: all of them)
+    ACT_ADD,         // a part of a sum that came
+    ACT_TALLY,       // version 0: this rank adds to what a step has to tell; 1: it hears the whole
+    ACT_FETCH,       // a piece of a storage's states, from the host to the device
+    ACT_EVICT,       // and back (store/host.h)
+    ACT_READ,        // a piece of them that lies on a disk, to the host
+    ACT_WRITE,       // and back (store/disk.h)
+    ACT_FETCH_STASH, // of a unit and micro-batch: the activations that its forward pass has left on the host
+    ACT_EVICT_STASH, // and their way there
+    ACT_FETCH_SUM,   // of a storage: the sum of its gradient, from the host to be added to
+    ACT_EVICT_SUM,   // and its way there
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
@@ -62,14 +64,15 @@ static const char *const action_names[ACTION_KINDS] = {
     "RECV_FORWARD", "SEND_BACKWARD",  "RECV_BACKWARD",   "SEND_NORM",       "RECV_NORM", "SEND_FACTOR", "RECV_FACTOR",
     "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_TALLY",
     "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
-    "ADD",          "TALLY",          "FETCH",           "EVICT",           "READ",      "WRITE",       "FETCH_SUM",
-    "EVICT_SUM",
+    "ADD",          "TALLY",          "FETCH",           "EVICT",           "READ",      "WRITE",       "FETCH_STASH",
+    "EVICT_STASH",  "FETCH_SUM",      "EVICT_SUM",
 };
 static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
 static inline bool action_of_pieces(ActionKind kind) { return kind == ACT_UPDATE || (kind >= ACT_FETCH && kind <= ACT_WRITE); }
+static inline bool action_of_stash(ActionKind kind) { return kind == ACT_FETCH_STASH || kind == ACT_EVICT_STASH; }
 static inline bool action_moves(ActionKind kind) { // between host and device
-    return kind == ACT_FETCH || kind == ACT_EVICT || kind == ACT_FETCH_SUM || kind == ACT_EVICT_SUM;
+    return kind == ACT_FETCH || kind == ACT_EVICT || (kind >= ACT_FETCH_STASH && kind <= ACT_EVICT_SUM);
 }
 static inline bool action_is_message(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_TALLY; }
 static inline bool action_sends(ActionKind kind) { return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0; } // its RECV follows it
@@ -127,6 +130,7 @@ typedef struct {
     bool delays;                 // updates are of the step before, and beside what is computed
     SumPlace *sums;              // [storages] where the sum of its gradient is between micro-batches
     int *stage;                  // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
+    bool *stash;                 // [units] activations are on the host between the forward and the backward pass; NULL: of none
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
 } UnitMap;
 
@@ -203,7 +207,7 @@ static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
     free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->map.pieces), free(p->map.on_disk), free(p->map.sums), free(p->map.stage);
-    free(p->limits);
+    free(p->map.stash), free(p->limits);
     memset(p, 0, sizeof *p);
 }
 // The same limits for all ranks.
@@ -286,6 +290,44 @@ static inline void schedule_lower_clip(Program *p) {
         p->limits[r].works = max_i64(p->limits[r].works, p->map.units);
         lower_clip(&p->rank[r], p->micro_batches);
     }
+}
+
+// Activations that lie on the host between a forward and a backward pass are made, and read, in one of two rooms, which units take in turns.
+enum { STASH_ROOMS = 2 };
+static inline int stash_room(int unit) { return unit % STASH_ROOMS; }
+static inline bool action_uses_stash(const UnitMap *map, const Action *a) {
+    const bool uses = a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
+    return map->stash && uses && map->stash[a->unit] && a->rows > 0;
+}
+// Lowering: they leave after the forward pass if others come into their room before the backward pass, and come back as soon as these are done with it.
+static inline void lower_stash(const UnitMap *map, Schedule *in, int micro_batches) {
+    const size_t keys = (size_t)map->units * (size_t)micro_batches;
+    int *next = (int *)checked_malloc((2 * (size_t)in->count + keys) * sizeof(int), "lowering"); // use of the room
+    int *again = next + in->count, *use = again + in->count,
+        in_room[STASH_ROOMS] = {-1, -1}; // of the same activations; [units][micro-batches] the first from here
+    Schedule out = {NULL, 0, 0};
+    for (size_t i = 0; i < keys; i++) { use[i] = -1; }
+    for (int i = in->count - 1; i >= 0; i--) {
+        const Action *a = &in->actions[i];
+        if (!action_uses_stash(map, a)) { continue; }
+        int *mine = &use[a->unit * micro_batches + a->micro], *room = &in_room[stash_room(a->unit)];
+        next[i] = *room, again[i] = *mine, *room = *mine = i;
+    }
+    for (int i = 0; i < in->count; i++) {
+        Action a = in->actions[i];
+        schedule_add(&out, a);
+        if (!action_uses_stash(map, &a) || next[i] == again[i]) { continue; }
+        if (again[i] >= 0) { a.kind = ACT_EVICT_STASH, schedule_add(&out, a); }
+        if (next[i] < 0 || in->actions[next[i]].kind == ACT_FORWARD) { continue; }
+        a = in->actions[next[i]], a.kind = ACT_FETCH_STASH;
+        schedule_add(&out, a);
+    }
+    free(next);
+    schedule_free(in);
+    *in = out;
+}
+static inline void schedule_lower_stash(Program *p) {
+    for (int r = 0; r < p->ranks && p->map.stash; r++) { lower_stash(&p->map, &p->rank[r], p->micro_batches); }
 }
 
 // Does this action add to the gradient of a storage?

@@ -179,6 +179,7 @@ static void setup_store(Trainer *t) {
 static void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
     t->evaluation = make_program(t, t->samples, false);
+    t->shape.stash = t->evaluation.map.stash;
     const int me = t->ranks->me % t->program.ranks;
     t->shape.limits = limits_of_both(t->cyclic.rule ? t->shape.limits : t->program.limits[me], t->evaluation.limits[me]);
     if (t->cyclic.rule) {
@@ -211,6 +212,17 @@ static RunFacts run_facts(Trainer *t) {
     return facts;
 }
 
+// What --offload allows. Activations stay where they are computed again anyway, where samples are clipped (which may spoil them), and where weight parts wait.
+static OffloadScope offload_scope(const Trainer *t) {
+    const Options *o = &t->options;
+    const bool waits = t->plan.placement.stages > 1 && t->plan.kind == PIPELINE_ZERO_BUBBLE, automatic = o->offload == OFFLOAD_AUTO;
+    const bool stay = o->recompute == RECOMPUTE_BLOCK || t->shape.clip.on || waits;
+    const int64_t block = (int64_t)executor_stash_bytes(&t->shape, &t->model);
+    const OffloadScope scope = {
+        &t->store,   automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block, t->shape.limits.slots, t->shape.first,
+        t->shape.end};
+    return scope;
+}
 // Plans the store and its schedules anew, for what has left the device.
 static void plan_again(Trainer *t) {
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation);
@@ -219,15 +231,18 @@ static void plan_again(Trainer *t) {
 // Bytes that the host's budget would lack with nothing on disk. The process takes a little more until it is looked at (check_budgets).
 static double host_excess(Trainer *t) {
     const size_t SLACK = 1 << 20, host = host_bytes("VmRSS:") + store_host_bytes(&t->store) + store_scratch_bytes(&t->store);
-    return (double)(host + SLACK) + (double)offload_disk_frees(&t->store, &t->offload) - option_size("host-memory", t->options.host_memory);
+    const OffloadScope scope = offload_scope(t);
+    return (double)(host + SLACK + executor_stash_all(&t->shape, &t->model)) + (double)offload_disk_frees(&scope, &t->offload) -
+           option_size("host-memory", t->options.host_memory);
 }
 // Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
 static void place_on_disk(Trainer *t) {
     const bool all = !*t->options.host_memory;
     const double excess = host_excess(t);
-    if (all) { offload_all(offload_host(&t->offload, &t->store)); }
+    const OffloadScope scope = offload_scope(t);
+    if (all) { offload_all(offload_host(&t->offload, &scope)); }
     do {
-        if (!all) { offload_fill(offload_host(&t->offload, &t->store), &t->offload, &t->store, excess); }
+        if (!all) { offload_fill(offload_host(&t->offload, &scope), &t->offload, &scope, excess); }
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     plan_again(t);
 }
@@ -240,7 +255,8 @@ static void setup_disk(Trainer *t) {
 }
 // Timing has made the process larger; more goes to the disk where the budget asks for it.
 static void setup_disk_again(Trainer *t) {
-    if (!t->offload.disk || !comm_agree_max(&t->comm, host_excess(t) > (double)offload_disk_frees(&t->store, &t->offload))) { return; }
+    const OffloadScope scope = offload_scope(t);
+    if (!t->offload.disk || !comm_agree_max(&t->comm, host_excess(t) > (double)offload_disk_frees(&scope, &t->offload))) { return; }
     place_on_disk(t);
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
@@ -251,17 +267,13 @@ static void place_offload(Trainer *t) {
     RunFacts facts = run_facts(t);
     predict_memory(&facts, t->shape.rows, o->recompute == RECOMPUTE_BLOCK, memory);
     const double excess = (double)memory_device(memory) - option_size("device-memory", o->device_memory);
-    t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.storages = t->model.storages;
     const ZeroPolicy *policy = &t->store.policy;
-    const unsigned char kinds = o->offload == OFFLOAD_OPTIMIZER ? OPTIMIZER_STATES : OFFLOAD_ANY;
-    t->offload.gradients = !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks, t->offload.delays = o->offload_delay;
-    if (o->offload >= OFFLOAD_OPTIMIZER) {
-        offload_all(offload_device(&t->offload, &t->store, o->offload == OFFLOAD_PARAMS ? OPTIMIZER_STATES | 1 << STATE_PARAMETERS : kinds));
-        offload_keep_gradients(&t->offload, &t->store);
-    }
-    do {
-        offload_fill(offload_device(&t->offload, &t->store, kinds), &t->offload, &t->store, excess);
-    } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
+    t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.storages = t->model.storages;
+    t->offload.gradients = o->offload == OFFLOAD_AUTO && !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks;
+    t->offload.delays = o->offload_delay;
+    const OffloadScope scope = offload_scope(t);
+    if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &scope)), offload_keep_gradients(&t->offload, &t->store); }
+    do { offload_fill(offload_device(&t->offload, &scope), &t->offload, &scope, excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
     plan_again(t);
 }
 // Who updates what lies on the host holds for the whole run.
@@ -475,12 +487,12 @@ static void between_steps(Trainer *t) {
 // The gradients of this step of the layers that share, one of each storage at a time, in passes without an update. What they send is not of the steps.
 // Returns whether it is time for these groups.
 static bool look(Trainer *t, GptShare *next) {
-    int64_t sent[COMM_KINDS][LINK_KINDS];
+    int64_t sent[COMM_KINDS][LINK_KINDS], moved[2];
     const double start = seconds_now();
     Look seen = look_make(&t->model);
     Pass pass = make_pass(t, 0);
     store_settle(&t->store);
-    memcpy(sent, t->comm.bytes, sizeof sent);
+    memcpy(sent, t->comm.bytes, sizeof sent), memcpy(moved, t->store.moved, sizeof moved);
     for (int64_t user = 0; user < look_passes(&t->model); user++) {
         int at = 0;
         double norm;
@@ -489,7 +501,7 @@ static bool look(Trainer *t, GptShare *next) {
         look_at(&seen, &t->store, user, t->progress.step, t->options.delink_below);
     }
     t->executor.alone = -1, t->executor.action = NULL;
-    memcpy(t->comm.bytes, sent, sizeof sent);
+    memcpy(t->comm.bytes, sent, sizeof sent), memcpy(t->store.moved, moved, sizeof moved);
     bool now = false;
     if (t->options.delink_gradual) {
         *next = look_cut(&seen, &t->model, t->options.delink_below), now = !share_same(next, &t->model.share);

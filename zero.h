@@ -496,6 +496,11 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
     map.by_host = policy->offload && policy->offload->by_host, map.delays = policy->offload && policy->offload->delays;
+    if (policy->offload) { map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map"); }
+    for (int u = 1; u < m->units - 1 && map.stash; u++) {
+        int used[2];
+        gpt_unit_storages(m, u, used), map.stash[u] = offload_has(policy->offload, used[0], STATE_ACTIVATIONS);
+    }
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
     Holders holders = holders_make(m, placement);
     map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : holders.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient

@@ -235,6 +235,8 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             break;
         case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
         case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
+        case ACT_FETCH_STASH:
+        case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
         case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;
         case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of); break;
         case ACT_READ: store_read_piece(e->store, a->storage, a->use); break;

@@ -56,6 +56,7 @@ typedef struct {
     int first, end; // units of this rank
     Limits limits;
     const int64_t *places; // [units] micro-batches whose activations of a unit are there at once; NULL: limits.slots of all
+    const bool *stash;     // [units] activations are on the host between forward and backward passes (schedule.h); NULL: of none
     const bool *cut;       // [units] the gradient of its input has a place of its own: others are made before it is used; NULL: of none
 } ExecutorShape;
 
@@ -75,8 +76,12 @@ typedef struct {
     const UnitMap *map;
     ExecutorShape shape;
     // activations
-    Slot *slot;                       // [limits.slots]
-    Transit *input, output[OUTGOING]; // [limits.inputs]
+    Slot *slot;                        // [limits.slots]
+    Transit *input, output[OUTGOING];  // [limits.inputs]
+    BlockActs stash_room[STASH_ROOMS]; // of activations that go to the host
+    Stream stash_link[STASH_ROOMS];    // their copies
+    char *stash;                       // [slots][such blocks of this rank] on the host
+    bool stash_pinned;
     // buffers
     Back *back; // [backs]
     int64_t backs;
@@ -144,6 +149,21 @@ static inline int64_t executor_backs(const ExecutorShape *shape) {
     return shape->clip.flat ? shape->limits.slots : max_i64(1, shape->limits.works / (shape->end - shape->first));
 }
 
+// Activations that go to the host (ExecutorShape: stash): of one block, in bytes; how many blocks of this rank before a unit have such; all of them.
+static inline size_t executor_stash_bytes(const ExecutorShape *shape, const GptModel *m) {
+    Arena block = {NULL, 0};
+    gpt_block_acts(&block, &m->config, shape->rows * shape->T);
+    return block.used;
+}
+static inline int executor_stashes(const ExecutorShape *shape, int before) {
+    int blocks = 0;
+    for (int u = shape->first; u < before && shape->stash; u++) { blocks += shape->stash[u]; }
+    return blocks;
+}
+static inline size_t executor_stash_all(const ExecutorShape *shape, const GptModel *m) {
+    return (size_t)(shape->limits.slots * executor_stashes(shape, shape->end)) * executor_stash_bytes(shape, m);
+}
+
 static inline void executor_carve_slot(Executor *e, Arena *a, int64_t place) {
     const ExecutorShape *shape = &e->shape;
     const int64_t N = shape->rows * shape->T, C = e->model->config.channels;
@@ -158,13 +178,16 @@ static inline void executor_carve_slot(Executor *e, Arena *a, int64_t place) {
         if (u == head) { slot->head = gpt_head_acts(a, &e->model->config, N), slot->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
         if (u == 0 || u == head) { continue; }
         const int64_t other = max_i64(shape->first, 1) - 1; // the first block here: of it all are copies
-        const bool shares = shape->recompute && (place || l != other);
-        slot->blocks[l] = shares ? e->slot[0].blocks[other] : gpt_block_acts(a, &e->model->config, N);
+        const bool shares = shape->recompute && (place || l != other), stashed = shape->stash && shape->stash[u];
+        slot->blocks[l] = stashed ? e->stash_room[stash_room(u)] : shares ? e->slot[0].blocks[other] : gpt_block_acts(a, &e->model->config, N);
     }
 }
 static inline void executor_carve_activations(Executor *e, Arena *a) {
     const ExecutorShape *shape = &e->shape;
     const size_t boundary = (size_t)(shape->rows * shape->T * e->model->config.channels) * dtype_size(shape->dtype);
+    for (int i = 0; i < STASH_ROOMS && executor_stashes(shape, shape->end); i++) {
+        e->stash_room[i] = gpt_block_acts(a, &e->model->config, shape->rows * shape->T);
+    }
     for (int64_t i = 0; i < shape->limits.slots; i++) { executor_carve_slot(e, a, i); }
     for (int64_t i = 0; i < shape->limits.inputs; i++) { e->input[i].p = arena_take(a, boundary); }
     for (int i = 0; i < OUTGOING && !executor_has_head(e); i++) { e->output[i].p = arena_take(a, boundary); }
@@ -273,7 +296,8 @@ static inline Transit *executor_transit(const Executor *e, int64_t i) {
 static inline void executor_free(Executor *e) {
     if (e->errands) { e->comm->chores = NULL; }
     free(e->errands);
-    ops_free(e->activations), ops_free(e->buffers);
+    ops_free(e->activations), ops_free(e->buffers), ops_free_far(e->stash, e->stash_pinned);
+    for (int i = 0; i < STASH_ROOMS; i++) { ops_link_close(&e->stash_link[i]); }
     ops_free_host(e->host_tokens), ops_free_host(e->host_targets), ops_free_host(e->host_losses);
     for (int64_t i = 0; i < e->shape.limits.slots; i++) { free(e->slot[i].boundary), free(e->slot[i].blocks); }
     for (int64_t i = 0; i < e->backs; i++) { free(e->back[i].gradient), free(e->back[i].work); }
@@ -324,6 +348,9 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     executor_carve_activations(e, &activations);
     executor_carve_buffers(e, &buffers);
     executor_place(e, memory_take(MEMORY_ACTIVATIONS, activations.used, "activations"), memory_take(MEMORY_BUFFERS, buffers.used, "gradients of activations"));
+    const size_t stash = executor_stash_all(&e->shape, e->model);
+    if (stash) { e->stash = (char *)memory_take_far(stash, "activations on the host", &e->stash_pinned); }
+    for (int i = 0; i < STASH_ROOMS && stash; i++) { ops_link_open(&e->stash_link[i], stream); }
     size_t N = (size_t)(mine * e->shape.T);
     if (store->policy.relay) { N *= 2, e->host_rows = mine, e->step_micros = micro_batches; } // of two steps
     e->host_tokens = (int32_t *)memory_take_host(N * sizeof(int32_t), "tokens");

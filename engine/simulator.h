@@ -35,6 +35,7 @@ typedef struct {
     double *left;         // [rank][storages, then rooms] when the gradient there has left
     double *arrived;      // [rank][micro][CHANNELS] when what a kind of message brings is there
     double *sum;          // [rank][storage] when the sum, or part, that came last is there
+    double *stash;        // [rank][STASH_ROOMS] when activations that move are there, or gone
     double meeting;       // when all ranks have come to NORM; negative before
     double untold;
 } Simulation;
@@ -101,6 +102,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         return;
     }
     if (action_computes(a->kind)) { simulator_await(s, rank, a); }
+    if (action_uses_stash(&s->program->map, a)) { s->clock[rank] = fmax(s->clock[rank], s->stash[rank * STASH_ROOMS + stash_room(a->unit)]); }
     if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { s->clock[rank] = fmax(s->clock[rank], s->sum[(int64_t)rank * s->program->map.storages + a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
@@ -119,6 +121,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     if (a->kind == ACT_WRITE) { s->disk[rank] = fmax(s->disk[rank], s->link[rank]); }
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];
+    if (action_of_stash(a->kind)) { s->stash[rank * STASH_ROOMS + stash_room(a->unit)] = done; }
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
     if (a->kind == ACT_READ) { *simulator_came(s, rank, 0) = done; }
     if (a->kind == ACT_REDUCE || a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) { *simulator_left(s, rank, a->storage) = done; }
@@ -149,13 +152,14 @@ static inline void schedule_times_free(const Program *p, ActionTime **times) {
 // times (may be NULL): [rank][action] gets when each action begins and ends, from the end of the step before on.
 static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
     size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
-    double *all = (double *)checked_calloc(n * (9 + DISK_PIECES + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator"),
+    double *all =
+               (double *)checked_calloc(n * (9 + DISK_PIECES + STASH_ROOMS + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator"),
            *next = all;
     Simulation s;
     memset(&s, 0, sizeof s);
     s.program = p, s.cost = cost, s.context = context, s.times = times, s.meeting = -1;
-    double **const arrays[] = {&s.clock, &s.comm, &s.out, &s.in, &s.link, &s.disk, &s.turns, &s.busy, &s.came, &s.ready, &s.left, &s.sum, &s.arrived};
-    const size_t sizes[] = {1, 1, 1, 1, 1, 1, 2, 1, DISK_PIECES, storages, 2 * storages, storages, CHANNELS * (size_t)p->micro_batches};
+    double **const arrays[] = {&s.clock, &s.comm, &s.out, &s.in, &s.link, &s.disk, &s.turns, &s.busy, &s.came, &s.ready, &s.left, &s.sum, &s.stash, &s.arrived};
+    const size_t sizes[] = {1, 1, 1, 1, 1, 1, 2, 1, DISK_PIECES, storages, 2 * storages, storages, STASH_ROOMS, CHANNELS * (size_t)p->micro_batches};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { *arrays[i] = next, next += n * sizes[i]; }
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);

@@ -119,6 +119,7 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     if (training && t->options.recompute == RECOMPUTE_BLOCK) { schedule_lower_recompute(&p); }
     if (training && t->shape.clip.flat && !pipeline) { schedule_lower_clip(&p); }
     zero_lower(&p, &t->store.policy, training);
+    if (training) { schedule_lower_stash(&p); }
     return p;
 }
 
@@ -269,7 +270,7 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
 }
 static inline void train_step(Trainer *t) {
     double start = seconds_now(), waited = t->comm.waited_s, norm = 0, loss = 0;
-    const double lr = options_learning_rate(&t->options, t->progress.step, t->steps) * delink_rate(&t->options, &t->progress);
+    const double lr = options_learning_rate(&t->options, t->progress.step, t->steps) * delink_rate(&t->options, &t->model, &t->progress);
     Pass pass = make_pass(t, 0);
     if (t->privacy.on) { privacy_note(&t->privacy, t->progress.step), draw_samples(t, t->progress.step, &pass); }
     if (t->privacy.on && !t->cyclic.rule) {

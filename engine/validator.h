@@ -72,6 +72,8 @@ typedef struct {
     int *made;              // [rank][storage] of their updates
     int *rooms;             // [rank] of such pieces that are taken
     signed char *sum;       // [rank][storage] of a gradient that lies on the host: a SumState
+    bool *stashed;          // [rank][unit][micro] its activations are on the host
+    int64_t *stash_user;    // [rank][STASH_ROOMS] whose (their validator_index) are in the room, or -1
     int *read, *written;    // [rank][storage] pieces that came from the disk, that went there
     int *stored;            // [rank] of the host's rooms for these that are taken
     char *error;            // first violation, empty while valid
@@ -116,6 +118,27 @@ static inline bool validator_mark(Validator *v, int rank, const Action *a, int u
         *sample |= flag;
     }
     return true;
+}
+// Activations come into their room: nobody else's are there that are still wanted, and nowhere else.
+static inline void validator_enter(Validator *v, int rank, const Action *a) {
+    const int64_t mine = (int64_t)validator_index(v, rank, a->unit, a->micro);
+    int64_t *user = &v->stash_user[rank * STASH_ROOMS + stash_room(a->unit)];
+    const bool wanted = *user >= 0 && *user != mine && !v->stashed[*user] && !(v->done[*user] & DONE_WEIGHT);
+    if (wanted) { validator_fail(v, rank, a, "its room holds the activations of another unit or micro-batch"); }
+    *user = mine;
+}
+static inline bool validator_in_room(const Validator *v, int rank, const Action *a) {
+    return v->stash_user[rank * STASH_ROOMS + stash_room(a->unit)] == (int64_t)validator_index(v, rank, a->unit, a->micro);
+}
+static inline void validate_stash(Validator *v, int rank, const Action *a) {
+    const size_t mine = validator_index(v, rank, a->unit, a->micro);
+    if (a->kind == ACT_EVICT_STASH) {
+        if (!validator_in_room(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
+        v->stashed[mine] = true;
+        return;
+    }
+    if (!v->stashed[mine] || (v->done[mine] & DONE_WEIGHT)) { validator_fail(v, rank, a, "its activations are not on the host"); }
+    validator_enter(v, rank, a);
 }
 // What follows a forward works on its rows.
 static inline void validate_rows(Validator *v, int rank, const Action *a) {
@@ -433,7 +456,7 @@ static inline void validate_stored(Validator *v, int rank, const Action *a) {
 
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
-    bool per_unit = action_computes(a->kind) || action_of_rows(a->kind);
+    bool per_unit = action_computes(a->kind) || action_of_rows(a->kind) || action_of_stash(a->kind);
     bool of_storage = !per_unit && a->kind != ACT_NORM && a->kind != ACT_TALLY && a->kind != ACT_SEND_TALLY && a->kind != ACT_RECV_TALLY,
          good_storage = a->storage >= 0 && a->storage < p->map.storages;
     bool per_micro = per_unit || a->kind == ACT_ADD || (a->kind >= ACT_SEND_SUM && a->kind <= ACT_RECV_SUM) ||
@@ -449,6 +472,10 @@ static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
 static inline void validate_compute(Validator *v, int rank, const Action *a) {
     if (action_reads_parameters(a->kind)) { validate_parameters(v, rank, a); }
     if (a->kind != ACT_FORWARD) { validate_rows(v, rank, a); }
+    if (action_uses_stash(&v->program->map, a)) {
+        if (a->kind == ACT_FORWARD) { validator_enter(v, rank, a); }
+        if (!validator_in_room(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
+    }
     for (int k = 0; k < v->program->map.of_unit_count[a->unit]; k++) {
         int storage = v->program->map.of_unit[a->unit][k];
         if (action_contributes(&v->program->map, a, storage)) { validate_contribution(v, rank, a, storage); }
@@ -482,6 +509,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_UPDATE: validate_update(v, rank, a); break;
     case ACT_FETCH:
     case ACT_EVICT: validate_piece(v, rank, a); break;
+    case ACT_FETCH_STASH:
+    case ACT_EVICT_STASH: validate_stash(v, rank, a); break;
     case ACT_FETCH_SUM:
     case ACT_EVICT_SUM: validate_sum(v, rank, a); break;
     case ACT_READ:
@@ -584,6 +613,9 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->told = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
     v->recomputed = (int64_t *)checked_malloc((size_t)p->ranks * sizeof(int64_t), "validator");
     for (int r = 0; r < p->ranks; r++) { v->recomputed[r] = -1; }
+    v->stashed = (bool *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->stash_user = (int64_t *)checked_malloc((size_t)p->ranks * STASH_ROOMS * sizeof(int64_t), "validator");
+    for (int i = 0; i < p->ranks * STASH_ROOMS; i++) { v->stash_user[i] = -1; }
     v->covered = (unsigned char *)checked_calloc((size_t)p->map.units, (size_t)p->samples, "validator");
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
     v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
@@ -609,7 +641,7 @@ static inline void validator_start(Validator *v, const Program *p) {
 static inline void validator_stop(Validator *v) {
     free(v->done), free(v->contributions), free(v->acquired), free(v->reduced), free(v->updated), free(v->normed);
     free(v->rows), free(v->received), free(v->told), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
-    free(v->param_user), free(v->grad_user), free(v->begun), free(v->sum);
+    free(v->param_user), free(v->grad_user), free(v->begun), free(v->sum), free(v->stashed), free(v->stash_user);
 }
 // Plays the program; who waits for ever is a violation.
 static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {

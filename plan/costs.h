@@ -448,9 +448,12 @@ typedef struct {
     double T;
     ClipPolicy clip;
 } Costs;
-// So many bytes of each element of a slice between host and device: beside what this rank computes, if these memories are not one.
-static inline ActionCost link_cost(const Costs *c, const Store *store, int storage, double bytes) {
-    const double seconds = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n * bytes / c->rates.link_bytes_per_s;
+static inline double slice_elements(const Costs *c, const Store *store, int storage) {
+    return (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
+}
+// So many bytes between host and device: beside what this rank computes, if these memories are not one.
+static inline ActionCost link_cost(const Costs *c, double bytes) {
+    const double seconds = bytes / c->rates.link_bytes_per_s;
     ActionCost cost = {c->rates.apart ? 0 : seconds, c->rates.apart ? seconds : 0};
     return cost;
 }
@@ -458,7 +461,7 @@ static inline ActionCost link_cost(const Costs *c, const Store *store, int stora
 static inline ActionCost message_cost(const Costs *c, const Store *store, const Action *a) {
     const ActionCost nothing = {0, 0};
     ZeroMessage m[2];
-    ActionCost cost = offload_brings(store, a) ? link_cost(c, store, a->storage, (double)dtype_size(store->dtype)) : nothing;
+    ActionCost cost = offload_brings(store, a) ? link_cost(c, slice_elements(c, store, a->storage) * (double)dtype_size(store->dtype)) : nothing;
     cost.compute_s += store_coding_bytes(store, a->storage, a->kind == ACT_REDUCE, a->near) / c->rates.bytes_per_s;
     for (int k = action_messages(store, a, m) - 1; k >= 0; k--) {
         const Group *g = m[k].group;
@@ -488,13 +491,14 @@ static inline ActionCost store_cost(const Costs *c, const Store *store, const Ac
 }
 // A piece's way between host and device.
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
-    return link_cost(c, store, a->storage, (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / (double)store->pieces[a->storage]);
+    const double bytes = (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / (double)store->pieces[a->storage];
+    return link_cost(c, slice_elements(c, store, a->storage) * bytes);
 }
 // The same of a sum; where it is added to another, the host does.
 static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
     const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n;
     const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
-    ActionCost cost = link_cost(c, store, a->storage, (double)sizeof(float));
+    ActionCost cost = link_cost(c, elements * (double)sizeof(float));
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
     return cost;
 }
@@ -546,6 +550,8 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_UPDATE: *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
+    case ACT_FETCH_STASH:
+    case ACT_EVICT_STASH: return link_cost(c, (double)executor_stash_bytes(c->shape, c->model));
     case ACT_FETCH_SUM:
     case ACT_EVICT_SUM: return sum_cost(c, store, a);
     case ACT_READ:

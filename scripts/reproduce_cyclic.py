@@ -502,7 +502,7 @@ def tuned(bench, part, every, rates, command, score, better):
     seeds = bench.plan.seeds
 
     def runs(jobs):
-        names = {job: f"{part}/{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_").replace(" ", "") for job in jobs}
+        names = {job: f"{part}/" + f"{job[0]}, lr {job[1]}, seed {job[2]}".replace(", ", "_").replace(" ", "").replace("/", "_") for job in jobs}
         logs = bench.run_together({name: command(*job) for job, name in names.items()})
         return {job: score(logs[name]) for job, name in names.items()}
 

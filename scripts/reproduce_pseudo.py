@@ -4,11 +4,16 @@
     scripts/reproduce_pseudo.sh --quick | --full [--part PART ...] [--steps N] [--into FOLDER] [--program FILE]
 
 quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`), a GPT of 12 blocks: real from scratch; all blocks shared, and
-         delinked after several shares of the steps, or when --delink-auto finds it is time; shared for ever. Each at its own best learning rate.
+         delinked after several shares of the steps, at once or step by step, or when --delink-auto finds it is time; shared for ever. Each at its own
+         best learning rate.
+budget   what 0.6 of the time of training from scratch buys where a real step takes three times what a shared one does (that much of it shared, and
+         the rest real): final validation losses beside that from scratch. Learning rates of both phases are tuned; they stay until the last fifth of
+         the steps (wsd), and from scratch the better of this and cosine counts.
 moments  what copies begin with: the moments of the mean gradient, with and without a re-warm-up, v as measured layer by layer, none. At the
          switch in the middle and the learning rate found for it.
-speed    step times of the shared and of the real model: on this machine as it is, and on an emulated cluster of 4 nodes (cluster.sh) whose
-         link makes the real model's messages three times its compute. Joules where /sys/class/powercap can be read.
+speed    step times of the shared and of the real model: on this machine as it is; with offload, where the device is as small as the shared model (or
+         the least that the real one runs with), so that the real one's states lie on the host; and on an emulated cluster of 4 nodes
+         (cluster.sh) whose link makes the real model's messages three times its compute. Joules where /sys/class/powercap can be read.
 Loss at equal time follows from both: losses are those of the same steps, which no layout changes, and each step takes what its model's takes.
 
 --quick takes less than 5 minutes on 2 quiet cores; --full, with three seeds, some hours. --steps replaces the number of training steps.
@@ -18,18 +23,21 @@ cluster can be made, its part says so.
 
 Exit status: 0 done, 2 bad usage or missing input, 3 FOLDER cannot be written, 4 a run failed, 130 stopped by Ctrl-C.
 """
+import re
 import statistics
 import sys
 from dataclasses import dataclass
 
 import reproduce_cyclic
-from reproduce import TEXT, markdown, parts_options, parts_parser, reproduce_parts, run_script
+from reproduce import EXIT_FAILED, EXIT_RESOURCES, TEXT, Failed, markdown, parts_options, parts_parser, reproduce_parts, run_script
 from reproduce_cyclic import CLUSTER, WARMUP, cluster_name, found_events, last_validation, more, no_cluster, sent_bytes, step_ms, tuned
 
 RANKS = 4  # of the cluster: so many nodes with a rank each
 SLOW = 3  # messages of the real model over that link, where its compute takes 1
 MODEL = ("--model", "layers=12,heads=4,channels=64,vocab=256", "--seq-len", 32, "--micro-batch", 8, "--batch-tokens", 256, "--final-lr-fraction", 0)
 LOOKS = 50  # of --delink-auto in a run
+CUTS = 4  # of 12 blocks, until each is alone
+GOAL = 0.6  # of the time of training from scratch
 
 
 @dataclass(frozen=True)
@@ -38,14 +46,19 @@ class Plan:
     steps: int
     rates: dict  # learning rates, of runs in which blocks share, of those that do not: large ones are not for both
     switches: tuple  # shares of the steps in which blocks share
+    budgets: dict  # --share -> learning rates of the two phases; what is left of the goal's time for real steps: below
+    left: tuple  # steps that do not share, over those of training from scratch
     seeds: tuple
     timed_steps: int
     rounds: int  # of timed runs, in turns
 
 
 PLANS = {
-    "quick": Plan(steps=500, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.5), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
-    "full": Plan(steps=8000, rates={shares: ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3", "8e-3") for shares in (True, False)}, switches=(0.05, 0.1, 0.25, 0.5, 0.75), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
+    "quick": Plan(steps=500, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.5),
+                  budgets={"4": ("1e-3/1e-3", "2e-3/1e-3")}, left=(0.1,), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
+    "full": Plan(steps=8000, rates={shares: ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3", "8e-3") for shares in (True, False)}, switches=(0.05, 0.1, 0.25, 0.5, 0.75),
+                 budgets={share: tuple(f"{shared}/{real}" for shared in ("2.5e-4", "5e-4", "1e-3", "2e-3") for real in ("1e-3", "2e-3", "4e-3")) for share in ("2", "4", "all")},
+                 left=(0, 0.05, 0.1, 0.2, 0.3), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
 }
 
 
@@ -55,28 +68,38 @@ class Candidate:
     switch: float = 0
     moments: str = "mean"
     warmup: float = 0  # the share of the steps after the switch in which the rate rises again
+    gradual: bool = False
+    share: str = "all"
+    length: float = 1  # steps, over those of training from scratch
+    schedule: str = "cosine"
 
     @property
     def optimizer(self):
         """Whose rates are tried (reproduce_cyclic.tuned)."""
-        return self.switch != 0
+        return self.share if self.length != 1 else self.switch != 0
 
     def __str__(self):
         name = {0: "real from scratch", 1: "always shared", -1: "shared, then real: auto"}.get(self.switch) or f"shared for {100 * self.switch:g} %, then real"
-        return name + (f", {self.moments}" if self.moments != "mean" else "") + (", re-warm-up" if self.warmup else "")
+        name += (", step by step" if self.gradual else "") + (f", {self.moments}" if self.moments != "mean" else "") + (", re-warm-up" if self.warmup else "")
+        name += f", --share {self.share}, {self.length:.2f} times the steps" if self.length != 1 else ""
+        return name + (f", {self.schedule}" if self.schedule != "cosine" else "")
 
     def flags(self, steps):
         if self.switch == 0:
             return []
         when = ["--delink-auto", 1, "--delink-every", max(1, steps // LOOKS)] if self.switch < 0 else ["--delink-at", self.at(steps)]
         rise = ["--delink-warmup", max(1, round(self.warmup * steps))] if self.warmup else []
-        return ["--share", "all", *([] if self.switch == 1 else [*when, "--delink-moments", self.moments, *rise])]
+        cuts = ["--delink-gradual", 1, *([] if self.switch < 0 else ["--delink-every", max(1, (steps - self.at(steps)) // (2 * CUTS))])] if self.gradual else []
+        return ["--share", self.share, *([] if self.switch == 1 else [*when, *cuts, "--delink-moments", self.moments, *rise])]
 
     def at(self, steps):
         return max(1, round(self.switch * steps))
 
+    def steps(self, of_scratch):
+        return max(1, round(self.length * of_scratch))
 
-REAL, SHARED, AUTO = Candidate(0), Candidate(1), Candidate(-1)
+
+REAL, SHARED, AUTO, STEPWISE, STEADY = Candidate(0), Candidate(1), Candidate(-1), Candidate(-1, gradual=True), Candidate(0, schedule="wsd")
 JOULES = "joules a step"
 
 
@@ -88,8 +111,10 @@ class Bench(reproduce_cyclic.Bench):
         self.middle = self.switches[len(self.switches) // 2]
 
     def command(self, one, rate, seed):
-        return [self.options.program, *self.data(), *MODEL, "--threads", 1, "--steps", self.steps, "--lr", rate, "--warmup", self.steps // 10, "--weight-decay", 0.1,
-                "--val-every", max(1, self.steps // 20), "--val-batches", 40, "--seed", seed, *one.flags(self.steps)]
+        steps, (shared, real) = one.steps(self.steps), rate.split("/") if "/" in rate else ("", rate)
+        rates = ["--lr", real, *(["--share-lr", shared] if shared else [])]
+        return [self.options.program, *self.data(), *MODEL, "--threads", 1, "--steps", steps, *rates, "--lr-schedule", one.schedule, "--warmup", steps // 10, "--weight-decay", 0.1,
+                "--val-every", max(1, steps // 20), "--val-batches", 40, "--seed", seed, *one.flags(steps)]
 
     @staticmethod
     def data():
@@ -101,7 +126,7 @@ class Bench(reproduce_cyclic.Bench):
         return {one: (rate, losses, [self.curve(part, one, rate, seed) for seed in self.plan.seeds]) for one, (rate, losses) in found.items()}
 
     def curve(self, part, one, rate, seed):
-        log = self.run(f"{part}/{one}, lr {rate}, seed {seed}".replace(", ", "_").replace(" ", ""), self.command(one, rate, seed))
+        log = self.run(f"{part}/" + f"{one}, lr {rate}, seed {seed}".replace(", ", "_").replace(" ", "").replace("/", "_"), self.command(one, rate, seed))
         return [(event["step"], event["loss"]) for event in found_events(log, "val")]
 
 
@@ -113,7 +138,8 @@ def mean_curve(curves):
 # Losses
 
 def quality_runs(bench):
-    return bench.best("quality", [REAL, *bench.switches, AUTO, SHARED], bench.plan.rates)
+    gradual = Candidate(bench.middle.switch, gradual=True)
+    return bench.best("quality", [REAL, *bench.switches, gradual, AUTO, STEPWISE, SHARED], bench.plan.rates)
 
 
 def switched_at(bench, rate):
@@ -135,13 +161,30 @@ def quality(bench):
     found = quality_runs(bench)
     means = {one: statistics.mean(losses) for one, (_, losses, _) in found.items()}
     switches = ", ".join("never" if step is None else f"{step} of {bench.steps}" for step in switched_at(bench, found[AUTO][0]))
-    told = "; ".join(f"{one}: {more(means[one] / means[REAL])}" for one in (*bench.switches, AUTO))
+    told = "; ".join(f"{one}: {more(means[one] / means[REAL])}" for one in means if one not in (REAL, SHARED))
     spread = f"; seeds from scratch are {100 * (max(found[REAL][1]) / min(found[REAL][1]) - 1):.1f} % apart" if len(bench.plan.seeds) > 1 else "; one seed"
     claims = [["loss at equal tokens, shared then real, against real from scratch", "SWE (BERT-Large): better, by 36-54 % of what twice the steps bring", told,
                f"a small GPT on bytes, {bench.steps} steps, final validation loss" + spread],
               ["loss at equal tokens, always shared", "ALBERT: clearly worse", more(means[SHARED] / means[REAL]), "the same"],
               ["step of the switch that --delink-auto finds", "SWE-A: by correlation 0.5, three looks in a row", switches, f"{LOOKS} looks in a run"]]
     return loss_lines(bench, found, means[REAL]), claims
+
+
+def budget(bench):
+    def candidate(share, left):
+        shared = SLOW * (GOAL - left)
+        return Candidate(shared / (shared + left), share=share, length=shared + left, schedule="wsd")
+
+    def mean(item):
+        return statistics.mean(item[1][1])
+
+    scratch = {REAL: quality_runs(bench)[REAL], **bench.best("budget", [STEADY], bench.plan.rates)}
+    base = min(map(mean, scratch.items()))
+    found = bench.best("budget", [candidate(share, left) for share in bench.plan.budgets for left in bench.plan.left], bench.plan.budgets)
+    one, (rate, losses, _) = min(((one, item) for one, item in found.items() if one.switch < 1), key=mean)
+    told = f"{more(statistics.mean(losses) / base)}: {one}, rates {rate}; seeds {' '.join(f'{loss:.4f}' for loss in losses)} against a mean of {base:.4f}"
+    return loss_lines(bench, {**scratch, **found}, base), [[f"loss for {GOAL}x of the time of training from scratch, where a real step takes {SLOW} times a shared one (goal: not above it)",
+                                            "SWE: half the iterations for equal downstream quality", told, "the best of those tried that end real, beside the better schedule from scratch; rates: while blocks share / later"]]
 
 
 def moments(bench):
@@ -158,9 +201,9 @@ def moments(bench):
 # ----------------------------------------------------------------------------------------------------------------------
 # Times
 
-def timed(bench, name, share, cluster):
+def timed(bench, name, share, cluster, *more_flags):
     """The log of a timed run; cluster: words for it, None: this machine alone."""
-    flags = ["--share", "all"] if share else []
+    flags = [*(["--share", "all"] if share else []), *more_flags]
     train = [bench.options.program, *bench.data(), *MODEL, *flags, "--steps", bench.plan.timed_steps, "--val-every", 0]
     if cluster is None:
         return bench.run(name, train)
@@ -173,9 +216,21 @@ def slow_link(bench):
     return ["--rate", f"{sent_bytes(log) * 8 / (step_ms(log) * SLOW) / 1000:.1f}mbit"]
 
 
+def smallest_budget(bench):
+    """Bytes of the device that the shared model takes, or, where the real one does not run with so few, the least that it does."""
+    shared = found_events(timed(bench, "speed/budget", True, None), "end")[-1]["memory"]["measured"]["device"]
+    output = bench.options.into / "speed" / "smallest.txt"
+    ask = [bench.options.program, *bench.data(), *MODEL, "--dry-run", "--device-memory", shared]
+    status, text = bench.runner.run([str(word) for word in ask], output), output.read_text(errors="replace")
+    least = re.search(r"smallest that fits is --device-memory (\d+)", text)
+    if status and (status != EXIT_RESOURCES or not least):
+        raise Failed(EXIT_FAILED, f"the forecast: exit status {status}: {text.strip()[-300:]}", status)
+    return int(least.group(1)) if status else shared
+
+
 def speed_runs(bench):
     """Place -> shared? -> (ms, joules or None) of a step: the lowest of the rounds, in turns."""
-    places = {"this machine": None}
+    places, flags = {"this machine": None, "offload": None}, {"offload": ["--device-memory", smallest_budget(bench)]}
     if not no_cluster():
         places["slow link"] = slow_link(bench)
     logs = {}
@@ -183,7 +238,7 @@ def speed_runs(bench):
         for place, words in places.items():
             for share in (False, True):
                 name = f"speed/{place}_{'shared' if share else 'real'}_round{round_}".replace(" ", "_")
-                logs.setdefault((place, share), []).append(timed(bench, name, share, words))
+                logs.setdefault((place, share), []).append(timed(bench, name, share, words, *flags.get(place, [])))
     return {place: {share: (min(map(step_ms, logs[place, share])), joules(bench, logs[place, share])) for share in (False, True)} for place in places}
 
 
@@ -240,7 +295,7 @@ def speed(bench):
         costs = {share: ms for share, (ms, _) in found.items()}
         text += time_table(bench, "time", place, curves, costs)
         told = "; ".join(f"{one}: {reached:.2f}x" if reached else f"{one}: not reached" for one, (_, _, reached) in against(bench, curves, costs).items())
-        claims.append([f"time to real from scratch's final loss, {place}" + (" (goal 0.6x)" if place != "this machine" else ""), "SWE: half the iterations for equal downstream quality", told,
+        claims.append([f"time to real from scratch's final loss, {place}" + (f" (goal {GOAL}x)" if place != "this machine" else ""), "SWE: half the iterations for equal downstream quality", told,
                        f"a shared step takes {costs[True] / costs[False]:.2f}x of a real one here"])
         watts = {share: joule for share, (_, joule) in found.items()}
         if None not in watts.values():
@@ -266,7 +321,7 @@ def draw(bench, curves, times):
 # ----------------------------------------------------------------------------------------------------------------------
 # All of it
 
-PARTS = {"quality": quality, "moments": moments, "speed": speed}
+PARTS = {"quality": quality, "budget": budget, "moments": moments, "speed": speed}
 
 
 def main():

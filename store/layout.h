@@ -86,7 +86,8 @@ typedef enum {
     STATE_GRADIENT,
     STATE_KINDS, // of a checkpoint
     STATE_PARAMETERS = STATE_KINDS,
-    HOST_KINDS
+    HOST_KINDS,                    // of shelves
+    STATE_ACTIVATIONS = HOST_KINDS // of blocks that use the storage, between their forward and backward passes (executor)
 } StateKind;
 enum { // bits: of the optimizer; all that may lie there
     OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V,
@@ -110,6 +111,7 @@ static inline bool offload_has_any(const Offload *o, StateKind kind) {
     for (int i = 0; o && i < o->storages; i++) { any |= offload_has(o, i, kind); }
     return any;
 }
+static inline bool offload_shelved(const Offload *o, int storage) { return o && (o->host[storage] & ((1 << HOST_KINDS) - 1)); }
 static inline int offload_states(const Offload *o, int storage) { return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES); }
 
 static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) { return o && o->disk && (o->disk[storage] >> kind & 1); }
@@ -294,7 +296,7 @@ static inline int64_t offload_piece(const GptModel *m) {
 
 // So many of them has a storage of which something lies on the host, over its longest slice; 0: nothing does.
 static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
-    if (!z->offload || !z->offload->host[storage]) { return 0; }
+    if (!offload_shelved(z->offload, storage)) { return 0; }
     const int n = holders_of(h, storage);
     int64_t *bounds = (int64_t *)checked_malloc(((size_t)n + 1) * sizeof(int64_t), "slices"), longest = 0;
     store_bounds(gpt_storage_elements(m, storage), n, zero_grain(z), bounds);

@@ -335,7 +335,7 @@ static inline size_t store_room_bytes(const Store *s, const Offload *o) {
         const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i)), size = (int64_t)dtype_size(s->dtype);
         const bool parameters = offload_has(o, i, STATE_PARAMETERS) != o->by_host, gradient = offload_has(o, i, STATE_GRADIENT) != o->by_host;
         const int64_t floats = (o->by_host ? 0 : offload_states(o, i)) + gradient;
-        most = max_i64(most, o->host[i] ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0);
+        most = max_i64(most, offload_shelved(o, i) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0);
     }
     return (size_t)round_up(most, 64);
 }

@@ -35,6 +35,7 @@ STORAGES = [PADDED * CHANNELS, T * CHANNELS, *[BLOCK] * LAYERS, 2 * CHANNELS]  #
 ELEMENTS = sum(STORAGES)
 PIECE = -(-max(STORAGES) // 8 // 256) * 256  # elements that move at once
 RUN = dict(model=MODEL, seed=3, steps=5, micro_batch=2, batch_tokens=8 * T, threads=1)
+ACTIVATIONS = sum(-(-4 * n * RUN["micro_batch"] * T // 64) * 64 for n in (15 * CHANNELS, 1, 1, 1, 1, 2))  # bytes of a block's, with 2 heads
 UPDATES = ("host", "device")
 BLOCK_BYTES = 4096  # of places on disk
 NO_DISK = dict(disk=0, read=0, written=0)
@@ -94,6 +95,15 @@ class Equality(Check):
             texts = [re.findall(r"--- sample.*?\n(.*?)\n---", run.out, re.S) for run in (job, plain)]
             self.assertEqual(texts[0], texts[1], (layout, update))
             self.assertTrue(texts[0], (layout, update))
+
+    def test_activations_on_the_host(self):
+        """Of blocks, between their forward and backward passes; the last two stay in their rooms."""
+        refused = ("zero_quantized_weights", "pipeline_schedule", "dp_noise")
+        layouts = sample([dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)], 4)
+        expected = self.trained(layouts)
+        for layout, plain, job in zip(layouts, expected, self.trained([dict(layout, offload="all") for layout in layouts])):
+            self.assert_same(job, plain, layout)
+            self.assertEqual(job.of("val"), plain.of("val"), layout)
 
     def test_budgets_between(self):
         layouts = sample(LAYOUTS, 2)
@@ -186,10 +196,20 @@ class Budgets(Check):
                     self.assertEqual(new["in"], old["in"] + comes + (own if update == "device" else -far), (dtype, update))
                     self.assertEqual(new["out"], old["out"] + (far if update == "device" else -own), (dtype, update))
 
+    def test_formulas_of_activations(self):
+        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do not leave. With recomputation there are none."""
+        for case, slots, evicted in ((dict(), 1, LAYERS - 2), (dict(recompute="block"), 0, 0)):
+            before, job = self.trained([dict(case, offload=offload, offload_update="host") for offload in ("params", "all")])
+            moved = 4 * evicted * ACTIVATIONS
+            old, new = before.end()["offload"]["measured"], job.end()["offload"]["measured"]
+            self.assertEqual(new, {"bytes": old["bytes"] + slots * LAYERS * ACTIVATIONS, "in": old["in"] + moved, "out": old["out"] + moved, **NO_DISK})
+            self.assertEqual(measured(job)["activations"], measured(before)["activations"] - slots * (LAYERS - 2) * ACTIVATIONS)
+
     def test_device_is_filled(self):
         """Whatever the budget is, no state that is on the host would still fit; where the budget is enough, none is there."""
         for update in UPDATES:
-            whole = measured(train(**RUN))["device"]
+            unlimited = measured(train(**RUN))
+            whole = unlimited["device"]
             least = smallest(offload_update=update)
             draw = random.Random(SEED)
             budgets = [whole, whole - 1, least, *(draw.randint(least, whole) for _ in range(12 if ALL else 2))]
@@ -201,10 +221,13 @@ class Budgets(Check):
                 schedule = train(**RUN, device_memory=budget, offload_update=update, show_schedule=1).out
                 sums, comes = (set(map(int, re.findall(rf" {kind} +storage (\d+) +version 0", schedule))) for kind in ("EVICT_SUM", "PREFETCH"))
                 together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"] - 4 * sum(STORAGES[storage] for storage in [*sums, *comes])
+                gone = (unlimited["activations"] - measured(job)["activations"]) // ACTIVATIONS
+                together -= (gone + 2) * ACTIVATIONS if gone else 0
                 rooms = 0 if update == "device" or budget == whole else 2 * PIECE * 8
                 self.assertIn(together - 8 * ELEMENTS, (rooms, 2 * 320 * 8, 2 * 32 * 8, 2 * PIECE * 4), (update, budget))  # a piece is not longer than what lies there
                 free, per_element = budget - measured(job)["device"], 4 if update == "device" else 8
                 self.assertTrue(not comes or free < 4 * BLOCK, (update, budget))
+                self.assertTrue(not gone or free < ACTIVATIONS, (update, budget))
                 for storage in set(map(int, re.findall(r" FETCH +storage (\d+)", schedule))) if not sums else ():
                     self.assertLess(free, per_element * STORAGES[storage], (update, budget, storage))
 
@@ -244,8 +267,8 @@ class Resume(Check):
         """States that were saved from the host go on on the device, and the other way round, on more ranks, bit by bit."""
         for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")], 1):
             whole, = self.trained([layout])
-            places = [dict(), *[dict(offload=offload, offload_update=update) for offload in ("optimizer", "params") for update in UPDATES], dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
-            places += [dict(offload=offload, offload_update=update, offload_dir=scratch()) for offload in ("optimizer", "params") for update in UPDATES]
+            places = [dict(), *[dict(offload=offload, offload_update=update) for offload in ("optimizer", "params", "all") for update in UPDATES], dict(device_memory=smallest(**layout, offload_update="host"), offload_update="host")]
+            places += [dict(offload=offload, offload_update=update, offload_dir=scratch()) for offload in ("optimizer", "params", "all") for update in UPDATES]
             for before, after in sample([(a, b) for a in places for b in places if a is not b], 3):
                 out = os.path.join(scratch(), "out")
                 train(**{**RUN, **layout, **before, "out": out, "steps": 3, "save_every": 3})
@@ -422,7 +445,7 @@ class Delink(Check):
                dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4), dict(delink_at=None, delink_auto=1, delink_every=1, delink_below=1),
                dict(delink_gradual=1, delink_every=1, ranks=2, zero=3), dict(delink_gradual=1, delink_every=1, delink_moments="measured", dtype="bf16")]
     SHARED = dict(delink_at=None, delink_auto=None, delink_gradual=None, delink_every=None, delink_below=None, delink_moments=None, steps=1)
-    PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params") for update in UPDATES]
+    PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params", "all") for update in UPDATES]
 
     def test_same(self):
         """Everything on the host, or as much as two budgets ask for: the smallest one, and what the shared model takes when it is all on the device."""
@@ -488,7 +511,7 @@ class Emulated(Check):
     def test_same(self):
         for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, zero=1, share="all", delink_at=1)], 1):
             base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
-            offload = sample(["optimizer", "params"], 1)
+            offload = sample(["optimizer", "all"], 1)
             none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update, offload_dir=folder) for kind in offload for folder in (None, scratch()) for update in UPDATES]])
             self.assert_same(jobs[2], jobs[0], layout)  # on disk
             for host, device in zip(*[iter(jobs)] * 2):

@@ -217,6 +217,9 @@ class Delink(Check):
         rates = [float(rate) for rate, in train(**dict(self.RUN, delink_warmup=2)).steps("lr")]
         for found, factor in zip(rates[self.AT - 1:], (1, 0.5, 1, 1)):
             self.assertAlmostEqual(found, factor * rates[0], delta=1e-9)
+        rates = [float(rate) for rate, in train(**dict(self.RUN, lr=4e-3, share_lr=1e-3)).steps("lr")]
+        for found, expected in zip(rates, [1e-3] * self.AT + [4e-3] * 3):
+            self.assertAlmostEqual(found, expected, delta=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

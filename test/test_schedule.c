@@ -34,14 +34,11 @@ static const Offload one_step_late = {everything, true, NULL, NULL, true, true, 
 static const ZeroPolicy delayed = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &one_step_late};
 static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
-// The same with the parameters of blocks: of 1 to 4 of them.
-enum { FAR_STATES = 6, FAR_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS };
-static unsigned char far_blocks[4][7] = {{FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_STATES},
-                                         {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_STATES},
-                                         {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_STATES},
-                                         {FAR_STATES, FAR_STATES, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_BLOCK, FAR_STATES}};
-static const Offload parameters_come = {far_blocks[3], true, NULL, NULL, false, false, 7};
-static const ZeroPolicy far_parameters = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &parameters_come};
+// The same with the parameters and the activations of 4 blocks.
+enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, FAR_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS, STASH_BLOCK = FAR_BLOCK | 1 << STATE_ACTIVATIONS };
+static unsigned char all_kinds[] = {FAR_STATES, FAR_STATES, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, FAR_STATES};
+static const Offload all_on_host = {all_kinds, true, NULL, NULL, false, false, 7};
+static const ZeroPolicy everything_far = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &all_on_host};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
 static const ZeroPolicy device_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored};
 static const ZeroPolicy host_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored_far};
@@ -67,6 +64,7 @@ static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, boo
     if (recompute) { schedule_lower_recompute(&p); }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
     zero_lower(&p, policy, true);
+    schedule_lower_stash(&p);
     return p;
 }
 static Program sharded(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy) {
@@ -173,7 +171,7 @@ typedef enum {
     BASE_DELAYED,
     BASE_DEVICE_READS,
     BASE_HOST_READS,
-    BASE_FAR_PARAMETERS,
+    BASE_FAR,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -202,7 +200,7 @@ static Program base_program(Base base) {
     case BASE_SUMS_ALONE: return sharded(4, 1, 4, 2, false, &far_sums);
     case BASE_DEVICE_READS: return sharded(2, 1, 4, 2, false, &device_reads);
     case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
-    case BASE_FAR_PARAMETERS: return sharded(4, 1, 4, 2, false, &far_parameters);
+    case BASE_FAR: return sharded(4, 1, 4, 2, false, &everything_far);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -215,9 +213,11 @@ static void test_sequential_programs_are_valid(void **state) {
     char error[400];
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
-        const Offload offload = {far_blocks[layers - 1], samples % 2, NULL, NULL, false, false, layers + 3};
+        unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
+        for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : recompute ? FAR_BLOCK : STASH_BLOCK; }
+        const Offload offload = {kinds, samples % 2, NULL, NULL, false, false, layers + 3};
         const Offload *far[] = {NULL, NULL, &offload, samples % 2 ? &sums : &one_step_late};
-        for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with parameters, or sums, on the host
+        for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
             const bool quantized = j / 8 == 1, partition = j / 4 % 2;
             ZeroPolicy policy = {j % 4,     partition ? ranks : 1,           quantized, quantized, false, {8, 256},
                                  {4, 256},  ceil_div(samples, ranks) > rows, false,     false,     false, NULL,
@@ -456,10 +456,15 @@ static const Damage damages[] = {
     {"a gradient leaves before the norm", BASE_HOST_UPDATES, 0, ACT_EVICT, 0, -1, MOVE_UP, 1,
      "EVICT unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
     {"parameters that do not come", BASE_HOST_UPDATES, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
-    {"parameters that do not come for a use", BASE_FAR_PARAMETERS, 0, ACT_PREFETCH, 3, LAST, DROP, 0,
-     "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
-    {"parameters into a room in use", BASE_FAR_PARAMETERS, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 2,
-     "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
+    {"parameters that do not come for a use", BASE_FAR, 0, ACT_PREFETCH, 3, LAST, DROP, 0, "ACQUIRE unit -1 storage 3 micro-batch -1: no gather is under way"},
+    {"parameters into a room in use", BASE_FAR, 0, ACT_PREFETCH, 4, -1, MOVE_UP, 2, "PREFETCH unit -1 storage 4 micro-batch -1: its room holds storage 2"},
+    {"activations that do not leave", BASE_FAR, 0, ACT_EVICT_STASH, -1, -1, DROP, 0, "FORWARD unit 3 storage -1 micro-batch 0: its room holds the activations"},
+    {"activations that do not come back", BASE_FAR, 0, ACT_FETCH_STASH, -1, LAST, DROP, 0,
+     "BACKWARD_INPUT unit 1 storage -1 micro-batch 1: its activations are not there"},
+    {"activations that come too early", BASE_FAR, 0, ACT_FETCH_STASH, -1, -1, MOVE_UP, 4,
+     "FETCH_STASH unit 2 storage -1 micro-batch 0: its room holds the activations"},
+    {"activations that nobody has made", BASE_FAR, 0, ACT_FETCH_STASH, -1, -1, TO_FRONT, 0,
+     "FETCH_STASH unit 2 storage -1 micro-batch 0: its activations are not on the host"},
     {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     // sums of gradients on the host: of two ranks, and of one, where they come back
     {"a sum that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 5, -1, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
