@@ -70,7 +70,8 @@ typedef struct {
     unsigned char kinds;
 } OffloadTurn;
 enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
-static inline unsigned char offload_optimizer(const Store *s, int storage) { // all of its states
+// All of its states.
+static inline unsigned char offload_optimizer(const Store *s, int storage) {
     unsigned char all = 0;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind); }
     return all;
