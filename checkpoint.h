@@ -306,6 +306,7 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
 static inline int state_becomes(const Store *s, const GptModel *from, int kind, int storage, int copy) {
     const bool replaced = s->takes_measured && gpt_storage_shared_by(from, storage) > 1 && gpt_storage_shared_by(s->model, copy) == 1;
     if (kind == STATE_MEASURED) { return replaced ? STATE_V : store_has_state(s, STATE_MEASURED) ? STATE_MEASURED : -1; }
+    if (kind == STATE_GRADIENT && !store_delays(s)) { return -1; }
     return kind == STATE_V && replaced ? -1 : kind;
 }
 // Which elements of a state of a storage this rank has: *first and how many.
@@ -408,12 +409,13 @@ static inline double outlier_z(OutlierWindow *w, double value) {
 
 // Where a run stands besides the states: what resuming needs.
 typedef struct {
-    int64_t step;      // updates taken or skipped
-    int64_t position;  // samples consumed
-    int64_t updates;   // of the moments
-    int64_t delinked;  // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
-    int64_t unlike;    // looks in a row at which most neighbours that share had unlike gradients (--delink-auto)
-    int64_t restarted; // of their moments' counters, updates before they began (store.h)
+    int64_t step;        // updates taken or skipped
+    int64_t position;    // samples consumed
+    int64_t updates;     // of the moments
+    int64_t delinked;    // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
+    int64_t unlike;      // looks in a row at which most neighbours that share had unlike gradients (--delink-auto)
+    int64_t restarted;   // of their moments' counters, updates before they began (store.h)
+    double pending_norm; // of the gradient that waits for its update (--offload-delay)
     OutlierWindow loss, norm;
     char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
 } Progress;
@@ -683,6 +685,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     manifest_add_model(&t, s->model, s->adam);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
     if (p->unlike) { text_add(&t, "unlike %" PRId64 "\n", p->unlike); }
+    if (s->pending) { text_add(&t, "pending %a\n", p->pending_norm); }
     if (p->delinked) { text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted); }
     bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
     const OutlierWindow empty = {0, {0}};
@@ -796,6 +799,9 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         good = filled[i] == expected;
         if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind], storage, filled[i] ? "whole" : "there"); }
     }
+    const char *pending = good ? manifest_line(text, "pending") : NULL;
+    p->pending_norm = pending ? strtod(pending, NULL) : 0;
+    s->pending = pending && store_delays(s) && filled[STATE_GRADIENT * from->storages] > 0;
     s->knows_previous = filled[STATE_PREVIOUS * from->storages] > 0; // wte's: where one is delayed, the first stage is
     free(filled);
     free(model.text), free(text);

@@ -1,10 +1,11 @@
 // offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states lie in the host's memory,
 // storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
 //
-// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, parameters for each use. Among them the
+// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, gradients in each micro-batch, parameters for each use. Among them the
 //            storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device updates, all kinds of a storage
 //            where the host does, which has them in its hands anyway. Then activations, of the first blocks first, which wait longest. That goes on until the device's budget holds; what still has room then comes back,
 //            from what went last.
+// Gradients  where the device needs less for them, then: not those of private runs, of quantized reductions, or of layers that are measured apart.
 // Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
 // Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the
 //            host has no room for lies on disk (store/disk.h), in the same order, kind by kind; where the host has no budget, and a disk is given, all of it.
@@ -23,7 +24,12 @@ static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind)
 }
 // Would the device have room for something else if the parameters of a storage lay on the host?
 static inline bool offload_has_parameters(const Store *s, int storage) {
-    return store_holds(s, storage) && holders_in_turns(s->model, &s->layout.holders, storage) && !zero_param_apart(&s->policy);
+    return store_holds(s, storage) && s->layout.holders.turns[storage] && !zero_param_apart(&s->policy);
+}
+// The same of its gradient: there is less to hold of one that comes and goes.
+static inline bool offload_has_gradient(const Store *s, const Offload *o, int storage) {
+    const Holders *h = &s->layout.holders;
+    return o->gradients && store_holds(s, storage) && !h->tied[storage] && (h->turns[storage] || holders_of(h, storage) > 1);
 }
 // What may go to the host, of this rank.
 typedef struct {
@@ -49,9 +55,11 @@ static inline int64_t offload_frees(const OffloadScope *f, const Offload *o) {
     for (int i = 0; i < s->model->storages; i++) {
         for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
     }
-    Shelf without = store_plan_params(s, NULL), with = store_plan_params(s, o);
-    bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
-    shelf_free(&without), shelf_free(&with);
+    for (int gradients = 0; gradients < 2; gradients++) {
+        Shelf without = (gradients ? store_plan_gradients : store_plan_params)(s, NULL), with = (gradients ? store_plan_gradients : store_plan_params)(s, o);
+        bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
+        shelf_free(&without), shelf_free(&with);
+    }
     for (int i = 0; i < s->model->storages; i++) { stashed += offload_has(o, i, STATE_ACTIVATIONS) ? f->slots * offload_users(f, i) : 0; }
     return bytes + (stashed ? (stashed - STASH_ROOMS) * f->block_bytes : 0);
 }
@@ -61,8 +69,9 @@ typedef struct {
     int storage;
     unsigned char kinds;
 } OffloadTurn;
-enum { OFFLOAD_TURNS = 5 };                                                  // of a storage, at most
-static inline unsigned char offload_optimizer(const Store *s, int storage) { // all of its states
+enum { OFFLOAD_TURNS = 6 }; // of a storage, at most
+// All of its states.
+static inline unsigned char offload_optimizer(const Store *s, int storage) {
     unsigned char all = 0;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { all |= (unsigned char)((offload_bytes(s, storage, (StateKind)kind) > 0) << kind); }
     return all;
@@ -80,6 +89,7 @@ static inline int offload_turns(const OffloadScope *f, const Offload *o, Offload
         if (o->by_host) { n = offload_add_turn(turns, n, i, all); }
         for (int kind = STATE_MASTER; kind <= STATE_V && !o->by_host; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
     }
+    for (int i = s->model->storages - 1; i >= 0; i--) { n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_gradient(s, o, i) << STATE_GRADIENT)); }
     for (int i = s->model->storages - 1; i >= 0 && f->parameters; i--) {
         n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
     }
@@ -145,11 +155,18 @@ static inline int64_t offload_fill(OffloadTier tier, const Offload *o, const Off
         unsigned char *gone = &tier.gone[tier.turns[k].storage];
         const unsigned char before = *gone;
         *gone &= (unsigned char)~(tier.turns[k].kinds & ~fixed[tier.turns[k].storage]);
-        const bool apart = o->by_host && *gone >> STATE_PARAMETERS & 1 && !(*gone & OPTIMIZER_STATES); // the host updates them where it has the rest
+        const bool shelved = *gone & ((1 << HOST_KINDS) - 1); // the host updates what it has where it has the rest
+        const bool apart = o->by_host && shelved && !(*gone & OPTIMIZER_STATES);
         if (apart || (double)tier.frees(f, o) < excess) { *gone = before; }
     }
     free(best), free(tier.turns);
     return most;
+}
+// Where updates are delayed, gradients as well, and all masters.
+static inline void offload_keep_gradients(Offload *o, const Store *s) {
+    for (int i = 0; i < s->model->storages; i++) {
+        if (o->delays && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
+    }
 }
 static inline void offload_all(OffloadTier tier) {
     for (int k = 0; k < tier.count; k++) { tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds; }
@@ -174,8 +191,10 @@ static inline int64_t offload_element_bytes(const Store *s, int storage, bool in
     const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
     const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32; // parameters are their own
     if (!offload_shelved(o, storage)) { return 0; }
-    if (!o->by_host) { return offload_states(o, storage) * word + (far && (!in || masters) ? size : 0); }
-    return far ? (in ? 0 : word) : in ? size : word + (masters ? size : 0); // parameters; gradients, and parameters that are their own masters
+    const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
+    if (!o->by_host) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
+    if (in) { return far ? 0 : size; }
+    return word - gradient + (!far && masters && !o->delays ? size : 0); // gradients, and parameters that are their own masters
 }
 // Does it bring parameters from the host? (hpZ: from the copies it does not.)
 static inline bool offload_brings(const Store *s, const Action *a) { return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage); }
@@ -187,6 +206,8 @@ static inline void offload_moves(const Store *s, const Schedule *step, size_t bl
     }
     for (int i = 0; i < step->count; i++) {
         const Action *a = &step->actions[i];
+        const bool sum = a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM;
+        if (sum) { moved[a->kind == ACT_EVICT_SUM] += store_own_elements(s, a->storage) * (int64_t)sizeof(float); }
         if (offload_brings(s, a)) { moved[0] += store_own_elements(s, a->storage) * (int64_t)dtype_size(s->dtype); }
         if (action_of_stash(a->kind)) { moved[a->kind == ACT_EVICT_STASH] += (int64_t)block_bytes; }
     }

@@ -928,36 +928,10 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
     ops_sgd_host(s, master, param, dtype, b, grad, n, o);
 }
 
-// Element i of a chunk goes to sum i mod 32, and the sums are added in order: the same bits on any machine and thread count.
-static inline void add_squares(double sum[32], const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-#pragma omp simd
-        for (int64_t l = 0; l < 32; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
-    }
-    for (int64_t l = 0; i + l < n; l++) { sum[l] += (double)x[i + l] * (double)x[i + l]; }
-}
-static inline double chunk_squares(const float *x, int64_t n) {
-    double sum[32] = {0}, total = 0.0;
-    add_squares(sum, x, n);
-    for (int64_t l = 0; l < 32; l++) { total += sum[l]; }
-    return total;
-}
 static inline void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk) {
-#pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t i = 0; i < ceil_div(n, chunk); i++) {
-        partials[i] = chunk_squares(x + i * chunk, min_i64(chunk, n - i * chunk));
-        poll_after_block(s, i);
-    }
+    ops_norm_partials_host(s, partials, x, n, chunk);
 }
-static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
-#pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
-#pragma omp simd
-        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { out[i] += in[i]; }
-        poll_after_block(s, b);
-    }
-}
+static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) { ops_accumulate_host(s, out, in, n); }
 static inline void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add) {
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {

@@ -90,6 +90,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
     X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \
     X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params|all", "what lies on the host: the optimizer's states, and blocks' parameters, and their activations; none; or, with --device-memory, for which the device has no room") \
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
+    X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "", "the host updates by the gradient of the step before, while the next one computes (with --offload optimizer)") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
     X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G", "bytes that a rank may take of the host, with the states that lie there; empty: any")  \
     X(TEXT, "precision", offload_dir, "offload-dir", "", "", 0, 0, "folder", "on a disk, for what leaves the device and has no room in --host-memory; without that, for all of it")  \
@@ -459,6 +460,16 @@ static inline bool clash_offload_private(const Options *o, const OptionsGiven *g
 static inline bool clash_host_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->host_memory && !options_offloads(o); }
 static inline bool clash_dir_offload(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && !options_offloads(o); }
 static inline bool clash_update_offload(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_offload_update] && !options_offloads(o); }
+// Delayed updates are the host's, by gradients that it keeps to the next step.
+static inline bool clash_delay_offload(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->offload != OFFLOAD_OPTIMIZER; }
+static inline bool clash_delay_update(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->offload_update == UPDATE_DEVICE; }
+static inline bool clash_delay_private(const Options *o, const OptionsGiven *g) {
+    return o->offload_delay && (o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]);
+}
+static inline bool clash_delay_quantized(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->zero_quantized_gradients; }
+static inline bool clash_delay_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && (o->delink_at || o->delink_auto); }
+static inline bool clash_delay_dir(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && *o->offload_dir; }
+static inline bool clash_delay_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->delink_moments == DELINK_MEASURED; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -619,6 +630,14 @@ static const OptionPair option_pairs[] = {
     {"offload", "dp-noise", "(of all; or --dp-epsilon) clipping may spoil activations, which do not go back: give --offload params", clash_offload_private},
     {"host-memory", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_host_offload},
     {"offload-update", "offload", "nothing lies on the host: give --device-memory, or --offload optimizer", clash_update_offload},
+    {"offload-delay", "offload", "the host keeps gradients and all states: give --offload optimizer", clash_delay_offload},
+    {"offload-delay", "offload-update", "it is the host that updates while the device computes", clash_delay_update},
+    {"offload-delay", "dp-noise", "(or --dp-epsilon) the gradient of a private step gets its noise on the device", clash_delay_private},
+    {"offload-delay", "zero-quantized-gradients", "their sums stay on the device", clash_delay_quantized},
+    {"offload-delay", "delink-at", "(or --delink-auto) a gradient that waits is of a model that is gone: give --delink to a run that follows",
+     clash_delay_delink},
+    {"offload-delay", "offload-dir", "all states are updated on the host while the device computes, and none is on its way there", clash_delay_dir},
+    {"offload-delay", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_delay_measured},
     {"offload-dir", "offload", "nothing leaves the device: give --device-memory, or --offload optimizer", clash_dir_offload},
     {"offload-dir", "delink-at", "(or --delink-auto) at the switch states pass through the host: give --delink to a run that follows", clash_dir_delink},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},

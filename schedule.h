@@ -55,6 +55,8 @@ typedef enum {
     ACT_WRITE,       // and back (store/disk.h)
     ACT_FETCH_STASH, // of a unit and micro-batch: the activations that its forward pass has left on the host
     ACT_EVICT_STASH, // and their way there
+    ACT_FETCH_SUM,   // of a storage: the sum of its gradient, from the host to be added to
+    ACT_EVICT_SUM,   // and its way there
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
@@ -63,12 +65,15 @@ static const char *const action_names[ACTION_KINDS] = {
     "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_TALLY",
     "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
     "ADD",          "TALLY",          "FETCH",           "EVICT",           "READ",      "WRITE",       "FETCH_STASH",
-    "EVICT_STASH",
+    "EVICT_STASH",  "FETCH_SUM",      "EVICT_SUM",
 };
 static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
 static inline bool action_of_pieces(ActionKind kind) { return kind == ACT_UPDATE || (kind >= ACT_FETCH && kind <= ACT_WRITE); }
 static inline bool action_of_stash(ActionKind kind) { return kind == ACT_FETCH_STASH || kind == ACT_EVICT_STASH; }
+static inline bool action_moves(ActionKind kind) { // between host and device
+    return kind == ACT_FETCH || kind == ACT_EVICT || (kind >= ACT_FETCH_STASH && kind <= ACT_EVICT_SUM);
+}
 static inline bool action_is_message(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_TALLY; }
 static inline bool action_sends(ActionKind kind) { return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0; } // its RECV follows it
 static inline bool action_receives(ActionKind kind) { return action_is_message(kind) && !action_sends(kind); }
@@ -105,6 +110,10 @@ typedef enum {
     CLIPS_ALL     // all: all weight parts follow FACTOR
 } Clips;
 
+// Where the sum of a storage's gradient is between micro-batches: on the device; or on the host, from where it comes back to be added to, where one rank
+// adds while it computes; or there, added to what is there already.
+typedef enum { SUM_STAYS, SUM_COMES_BACK, SUM_IS_ADDED } SumPlace;
+
 // What the plan must know of the model and of its states: which storages a unit uses, and which of them share rooms.
 typedef struct {
     int units, storages;
@@ -118,6 +127,8 @@ typedef struct {
     int *pieces;                 // [storages] that its states on the host go in, to be updated; 0: there are none
     bool by_host;                // then the host updates them: gradients leave by EVICT, parameters come by FETCH; else states come, and go back
     bool *on_disk;               // [storages] some of them come to the host by READ first, and leave it by WRITE
+    bool delays;                 // updates are of the step before, and beside what is computed
+    SumPlace *sums;              // [storages] where the sum of its gradient is between micro-batches
     int *stage;                  // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
     bool *stash;                 // [units] activations are on the host between the forward and the backward pass; NULL: of none
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
@@ -195,8 +206,8 @@ static inline void schedule_free(Schedule *s) {
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
     free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
-    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->map.pieces), free(p->map.on_disk), free(p->map.stage), free(p->map.stash),
-        free(p->limits);
+    free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->map.pieces), free(p->map.on_disk), free(p->map.sums), free(p->map.stage);
+    free(p->map.stash), free(p->limits);
     memset(p, 0, sizeof *p);
 }
 // The same limits for all ranks.

@@ -159,7 +159,7 @@ static inline void store_masters_changed(Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         int64_t begin, n = store_own(s, i, &begin);
         if (!store_holds(s, i)) { continue; }
-        if (s->dtype != DTYPE_FP32) {
+        if (s->dtype != DTYPE_FP32 || store_delays(s)) {
             if (store_on_host(s, STATE_MASTER, i) || store_param_far(s, i)) {
                 store_round_far(s, i);
             } else {
@@ -239,8 +239,9 @@ static inline void store_finish_reduce(Store *s, int storage) {
 }
 // Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    int room = zero_grad_room(s->model, &s->policy, &s->layout.holders, storage);
+    int room = zero_grad_room(&s->policy, &s->layout.holders, storage);
     int before = room < 0 ? storage : s->occupant[room];
+    if (s->fresh[storage] && before >= 0 && store_sum_place(s, before)) { store_free_room(s); }
     if (s->fresh[storage] && before >= 0) { store_finish_reduce(s, before); }
     if (room >= 0) { s->occupant[room] = storage; }
     *accumulate = !s->fresh[storage];
@@ -330,13 +331,13 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
 
 // All contributions of this rank are in: starts summing over those who hold the storage. All of them call it, storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
-    bool accumulate, add = s->summed[storage];
+    bool accumulate, add = s->summed[storage] && !store_sum_place(s, storage);
     if (store_measures(s, storage)) {
         store_reduce_layers(s, storage, step);
         return;
     }
     if (s->fresh[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
-    s->fresh[storage] = s->summed[storage] = true;
+    s->fresh[storage] = true, s->summed[storage] |= !store_sum_place(s, storage);
     if (s->batch_of[storage] >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
@@ -344,9 +345,10 @@ static inline void store_reduce(Store *s, int storage, int64_t step) {
     int64_t begin;
     store_own(s, storage, &begin);
     float *grad = (float *)(void *)shelf_whole(&s->grads, storage), *slice = (float *)(void *)shelf_slice(&s->grads, storage);
+    const bool there = add || store_sum_place(s, storage); // in the room
     s->folds[storage] = add;
     comm_label(s->comm, "gradient", storage, step);
-    s->reducing[storage] = comm_reduce_scatter(s->comm, &store_party(s, storage)->all, grad, add ? grad + begin : slice, store_slices(s, storage), s->wire);
+    s->reducing[storage] = comm_reduce_scatter(s->comm, &store_party(s, storage)->all, grad, there ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
 // Adds the noise of a step to my slice of a storage's gradient, whose reduction has ended: it is a function of key, step and element alone.
@@ -378,7 +380,7 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
     double *partial = s->partials;
     for (int i = first; i < end; i++) {
         int64_t n = store_own_elements(s, i);
-        if (n) { ops_norm_partials(s->stream, partial, store_sum(s, i, step), n, NORM_CHUNK); }
+        if (n) { (store_sum_place(s, i) ? ops_norm_partials_host : ops_norm_partials)(s->stream, partial, store_sum(s, i, step), n, NORM_CHUNK); }
         partial += ceil_div(n, NORM_CHUNK);
     }
     ops_wait(s->stream);
@@ -403,6 +405,7 @@ static inline double store_norm(Store *s, int64_t step) {
     memset(&sum, 0, sizeof sum);
     parcel_send_on(s, newest), parcel_finish(s, older), parcel_finish(s, newest);
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i), s->summed[i] = false; }
+    store_finish_sums(s);
     store_add_all_noise(s, step);
     store_measure(s, 0, s->model->storages, step, &sum);
     return sqrt(store_sum_of_ranks(s, sum));
@@ -441,26 +444,36 @@ static inline void store_begin_update(Store *s, int storage, int64_t step, const
     if (store_measures(s, storage)) { store_measure_layers(s, storage, o); }
     if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
-// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step, weight decay on 2-D tensors only. All
-// members call it.
-static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
+// Of these elements, by the version's number, weight decay on 2-D tensors only.
+static inline void store_update_parts(Store *s, int storage, const UpdatePlaces *p, int64_t version, OptimizerStep o) {
     TensorPart parts[TENSORS];
-    if (piece == 0) { store_begin_update(s, storage, step, &o); }
-    const UpdatePlaces p = store_update_places(s, storage, step, piece);
     const float decay = o.weight_decay;
-    o.step = s->updates[storage] - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
+    o.step = version - s->restarted[storage], o.grad_scale *= (float)store_mean(s, storage);
     for (int i = 0, n = gpt_storage_parts(s->model, storage, parts); i < n; i++) {
-        const int64_t begin = max_i64(p.first, parts[i].offset), count = min_i64(p.first + p.count, parts[i].offset + parts[i].elements) - begin;
+        const int64_t begin = max_i64(p->first, parts[i].offset), count = min_i64(p->first + p->count, parts[i].offset + parts[i].elements) - begin;
         if (count <= 0) { continue; }
         o.weight_decay = tensor_specs[parts[i].tensor].decay ? decay : 0.0f;
         o.rounding = store_rounding(s, storage, begin);
-        store_update_elements(s, &p, begin - p.first, count, o);
+        store_update_elements(s, p, begin - p->first, count, o);
     }
+}
+// One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step. All members call it.
+static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
+    if (piece == 0) { store_begin_update(s, storage, step, &o); }
+    const UpdatePlaces p = store_update_places(s, storage, step, piece);
+    store_update_parts(s, storage, &p, s->updates[storage], o);
     if (!p.by_host && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
+}
+// The same of masters and moments, whole, by the pending gradient, while the device computes with the version before: which is new when they are fetched.
+static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
+    if (!s->pending) { return; }
+    const UpdatePlaces p = store_delayed_places(s, storage, step);
+    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
 }
 // A piece of what lies on the host, to the device, and from it to the host: before the update and after it, or, of one that the host makes, after it and
 // before. Then the parameters are new.
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
+    if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
     store_move_piece(s, storage, piece, step, true);
     if (s->policy.offload->by_host && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
 }
@@ -481,8 +494,8 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.param_room = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_room = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
-    map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
-    map.by_host = policy->offload && policy->offload->by_host;
+    map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
+    map.by_host = policy->offload && policy->offload->by_host, map.delays = policy->offload && policy->offload->delays;
     if (policy->offload) { map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map"); }
     for (int u = 1; u < m->units - 1 && map.stash; u++) {
         int used[2];
@@ -493,7 +506,8 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : holders.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient
     for (int s = 0; s < m->storages; s++) {
         map.reduces_often[s] = policy->relay != NULL;
-        map.param_room[s] = zero_param_room(m, policy, &holders, s), map.grad_room[s] = zero_grad_room(m, policy, &holders, s);
+        map.param_room[s] = zero_param_room(m, policy, &holders, s), map.grad_room[s] = zero_grad_room(policy, &holders, s);
+        map.sums[s] = zero_sum_place(policy->offload, &holders, s);
         map.pieces[s] = offload_pieces(m, policy, &holders, s), map.on_disk[s] = offload_stored(policy->offload, s) > 0;
         map.gathers[s] = zero_gathers(policy, &holders, s), map.reduces_often[s] |= zero_reduces_often(policy, &holders, s), map.tied[s] = holders.tied[s];
     }
@@ -599,6 +613,48 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
     *in = out;
 }
 
+// The storage to whose gradient an action contributes: this one, or another one in its room; -1: neither.
+static inline int lower_room_user(const UnitMap *map, const Action *a, int storage) {
+    for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
+        const int other = map->of_unit[a->unit][k];
+        const bool shares = other == storage || (map->grad_room[storage] >= 0 && map->grad_room[other] == map->grad_room[storage]);
+        if (shares && action_contributes(map, a, other)) { return other; }
+    }
+    return -1;
+}
+// The one that comes into its room next, from action i on; -1: none.
+static inline int lower_next_in_room(const UnitMap *map, const Schedule *s, int i, int storage) {
+    int next = -1;
+    for (; i < s->count && next < 0; i++) { next = lower_room_user(map, &s->actions[i], storage); }
+    return next;
+}
+// EVICT_SUM after REDUCE of what lies on the host. Where the storage is one rank's, at once, and FETCH_SUM of the one that comes next into the room, if it has
+// been there; else behind the unit that follows, beside whose work the sum travels between the ranks, or when its room is needed.
+static inline void lower_sums(const UnitMap *map, Schedule *in) {
+    Schedule out = {NULL, 0, 0};
+    bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    int waits = -1;
+    for (int i = 0; i < in->count; i++) {
+        const Action a = in->actions[i];
+        const bool far = a.kind == ACT_REDUCE && map->sums[a.storage];
+        if (waits >= 0 && (a.kind == ACT_REDUCE || lower_room_user(map, &a, waits) >= 0)) {
+            schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1));
+            waits = -1;
+        }
+        schedule_add(&out, a);
+        if (far && map->sums[a.storage] == SUM_IS_ADDED) { waits = a.storage; }
+        if (!far || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
+        left[a.storage] = true;
+        schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
+        const int next = lower_next_in_room(map, in, i, a.storage);
+        if (next >= 0 && left[next]) { schedule_add(&out, action_make(ACT_FETCH_SUM, -1, next, -1)); }
+    }
+    if (waits >= 0) { schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1)); }
+    free(left);
+    schedule_free(in);
+    *in = out;
+}
+
 // The next piece, in the order of updates, comes to where it is updated: it is fetched, or, if the host does that, the gradient is evicted. *at: the
 // storage and the piece of it that this is.
 static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
@@ -629,6 +685,28 @@ static inline void lower_update(const UnitMap *map, const bool *used, Schedule *
         lower_next_piece(map, used, s, at);
     }
 }
+// The same of an update that was made while the step computed.
+static inline void lower_delayed_fetch(const UnitMap *map, Schedule *s, int storage) {
+    Action fetch = action_make(ACT_FETCH, -1, storage, -1);
+    for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
+}
+// Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which the gradients that they need are written over.
+static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
+    Schedule out = {NULL, 0, 0};
+    bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    for (int i = 0; i < in->count; i++) { left[max_i64(0, in->actions[i].storage)] |= in->actions[i].kind == ACT_EVICT_SUM; }
+    for (int i = 0; i < in->count; i++) {
+        const Action a = in->actions[i];
+        int next = map->storages - 1;
+        while (next >= 0 && !left[next]) { next--; }
+        if (a.kind == ACT_EVICT_SUM && left[a.storage]) { schedule_add(&out, action_make(ACT_UPDATE, -1, a.storage, -1)), left[a.storage] = false; }
+        schedule_add(&out, a);
+        if (a.kind == ACT_FORWARD && next >= 0) { schedule_add(&out, action_make(ACT_UPDATE, -1, next, -1)), left[next] = false; }
+    }
+    free(left);
+    schedule_free(in);
+    *in = out;
+}
 // The first pieces come from the disk while the step computes.
 static inline void lower_first_reads(const UnitMap *map, const bool *used, Schedule *in, int read[2]) {
     Schedule out = {NULL, 0, 0};
@@ -638,21 +716,24 @@ static inline void lower_first_reads(const UnitMap *map, const bool *used, Sched
     *in = out;
 }
 // NORM, then UPDATE in the order in which the next forward pass wants the parameters; they travel at once where they stay whole. States that the device
-// updates do not wait for the norm to come there.
+// updates do not wait for the norm to come there, but with gradients, whose sums are whole by then.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
     bool *used = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
+    bool waits = map->by_host;
     for (int i = 0; i < s->count; i++) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
+        waits |= s->actions[i].kind == ACT_EVICT_SUM;
     }
-    int at[2] = {0, 0}, read[2] = {0, 0};
+    int at[2] = {map->delays ? map->storages : 0, 0}, read[2] = {0, 0};
     lower_first_reads(map, used, s, read);
-    for (int i = 0; i < MOVING_PIECES && !map->by_host; i++) { lower_next_piece(map, used, s, at); }
+    for (int i = 0; i < MOVING_PIECES && !waits; i++) { lower_next_piece(map, used, s, at); }
     schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
-    for (int i = 0; i < MOVING_PIECES && map->by_host; i++) { lower_next_piece(map, used, s, at); }
+    for (int i = 0; i < MOVING_PIECES && waits; i++) { lower_next_piece(map, used, s, at); }
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
-        if (used[storage]) { lower_update(map, used, s, storage, at, read); }
+        if (used[storage] && map->delays) { lower_delayed_fetch(map, s, storage); }
+        if (used[storage] && !map->delays) { lower_update(map, used, s, storage, at, read); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);
@@ -663,7 +744,11 @@ static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool trainin
     for (int r = 0; r < p->ranks; r++) {
         lower_uses(&p->map, &p->rank[r]);
         lower_gathers(&p->map, policy, &p->rank[r], training);
-        if (training) { lower_reductions(&p->map, &p->rank[r], p->micro_batches), lower_updates(&p->map, &p->rank[r]); }
+        if (!training) { continue; }
+        lower_reductions(&p->map, &p->rank[r], p->micro_batches);
+        lower_sums(&p->map, &p->rank[r]);
+        if (p->map.delays) { lower_delayed_updates(&p->map, &p->rank[r]); }
+        lower_updates(&p->map, &p->rank[r]);
     }
 }
 

@@ -50,6 +50,10 @@ static inline int executor_room_of(const Executor *e, const Action *a, const Pas
 static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int room) {
     return store_is_guest(e->store, storage) ? store_acquire_guest(e->store, storage, room) : store_acquire(e->store, storage, version);
 }
+// Relative to the step's: where updates are delayed there may be none.
+static inline int64_t executor_step_version(const Executor *e, const Action *a) {
+    return store_delays(e->store) && !e->store->pending ? min_i64(0, a->version) : a->version;
+}
 static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool near) {
     if (e->store->policy.relay) {
         store_hand_round(e->store, storage, e->map->param_room[storage], e->step);
@@ -215,18 +219,26 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         if (relay && errand_lanes(a->kind)) { executor_relay(e, a, of); }
         executor_do_errands(e);
         switch (relay && errand_lanes(a->kind) ? ACTION_KINDS : a->kind) {
-        case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + a->version, a->near); break;
+        case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near); break;
         case ACT_ACQUIRE:
             executor_expect_version(e, a->storage, e->version + a->version);
             e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of));
             break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
-        case ACT_UPDATE: store_update(e->store, a->storage, of, *optimizer, a->use); break;
+        case ACT_UPDATE:
+            if (store_delays(e->store)) {
+                store_update_delayed(e->store, a->storage, of, *optimizer);
+            } else {
+                store_update(e->store, a->storage, of, *optimizer, a->use);
+            }
+            break;
         case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
         case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
         case ACT_FETCH_STASH:
         case ACT_EVICT_STASH: run_stash(e, a, pass + a->step); break;
+        case ACT_FETCH_SUM: store_fetch_sum(e->store, a->storage, of); break;
+        case ACT_EVICT_SUM: store_evict_sum(e->store, a->storage, of); break;
         case ACT_READ: store_read_piece(e->store, a->storage, a->use); break;
         case ACT_WRITE: store_write_piece(e->store, a->storage, a->use); break;
         case ACT_NORM:

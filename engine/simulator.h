@@ -110,20 +110,21 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         if (s->meeting < 0) { s->meeting = slowest; }
         s->clock[rank] = s->meeting;
     }
-    if (a->kind == ACT_UPDATE && s->program->map.pieces && s->program->map.pieces[a->storage]) { s->clock[rank] = fmax(s->clock[rank], s->link[rank]); }
+    const bool waits = a->kind == ACT_UPDATE && !s->program->map.delays && s->program->map.pieces && s->program->map.pieces[a->storage];
+    if (waits) { s->clock[rank] = fmax(s->clock[rank], s->link[rank]); }
     simulator_await_disk(s, rank, a);
     double begin = s->clock[rank];
     s->clock[rank] += cost.compute_s;
     s->busy[rank] += cost.compute_s;
     const bool stores = a->kind == ACT_READ || a->kind == ACT_WRITE;
-    double *beside = stores ? s->disk : a->kind == ACT_FETCH || a->kind == ACT_EVICT || action_of_stash(a->kind) ? s->link : s->comm;
+    double *beside = stores ? s->disk : action_moves(a->kind) || a->kind == ACT_UPDATE ? s->link : s->comm;
     if (a->kind == ACT_WRITE) { s->disk[rank] = fmax(s->disk[rank], s->link[rank]); }
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];
     if (action_of_stash(a->kind)) { s->stash[rank * STASH_ROOMS + stash_room(a->unit)] = done; }
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
     if (a->kind == ACT_READ) { *simulator_came(s, rank, 0) = done; }
-    if (a->kind == ACT_REDUCE) { *simulator_left(s, rank, a->storage) = done; }
+    if (a->kind == ACT_REDUCE || a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) { *simulator_left(s, rank, a->storage) = done; }
     simulator_time(s, rank, a, begin, done);
 }
 static inline double simulator_step(Simulation *s, int *at) { // returns when the last rank ends

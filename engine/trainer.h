@@ -235,23 +235,32 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
         fprintf(stderr, "warning: step %" PRId64 ": gradients that are not finite made no update (loss %g, norm %g)\n", step + 1, *loss, *norm);
     }
 }
+// Where updates are delayed: the updates of the step before were made; new parameters come, and this gradient is kept.
+static inline void keep_gradient(Trainer *t, const Schedule *schedule, int *at, const Pass *pass, double norm, bool skipped) {
+    executor_run(&t->executor, schedule, at, pass, NULL, t->progress.step, NULL);
+    t->progress.updates += t->store.pending;
+    t->store.pending = !skipped, t->progress.pending_norm = norm;
+}
 // A step, then the next one.
 static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
     int at = 0;
     const Schedule *schedule = &t->program.rank[t->comm.rank];
-    executor_run(&t->executor, schedule, &at, pass, NULL, t->progress.step, norm);
+    const OptimizerStep delayed = make_update(&t->options, lr, t->progress.pending_norm);
+    executor_run(&t->executor, schedule, &at, pass, &delayed, t->progress.step, norm);
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
     const int64_t targets = dataset_count_targets(&t->train, t->progress.position, t->samples);
     *loss = step_loss(t, pass, executor_sum_losses(&t->executor, &t->program, pass, &t->stopping), targets);
     const char *skip = reason_to_skip(t, *loss, *norm);
-    if (!skip) {
+    if (store_delays(&t->store)) {
+        keep_gradient(t, schedule, &at, pass, *norm, skip != NULL);
+    } else if (!skip) {
         OptimizerStep update = make_update(&t->options, lr, *norm);
         executor_run(&t->executor, schedule, &at, pass, &update, t->progress.step, norm);
         t->progress.updates++;
-        return;
     }
+    if (!skip) { return; }
     t->executor.action = NULL; // the updates do not run
     store_skip_updates(&t->store);
     if (t->comm.rank == 0) {

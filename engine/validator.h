@@ -10,7 +10,9 @@
 //            room that nobody uses; REDUCE(storage) follows every contribution of the step, or of its micro-batch, and before
 //            it nobody writes into its room; UPDATE follows REDUCE and NORM, and no acquire of version v + 1 comes before the
 //            update that makes it; pieces of states that lie on the host come one after another, never more than two at once, each is updated while it is
-//            there, and goes back; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
+//            there, and goes back; sums of gradients that lie on the host leave their room before another gradient, or the next micro-batch's, is made there, and
+//            come back before that where it adds to them; where updates are delayed, they come before the new sum, and parameters are fetched when nothing uses
+//            them; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
 //            start the collectives in which they both take part in one order.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
@@ -35,6 +37,12 @@ enum { // some forward computes it; some rank received it, its gradient, of a st
     SAMPLE_SCALED = 16
 };
 
+typedef enum {
+    SUM_BEGINS,
+    SUM_IN_ROOM,
+    SUM_ON_HOST,
+    SUM_IS_BACK
+} SumState; // nothing was added up yet; what was reduced is to leave; it has left; it came back
 typedef struct {
     int64_t rows, first, end; // how many, from the first on, up to the end
 } Received;
@@ -63,6 +71,7 @@ typedef struct {
     int *begun, *ended;     // [rank][storage] pieces of states on the host that came to their update, and went back
     int *made;              // [rank][storage] of their updates
     int *rooms;             // [rank] of such pieces that are taken
+    signed char *sum;       // [rank][storage] of a gradient that lies on the host: a SumState
     bool *stashed;          // [rank][unit][micro] its activations are on the host
     int64_t *stash_user;    // [rank][STASH_ROOMS] whose (their validator_index) are in the room, or -1
     int *read, *written;    // [rank][storage] pieces that came from the disk, that went there
@@ -331,11 +340,15 @@ static inline void validate_receive(Validator *v, int rank, const Action *a) {
 static inline int *validator_user(const Validator *v, int *users, const int *rooms, int rank, int storage) {
     return rooms && rooms[storage] >= 0 ? &users[rank * v->program->map.storages + rooms[storage]] : NULL;
 }
+static inline SumPlace validator_sum_place(const Validator *v, int storage) { return v->program->map.sums ? v->program->map.sums[storage] : SUM_STAYS; }
 static inline void validate_contribution(Validator *v, int rank, const Action *a, int storage) {
     size_t at = validator_span(v, rank, a->micro, storage);
     int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, storage);
     if (v->reduced[at]) { validator_fail(v, rank, a, "storage %d is already reduced", storage); }
     if (user && *user >= 0 && *user != storage) { validator_fail(v, rank, a, "the room of storage %d holds the gradient of storage %d", storage, *user); }
+    const int sum = v->sum[rank * v->program->map.storages + storage];
+    if (sum == SUM_IN_ROOM) { validator_fail(v, rank, a, "the sum of storage %d has not left", storage); }
+    if (sum == SUM_ON_HOST && validator_sum_place(v, storage) == SUM_COMES_BACK) { validator_fail(v, rank, a, "the sum of storage %d is not back", storage); }
     if (user) { *user = storage; }
     v->contributions[at]--;
 }
@@ -345,6 +358,7 @@ static inline void validate_norm(Validator *v, int rank, const Action *a) {
         for (int i = 0; i < spans && v->member[rank * v->program->map.storages + s]; i++) {
             if (!v->reduced[validator_span(v, rank, i, s)]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
         }
+        if (v->sum[rank * v->program->map.storages + s] == SUM_IN_ROOM) { validator_fail(v, rank, a, "the sum of storage %d has not left", s); }
     }
     v->normed[rank] = true;
 }
@@ -376,11 +390,28 @@ static inline void validate_reduce(Validator *v, int rank, const Action *a) {
     int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, a->storage);
     if (v->contributions[at]) { validator_fail(v, rank, a, "%d contributions are still to come", v->contributions[at]); }
     if (v->reduced[at]) { validator_fail(v, rank, a, "runs twice"); }
-    if (user) { *user = -1; }
+    const bool far = validator_sum_place(v, a->storage);
+    if (user && !far) { *user = -1; }
+    if (far) { v->sum[rank * v->program->map.storages + a->storage] = SUM_IN_ROOM; }
     v->reduced[at] = 1;
+}
+static inline void validate_sum(Validator *v, int rank, const Action *a) {
+    const bool leaves = a->kind == ACT_EVICT_SUM;
+    signed char *sum = &v->sum[rank * v->program->map.storages + a->storage];
+    int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, a->storage);
+    if (*sum != (leaves ? SUM_IN_ROOM : SUM_ON_HOST)) { validator_fail(v, rank, a, "its sum is not there"); }
+    if (!leaves && user && *user >= 0) { validator_fail(v, rank, a, "its room holds the gradient of storage %d", *user); }
+    *sum = leaves ? SUM_ON_HOST : SUM_IS_BACK;
+    if (user) { *user = leaves ? -1 : a->storage; }
 }
 static inline void validate_update(Validator *v, int rank, const Action *a) {
     int at = rank * v->program->map.storages + a->storage;
+    if (v->program->map.delays) {
+        if (v->begun[at]) { validator_fail(v, rank, a, "runs twice"); }
+        if (v->sum[at] != SUM_BEGINS && v->sum[at] != SUM_IN_ROOM) { validator_fail(v, rank, a, "its gradient is written over"); }
+        v->begun[at] = v->made[at] = v->program->map.pieces[a->storage];
+        return;
+    }
     if (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank]) { validator_fail(v, rank, a, "needs REDUCE and NORM first"); }
     if (v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
     if (v->updated[at]) { validator_fail(v, rank, a, "runs twice"); }
@@ -400,10 +431,12 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
     if (!begins && a->use >= v->made[at]) { validator_fail(v, rank, a, "piece %d is not updated", a->use); }
     if (begins && !map->by_host && map->on_disk[a->storage] && a->use >= v->read[at]) { validator_fail(v, rank, a, "piece %d is not on the host", a->use); }
     if (begins && v->rooms[rank] == MOVING_PIECES) { validator_fail(v, rank, a, "its room is taken"); }
-    if (begins && map->by_host && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
+    const bool waits = map->by_host || validator_sum_place(v, a->storage);
+    if (begins && waits && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
         validator_fail(v, rank, a, "needs REDUCE and NORM first");
     }
-    count[at]++, v->rooms[rank] += begins ? 1 : -1;
+    if (map->delays && v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
+    count[at]++, v->rooms[rank] += begins ? 1 : map->delays ? 0 : -1;
     if (!begins && map->by_host) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
 }
 
@@ -478,6 +511,8 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_EVICT: validate_piece(v, rank, a); break;
     case ACT_FETCH_STASH:
     case ACT_EVICT_STASH: validate_stash(v, rank, a); break;
+    case ACT_FETCH_SUM:
+    case ACT_EVICT_SUM: validate_sum(v, rank, a); break;
     case ACT_READ:
     case ACT_WRITE: validate_stored(v, rank, a); break;
     case ACT_NORM: validate_norm(v, rank, a); break;
@@ -585,6 +620,7 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
     v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
     v->normed = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "validator");
+    v->sum = (signed char *)checked_calloc(per_storage, 1, "validator");
     v->begun = (int *)checked_calloc(5 * per_storage + 2 * (size_t)p->ranks, sizeof(int), "validator");
     v->ended = v->begun + per_storage, v->made = v->ended + per_storage, v->read = v->made + per_storage, v->written = v->read + per_storage;
     v->rooms = v->written + per_storage, v->stored = v->rooms + p->ranks;
@@ -605,7 +641,7 @@ static inline void validator_start(Validator *v, const Program *p) {
 static inline void validator_stop(Validator *v) {
     free(v->done), free(v->contributions), free(v->acquired), free(v->reduced), free(v->updated), free(v->normed);
     free(v->rows), free(v->received), free(v->told), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
-    free(v->param_user), free(v->grad_user), free(v->begun), free(v->stashed), free(v->stash_user);
+    free(v->param_user), free(v->grad_user), free(v->begun), free(v->sum), free(v->stashed), free(v->stash_user);
 }
 // Plays the program; who waits for ever is a violation.
 static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {

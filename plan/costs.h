@@ -480,7 +480,8 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
     const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->by_host;
-    return elements / (double)max_i64(1, store->pieces[storage]) * (store->adam ? 28 : 20) / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+    return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * (store->adam ? 28 : 20) /
+           (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // A piece's way between host and disk, beside all else.
 static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {
@@ -492,6 +493,14 @@ static inline ActionCost store_cost(const Costs *c, const Store *store, const Ac
 static inline ActionCost move_cost(const Costs *c, const Store *store, const Action *a) {
     const double bytes = (double)offload_element_bytes(store, a->storage, a->kind == ACT_FETCH) / (double)store->pieces[a->storage];
     return link_cost(c, slice_elements(c, store, a->storage) * bytes);
+}
+// The same of a sum; where it is added to another, the host does.
+static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
+    const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n;
+    const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
+    ActionCost cost = link_cost(c, elements * (double)sizeof(float));
+    cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
+    return cost;
 }
 static inline ActionCost action_cost(const void *context, int rank, const Action *a) {
     const Costs *c = (const Costs *)context;
@@ -538,11 +547,13 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
     case ACT_NORM: cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s; break; // with its noise
-    case ACT_UPDATE: cost.compute_s = update_seconds(c, store, a->storage); break;
+    case ACT_UPDATE: *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_STASH:
     case ACT_EVICT_STASH: return link_cost(c, (double)executor_stash_bytes(c->shape, c->model));
+    case ACT_FETCH_SUM:
+    case ACT_EVICT_SUM: return sum_cost(c, store, a);
     case ACT_READ:
     case ACT_WRITE: return store_cost(c, store, a);
     default: break;

@@ -6,6 +6,9 @@
 //            there before its update, gone before the next one comes, and one room's piece comes while the other's goes.
 // Updates    by the device: states come, are updated by the same operation as ever, and go back: 8 bytes for each one of 4, and no bit differs.
 //            By the host: the gradient goes there (and parameters that are their own masters), and new parameters come back.
+// Sums       of gradients that lie on the host (SumPlace). A sum leaves when those of the storage's ranks are added up in the room. Where one rank holds the
+//            storage it comes back into the room before the next micro-batch, which adds to it as it computes; else the host adds, piece by piece, and not at
+//            once: when the piece after next comes. So sums have the bits that they have on the device, and at the update they are where the host wants them.
 // Parameters that lie there  come for each use, my slice into its place of one of the rooms that blocks share, in copies of that room (param_link), and the
 //            others' by the gather of stage 3. New ones are where they belong where the host updates; else they go there with the states.
 #ifndef STORE_HOST_H
@@ -58,9 +61,9 @@ static inline void store_move(Store *s, OffloadRoom *room, void *host, void *dev
     }
     s->moved[!in] += bytes;
 }
-// Of a piece that the device updates: its states, in the room one kind after another, then parameters that lie on the host: new ones, and old ones that are
-// their own masters.
-static inline void store_move_states(Store *s, int storage, int piece, OffloadRoom *room, bool in) {
+// Of a piece that the device updates: its states, in the room one kind after another, its gradient, which does not go back, then parameters that lie on the
+// host: new ones, and old ones that are their own masters.
+static inline void store_move_states(Store *s, int storage, int piece, OffloadRoom *room, int64_t step, bool in) {
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     float *place = (float *)(void *)room->at;
     if (in) { store_await_stored(s, storage, piece); }
@@ -69,16 +72,33 @@ static inline void store_move_states(Store *s, int storage, int piece, OffloadRo
         store_move(s, room, store_piece_state(s, (StateKind)kind, storage, piece), place, n * (int64_t)sizeof(float), in);
         place += n;
     }
+    if (store_sum_place(s, storage)) {
+        if (in) { store_move(s, room, store_sum(s, storage, step) + begin, place, n * (int64_t)sizeof(float), true); }
+        place += n;
+    }
     if (!store_param_far(s, storage) || (in && s->dtype != DTYPE_FP32)) { return; }
     const int64_t size = (int64_t)dtype_size(s->dtype);
     store_move(s, room, store_newest(s, storage) + begin * size, place, n * size, in);
 }
-// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there. Not parameters that lie there.
+// Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there. Neither where it lies there.
 static inline void store_move_update(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
-    const int64_t size = (int64_t)dtype_size(s->dtype), gradient = n * (int64_t)sizeof(float);
-    if (!in) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
+    const int64_t size = (int64_t)dtype_size(s->dtype), gradient = store_sum_place(s, storage) ? 0 : n * (int64_t)sizeof(float);
+    if (!in && gradient) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
     if (store_param_far(s, storage)) { return; }
     if (in || s->dtype == DTYPE_FP32) { store_move(s, room, room->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
+}
+// Of parameters that were updated without the device: from their masters.
+static inline void store_move_delayed(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n) {
+    const int64_t size = (int64_t)dtype_size(s->dtype);
+    float *master = store_state(s, STATE_MASTER, storage) + begin;
+    ops_follow(&room->link, s->stream);
+    if (s->dtype != DTYPE_FP32) {
+        int64_t first;
+        store_own(s, storage, &first);
+        ops_wait(&room->link);
+        ops_round_host(s->stream, (uint16_t *)(void *)room->at, master, n, store_rounding(s, storage, first + begin));
+    }
+    store_move(s, room, s->dtype == DTYPE_FP32 ? (void *)master : (void *)room->at, store_newest(s, storage) + begin * size, n * size, true);
 }
 // A piece comes from the host, or goes there, after what the device works on now; what the device does later finds what the host has made.
 static inline void store_move_piece(Store *s, int storage, int piece, int64_t step, bool in) {
@@ -87,10 +107,14 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
     if (!n) { return; }
     if (!in) { ops_follow(&room->link, s->stream); }
     if (s->policy.offload->by_host) {
-        store_move_update(s, storage, room, begin, n, step, in);
+        if (store_delays(s)) {
+            store_move_delayed(s, storage, room, begin, n);
+        } else {
+            store_move_update(s, storage, room, begin, n, step, in);
+        }
         if (in) { ops_follow(s->stream, &room->link); }
     } else {
-        store_move_states(s, storage, piece, room, in);
+        store_move_states(s, storage, piece, room, step, in);
     }
 }
 
@@ -107,16 +131,29 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
     OffloadRoom *room = store_piece_room(s, storage, piece);
     float *place = (float *)(void *)room->at;
     p->by_host = s->policy.offload->by_host;
+    const bool far = store_sum_place(s, storage);
     if (p->by_host) {
         ops_wait(&room->link), store_await_stored(s, storage, piece);
-        p->gradient = place, p->parameters = store_param_far(s, storage) ? p->parameters : (char *)(place + p->count);
+        if (!far) { p->gradient = place, place += p->count; }
+        if (!store_param_far(s, storage)) { p->parameters = (char *)place; }
         return;
     }
     ops_follow(s->stream, &room->link);
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         if (offload_has(s->policy.offload, storage, (StateKind)kind)) { p->state[kind] = place, place += p->count; }
     }
+    if (far) { p->gradient = place, place += p->count; }
     if (store_param_far(s, storage)) { p->parameters = (char *)place; }
+}
+// Of my whole slice, where the host has all that it takes: the device's parameters are another version.
+static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int64_t step) {
+    UpdatePlaces p;
+    memset(&p, 0, sizeof p);
+    p.count = store_own(s, storage, &p.first), p.gradient = store_sum(s, storage, step), p.by_host = true;
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        p.state[kind] = store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
+    }
+    return p;
 }
 static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t step, int piece) {
     UpdatePlaces p;
@@ -134,12 +171,74 @@ static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t st
 // Some of them, from element `at` of the piece on.
 static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n, OptimizerStep o) {
     float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
-    void *parameters = p->parameters + at * (int64_t)dtype_size(s->dtype);
+    const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // else masters alone
+    void *parameters = p->parameters ? p->parameters + at * (int64_t)dtype_size(dtype) : (char *)(void *)master;
     if (s->adam) {
-        (p->by_host ? ops_adamw_host : ops_adamw)(s->stream, master, parameters, s->dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
+        (p->by_host ? ops_adamw_host : ops_adamw)(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
     } else {
-        (p->by_host ? ops_sgd_host : ops_sgd)(s->stream, master, parameters, s->dtype, m, p->gradient + at, n, o);
+        (p->by_host ? ops_sgd_host : ops_sgd)(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
     }
+}
+
+// The link of what shares a room with a storage's gradient: its copies follow each other.
+static inline Stream *store_sum_link(Store *s, int storage) { return &s->room[storage % ROOMS].link; }
+// What came to be added to a sum on the host is.
+static inline void store_finish_adding(Store *s, int room) {
+    SumRoom *r = &s->adding[room];
+    if (!r->count) { return; }
+    ops_wait(&s->room[room].link);
+    ops_accumulate_host(s->stream, r->sum, r->at, r->count);
+    r->count = 0;
+}
+static inline void store_add_on_host(Store *s, float *sum, const float *slice, int64_t n) {
+    const int64_t most = (int64_t)(s->sum_bytes / sizeof(float));
+    for (int64_t at = 0, count; at < n; at += count) {
+        const int room = s->pieces_added++ % MOVING_PIECES;
+        SumRoom *r = &s->adding[room];
+        store_finish_adding(s, room);
+        count = min_i64(most, n - at);
+        ops_follow(&s->room[room].link, s->stream);
+        ops_to_host_later(&s->room[room].link, r->at, slice + at, (size_t)count * sizeof(float));
+        r->sum = sum + at, r->count = count;
+    }
+}
+// The sum of a storage's gradient, which is in its room, goes to the host, or is added to what is there of this step.
+static inline void store_evict_sum(Store *s, int storage, int64_t step) {
+    const bool adds = s->summed[storage] && store_sum_place(s, storage) == SUM_IS_ADDED;
+    int64_t begin, n = store_own(s, storage, &begin);
+    float *sum = store_sum(s, storage, step);
+    const float *slice = (const float *)(const void *)shelf_whole(&s->grads, storage) + begin;
+    comm_wait(s->comm, s->reducing[storage]);
+    s->summed[storage] = true;
+    if (!n) { return; }
+    if (adds) {
+        ops_wait(store_sum_link(s, storage)); // what was there first
+        store_add_on_host(s, sum, slice, n);
+    } else {
+        ops_follow(store_sum_link(s, storage), s->stream);
+        ops_to_host_later(store_sum_link(s, storage), sum, slice, (size_t)n * sizeof(float));
+    }
+    s->moved[1] += n * (int64_t)sizeof(float);
+}
+// It comes back to be added to.
+static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
+    const int64_t n = store_own_elements(s, storage);
+    Stream *link = store_sum_link(s, storage);
+    ops_follow(link, s->stream);
+    ops_from_host(link, shelf_whole(&s->grads, storage), store_sum(s, storage, step), (size_t)n * sizeof(float));
+    ops_follow(s->stream, link);
+    const int room = zero_grad_room(&s->policy, &s->layout.holders, storage);
+    if (room >= 0) { s->occupant[room] = storage; }
+    s->fresh[storage] = false;
+    s->moved[0] += n * (int64_t)sizeof(float);
+}
+// A gradient's room is written anew: what was in it has left.
+static inline void store_free_room(Store *s) {
+    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { ops_follow(s->stream, &s->room[i].link); }
+}
+// All sums on the host are whole.
+static inline void store_finish_sums(Store *s) {
+    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { store_finish_adding(s, i), ops_wait(&s->room[i].link); }
 }
 
 // Masters were written from outside, and working parameters follow, of which one or both lie on the host. (state_piece is used, by what does not.)
@@ -147,6 +246,10 @@ static inline void store_round_far(Store *s, int storage) {
     const bool masters = store_on_host(s, STATE_MASTER, storage) && !store_on_disk(s, STATE_MASTER, storage), parameters = store_param_far(s, storage);
     const int64_t most = STATE_PIECE_FLOATS / 2;
     int64_t begin, own = store_own(s, storage, &begin);
+    if (s->dtype == DTYPE_FP32) { // of delayed updates: there are both
+        ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage), (size_t)own * sizeof(float));
+        return;
+    }
     for (int64_t at = 0, n; at < own; at += n) {
         n = min_i64(most, own - at);
         uint16_t *out = (uint16_t *)(void *)store_newest(s, storage) + at, *halves = parameters ? out : (uint16_t *)(void *)(state_piece.floats + most);

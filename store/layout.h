@@ -16,6 +16,7 @@
 #include "gpt.h"         // storages
 #include "store/group.h" // ranks, stages
 #include "options.h"     // --zero
+#include "schedule.h"    // where sums are
 
 enum {
     NORM_CHUNK = 256,
@@ -73,30 +74,43 @@ typedef struct {
 static inline int relay_room(const Relay *r, int use, int64_t step) { return (int)((step * r->uses + use) % GUEST_ROOMS); }
 
 // Which states lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank updates. Those of the
-// optimizer come to the device for the update, piece by piece; or it is made on the host, from gradients that come there. Parameters come for each use,
-// as at stage 3, from all who hold them, into rooms that blocks share; those in fp32 are their own masters, and one state with these.
+// optimizer come to the device for the update, piece by piece; or it is made on the host, from gradients that come there. Of a gradient on the host the
+// device has only a room for what is being made. Parameters come for each use, as at stage 3, from all who hold them, into rooms that blocks share; those
+// in fp32 are their own masters, and one state with these.
 typedef enum {
     STATE_MASTER,
     STATE_M,
     STATE_V,
     STATE_PREVIOUS,
     STATE_MEASURED,
+    STATE_GRADIENT,
     STATE_KINDS, // of a checkpoint
     STATE_PARAMETERS = STATE_KINDS,
     HOST_KINDS,                    // of shelves
     STATE_ACTIVATIONS = HOST_KINDS // of blocks that use the storage, between their forward and backward passes (executor)
 } StateKind;
-enum { OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V };
+enum { // bits: of the optimizer; all that may lie there
+    OPTIMIZER_STATES = 1 << STATE_MASTER | 1 << STATE_M | 1 << STATE_V,
+    OFFLOAD_ANY = OPTIMIZER_STATES | 1 << STATE_GRADIENT | 1 << STATE_PARAMETERS
+};
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
     bool by_host;        // the host updates what lies there: all kinds of the optimizer's of a storage, or none
     unsigned char *disk; // [storages] bits of the optimizer's among them that lie on a disk (store/disk.h) and come to the host for their update; NULL: none
     const char *folder;  // where
+    bool gradients;      // they may lie there
+    bool delays;         // all do, and updates are of the step before
+    int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
 #define OFFLOAD_PIECE (1 << 20)
 #endif
 static inline bool offload_has(const Offload *o, int storage, StateKind kind) { return o && (o->host[storage] >> kind & 1); }
+static inline bool offload_has_any(const Offload *o, StateKind kind) {
+    bool any = false;
+    for (int i = 0; o && i < o->storages; i++) { any |= offload_has(o, i, kind); }
+    return any;
+}
 static inline bool offload_shelved(const Offload *o, int storage) { return o && (o->host[storage] & ((1 << HOST_KINDS) - 1)); }
 static inline int offload_states(const Offload *o, int storage) { return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES); }
 
@@ -136,6 +150,7 @@ typedef struct {
     int *blocks; // [count] blocks of theirs that may share rooms
     int *of;     // [storages] the list of its ranks
     bool *tied;  // [storages] several stages use it, or blocks that do not follow each other
+    bool *turns; // [storages] it is a block that comes and goes in turns with others: none that is tied
 } Holders;
 
 static inline bool stage_uses(const GptModel *m, const Stage *stage, int storage) {
@@ -181,22 +196,18 @@ static inline int holders_list(Holders *h, const bool *marked, int ranks) {
     h->size[h->count] = n, h->ranks[h->count] = list;
     return h->count++;
 }
-// Blocks come and go in turns, but for those that are tied.
-static inline bool holders_in_turns(const GptModel *m, const Holders *h, int storage) {
-    return gpt_storage_class(m, storage) == STORAGE_BLOCK && !h->tied[storage];
-}
 static inline Holders holders_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
-    Holders h = {0, NULL, NULL, NULL, NULL, NULL};
+    Holders h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
     h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
     h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders"), h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
     bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders");
     for (int i = 0; i < m->storages; i++) {
         memset(marked, 0, ranks * sizeof(bool));
         h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1 || (gpt_storage_class(m, i) == STORAGE_BLOCK && !gpt_layers_follow(m, i)),
         h.of[i] = holders_list(&h, marked, (int)ranks);
-        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
+        h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i], h.blocks[h.of[i]] += h.turns[i];
     }
     free(marked);
     return h;
@@ -204,23 +215,23 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
 // One rank holds a storage: its owner.
 static inline Holders holders_of_owners(const GptModel *m, const int *owner) {
     const size_t n = (size_t)m->storages;
-    Holders h = {0, NULL, NULL, NULL, NULL, NULL};
+    Holders h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
     h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
     h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
-    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders");
+    h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders"), h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
     for (int i = 0; i < m->storages; i++) {
         while (h.of[i] < h.count && h.ranks[h.of[i]][0] != owner[i]) { h.of[i]++; }
         if (h.of[i] == h.count) {
             h.ranks[h.count] = (int *)checked_malloc(sizeof(int), "holders");
             h.ranks[h.count][0] = owner[i], h.size[h.count++] = 1;
         }
-        h.blocks[h.of[i]] += holders_in_turns(m, &h, i);
+        h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i], h.blocks[h.of[i]] += h.turns[i];
     }
     return h;
 }
 static inline void holders_free(Holders *h) {
     for (int i = 0; i < h->count; i++) { free(h->ranks[i]); }
-    free(h->size), free(h->ranks), free(h->blocks), free(h->of), free(h->tied);
+    free(h->size), free(h->ranks), free(h->blocks), free(h->of), free(h->tied), free(h->turns);
     memset(h, 0, sizeof *h);
 }
 static inline int holders_of(const Holders *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
@@ -230,27 +241,34 @@ static inline bool zero_param_far(const ZeroPolicy *z, int storage) { return off
 static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) {
     return z->relay ? z->relay->guests : (z->stage >= 3 && !h->tied[storage]) || zero_param_far(z, storage);
 }
-static inline int zero_gradient_stage(const ZeroPolicy *z) { return z->measures && z->stage > 1 ? 1 : z->stage; } // those that wait stay whole
+static inline int zero_gradient_stage(const ZeroPolicy *z) { // those that wait stay whole; where sums leave the device, whole ones come and go
+    return z->measures ? (int)min_i64(z->stage, 1) : offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
+}
+static inline SumPlace zero_sum_place(const Offload *o, const Holders *h, int storage) {
+    const bool alone = holders_of(h, storage) == 1 && h->turns[storage];
+    return !offload_has(o, storage, STATE_GRADIENT) ? SUM_STAYS : alone ? SUM_COMES_BACK : SUM_IS_ADDED;
+}
 static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) {
-    return zero_gradient_stage(z) >= 2 && !h->tied[storage] && holders_of(h, storage) > 1;
+    const bool divided = holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK;
+    return zero_gradient_stage(z) >= 2 && !h->tied[storage] && divided;
 }
 // Do the slices of a storage's parameters, of its gradient lie beside its room?
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
 static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) { return z->accumulates && zero_reduces_often(z, h, storage); }
 
 // Which of the rooms that blocks share a storage comes into; -1: its own, also where sharing would take no less memory. far: its slice is on the host.
-static inline int shelf_room(const GptModel *m, const Holders *h, int storage, bool apart, bool far) {
+static inline int shelf_room(const Holders *h, int storage, bool apart, bool far) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = holders_in_turns(m, h, storage) && (far || spared >= ROOMS);
+    bool shares = h->turns[storage] && (far || spared >= ROOMS);
     return shares ? storage % ROOMS : -1;
 }
-static inline int zero_grad_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
-    return zero_reduces_often(z, h, storage) ? shelf_room(m, h, storage, z->accumulates, false) : -1;
+static inline int zero_grad_room(const ZeroPolicy *z, const Holders *h, int storage) {
+    return zero_reduces_often(z, h, storage) ? shelf_room(h, storage, z->accumulates, offload_has(z->offload, storage, STATE_GRADIENT)) : -1;
 }
 static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
     if (z->relay && z->relay->guests) { return storage == m->storages - 1 ? 1 : storage % 2; } // the two of a unit lie in both
-    return zero_gathers(z, h, storage) ? shelf_room(m, h, storage, zero_param_apart(z), zero_param_far(z, storage)) : -1;
+    return zero_gathers(z, h, storage) ? shelf_room(h, storage, zero_param_apart(z), zero_param_far(z, storage)) : -1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -411,7 +429,7 @@ typedef struct {
     const bool *far;   // [storages] the slice is on the host, and nothing but a room here; NULL: never
 } ShelfPlan;
 static inline int shelf_plan_room(const Layout *l, const ShelfPlan *plan, int storage) {
-    return shelf_room(l->model, &l->holders, storage, plan->apart && plan->apart[storage], plan->far && plan->far[storage]);
+    return shelf_room(&l->holders, storage, plan->apart && plan->apart[storage], plan->far && plan->far[storage]);
 }
 
 // The rooms, after all slices: first those that blocks share.

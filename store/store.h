@@ -68,6 +68,11 @@ typedef struct {
     char *at;
     Stream link; // its copies, in their order
 } OffloadRoom;
+// A piece of a gradient that came to the host, to be added to the sum there.
+typedef struct {
+    float *at, *sum;
+    int64_t count; // 0: none
+} SumRoom;
 
 typedef struct {
     const GptModel *model;
@@ -93,6 +98,7 @@ typedef struct {
     int *first_stored;      // [storages] pieces on disk of the storages before
     int64_t *disk_at;       // [storages + 1] where in the file its pieces begin; the last: the file's bytes
     size_t disk_room_bytes; // of a DiskRoom
+    size_t sum_bytes;       // of a SumRoom
     Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
     Shelf looked;           // with policy.looks: slices of the gradient of the layer before
     Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
@@ -100,8 +106,9 @@ typedef struct {
     int64_t room_elements;  // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
-    Shelf offload_rooms;
+    Shelf offload_rooms, sum_rooms;
     OffloadRoom room[MOVING_PIECES];
+    SumRoom adding[MOVING_PIECES];
     Shelf disk_rooms;
     Disk *disk;               // NULL: nothing lies there
     Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
@@ -109,6 +116,7 @@ typedef struct {
     ExactSum *sums;           // [ranks] of them
     // where it stands, [storages] each
     bool *fresh;      // the gradient has no contribution since its last reduction
+    int pieces_added; // of gradients that are summed on the host
     bool *summed;     // the slice has sums of earlier micro-steps
     bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
     bool *near_valid; // the secondary slice is of this version
@@ -134,6 +142,7 @@ typedef struct {
     int held;                           // storages acquired now
     StoreNoise noise;
     bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
+    bool pending;   // of delayed updates: the host has a gradient, of the step before
     bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
@@ -157,8 +166,10 @@ static inline char *store_parameters(const Store *s, int storage, int64_t versio
 }
 static inline int64_t store_now(const Store *s, int storage) { return s->version ? s->version[storage] : s->updates[storage]; } // the newest version
 static inline char *store_newest(const Store *s, int storage) { return store_parameters(s, storage, store_now(s, storage)); }
+static inline SumPlace store_sum_place(const Store *s, int storage) { return zero_sum_place(s->policy.offload, &s->layout.holders, storage); }
 // The sum of my slice's gradient, of a step.
 static inline float *store_sum(const Store *s, int storage, int64_t step) {
+    if (store_sum_place(s, storage)) { return (float *)(void *)shelf_slice(&s->host[STATE_GRADIENT], storage); }
     const int64_t places = s->policy.relay ? s->policy.relay->sums : 1;
     return (float *)(void *)shelf_slice(&s->grads, storage) + (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
 }
@@ -315,17 +326,39 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
-// Of the room of a piece: the most that one takes, if so much lay on the host. Where the device updates, states and parameters that lie there; where the
-// host does, a gradient, and parameters that do not.
+static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
+// Of the room of a piece: the most that one takes, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
+// where the host does, a gradient and parameters that do not.
 static inline size_t store_room_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) {
         const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i)), size = (int64_t)dtype_size(s->dtype);
-        const bool parameters = offload_has(o, i, STATE_PARAMETERS) != o->by_host;
-        const int64_t floats = o->by_host ? 1 : offload_states(o, i);
+        const bool parameters = offload_has(o, i, STATE_PARAMETERS) != o->by_host, gradient = offload_has(o, i, STATE_GRADIENT) != o->by_host;
+        const int64_t floats = (o->by_host ? 0 : offload_states(o, i)) + gradient;
         most = max_i64(most, offload_shelved(o, i) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0);
     }
     return (size_t)round_up(most, 64);
+}
+// Of a gradient that comes to the host to be added.
+static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
+        const bool adds = zero_sum_place(o, &s->layout.holders, i) == SUM_IS_ADDED && zero_reduces_often(&s->policy, &s->layout.holders, i);
+        most = max_i64(most, adds ? min_i64(offload_piece(s->model), store_own_elements(s, i)) : 0);
+    }
+    return (size_t)round_up(most * (int64_t)sizeof(float), 64);
+}
+// The shelves of gradients and of parameters, with these on the host; far: [storages].
+static inline Shelf store_plan_gradients(const Store *s, const Offload *o) {
+    const size_t storages = (size_t)s->model->storages;
+    bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout"), *far = apart + storages;
+    ZeroPolicy policy = s->policy;
+    policy.offload = o;
+    for (int i = 0; i < s->model->storages; i++) { apart[i] = zero_grad_apart(&policy, &s->layout.holders, i), far[i] = offload_has(o, i, STATE_GRADIENT); }
+    const ShelfPlan plan = {zero_gradient_stage(&policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), apart, NULL, far};
+    const Shelf shelf = shelf_plan(&s->layout, plan);
+    free(apart);
+    return shelf;
 }
 // Bytes in the file, and in a room, of a piece of so many elements: its states one after another, each at whole blocks.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
@@ -376,7 +409,7 @@ static inline void store_plan_offload(Store *s) {
     Shelf *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 : kind == STATE_V && !s->adam;
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s) : kind == STATE_V && !s->adam;
         ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
         *device[kind] = shelf_plan(&s->layout, plan);
@@ -384,9 +417,12 @@ static inline void store_plan_offload(Store *s) {
         plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
         s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
     }
-    for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, STATE_PARAMETERS); }
-    const ShelfPlan parameters = {o ? SHELF_SLICES : SHELF_NONE, SLICES_WHOLE, dtype_size(s->dtype), NULL, there, NULL};
-    s->host[STATE_PARAMETERS] = shelf_plan(&s->layout, parameters), s->host[STATE_PARAMETERS].far = true;
+    for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
+        const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
+        const ShelfPlan plan = {o ? SHELF_SLICES : SHELF_NONE, SLICES_WHOLE, size, NULL, there, NULL};
+        for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, (StateKind)kind); }
+        s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+    }
     free(there);
     s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout"), s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
@@ -396,6 +432,8 @@ static inline void store_plan_offload(Store *s) {
     s->room_bytes = o ? store_room_bytes(s, o) : 0;
     s->offload_rooms.far = o && o->by_host;
     *(s->offload_rooms.far ? &s->offload_rooms.held : &s->offload_rooms.rooms) = MOVING_PIECES * s->room_bytes;
+    s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
+    s->sum_rooms.far = true, s->sum_rooms.held = MOVING_PIECES * s->sum_bytes;
     store_plan_disk(s);
 }
 
@@ -431,22 +469,18 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
     s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
     store_plan_batches(&s);
-    bool *grad_apart = (bool *)checked_calloc((size_t)m->storages, sizeof(bool), "layout");
-    for (int i = 0; i < m->storages; i++) { grad_apart[i] = zero_grad_apart(&policy, &s.layout.holders, i); }
     const bool feedback = policy.feedback && s.batch_count > 0;
     store_plan_offload(&s);
-    const ShelfPlan grads = {zero_gradient_stage(&policy) >= 2 ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, sizeof(float), grad_apart, NULL, NULL};
     const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL, NULL};
     const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
     const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
-    s.params = store_plan_params(&s, policy.offload), s.grads = shelf_plan(&s.layout, grads);
+    s.params = store_plan_params(&s, policy.offload), s.grads = store_plan_gradients(&s, policy.offload);
     s.secondary = shelf_plan(&s.layout, secondary);
     s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
     if (policy.relay) { store_plan_relay(&s); }
     if (policy.measures) { s.layers = store_plan_layers(&s), s.measured = store_plan_shared(&s); }
     if (policy.looks) { s.looked = store_plan_shared(&s); }
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
-    free(grad_apart);
     return s;
 }
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
@@ -467,7 +501,7 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
     return store_partials(s) * sizeof(double) + (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
-    size_t bytes = s->offload_rooms.held + s->disk_rooms.held;
+    size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;
     for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;
 }
@@ -501,7 +535,8 @@ static inline void store_allocate_offload(Store *s) {
         shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
         pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
     }
-    shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states");
+    shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states"), shelf_allocate(&s->sum_rooms, MEMORY_BUFFERS, "sums of gradients");
+    for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) { s->adding[i].at = (float *)(void *)(s->sum_rooms.base + (size_t)i * s->sum_bytes); }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
         s->room[i].at = s->offload_rooms.base + (size_t)i * s->room_bytes;
         ops_link_open(&s->room[i].link, s->stream);
@@ -563,8 +598,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 
 // Gives back what lies on the device, or on the host; the rest of the store stays.
 static inline void store_free_shelves(Store *s, bool far) {
-    Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,    &s->secondary, &s->codes,        &s->errors,
-                        &s->making, &s->coming, &s->piling, &s->layers, &s->measured, &s->looked,    &s->offload_rooms};
+    Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,    &s->secondary, &s->codes,         &s->errors,
+                        &s->making, &s->coming, &s->piling, &s->layers, &s->measured, &s->looked,    &s->offload_rooms, &s->sum_rooms};
     for (size_t i = 0; i < sizeof shelves / sizeof shelves[0]; i++) {
         if (shelves[i]->far == far) { shelf_free(shelves[i]); }
     }
@@ -575,7 +610,7 @@ static inline void store_free_shelves(Store *s, bool far) {
 }
 // Gives back all but the optimizer's states on the host, and parameters there that are their own masters.
 static inline void store_leave_states(Store *s) {
-    store_free_shelves(s, false), shelf_free(&s->offload_rooms);
+    store_free_shelves(s, false), shelf_free(&s->offload_rooms), shelf_free(&s->sum_rooms), shelf_free(&s->host[STATE_GRADIENT]);
     for (int kind = STATE_KINDS; kind < HOST_KINDS; kind++) {
         if (kind != STATE_PARAMETERS || s->dtype != DTYPE_FP32) { shelf_free(&s->host[kind]); }
     }
@@ -609,22 +644,23 @@ static inline int64_t store_version(const Store *s) {
 
 // States by name: my slice of a storage, fp32, on the device or on the host; nothing to look at where there is no such state, or I own nothing.
 // The version before the newest is the whole storage's, of ranks that keep two.
-static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v"};
+static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v", "gradient"};
 static inline bool store_has_state(const Store *s, StateKind kind) {
+    if (kind == STATE_GRADIENT) { return s->pending; }
     if (kind == STATE_MEASURED) { return s->policy.measures; }
     return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam;
 }
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
 static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
-    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32; // parameters are their own masters
-    return own ? store_param_far(s, storage) : kind <= STATE_V && offload_has(s->policy.offload, storage, kind);
+    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s); // parameters are their own masters
+    return own ? store_param_far(s, storage) : (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
 }
 static inline bool store_on_disk(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind); }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    assert(!store_on_disk(s, kind, storage));                                                                 // it has no place in memory
-    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32) { return (float *)(void *)store_newest(s, storage); } // its own master
+    assert(!store_on_disk(s, kind, storage));                                                                                     // it has no place in memory
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
     if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
-    const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured};
+    const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }
 // Where in the file a state of a piece begins that has so many elements, the most of its storage, or fewer if it is the last.

@@ -199,6 +199,8 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_UPDATE: store_update(s, a->storage, step, optimizer, a->use); break;
         case ACT_FETCH: store_fetch(s, a->storage, a->use, step); break;
         case ACT_EVICT: store_evict(s, a->storage, a->use, step); break;
+        case ACT_FETCH_SUM: store_fetch_sum(s, a->storage, step); break;
+        case ACT_EVICT_SUM: store_evict_sum(s, a->storage, step); break;
         case ACT_READ: store_read_piece(s, a->storage, a->use); break;
         case ACT_WRITE: store_write_piece(s, a->storage, a->use); break;
         case ACT_NORM:
@@ -296,6 +298,25 @@ static void test_stages(void) {
     }
     report("ZeRO 0 to 3 under every placement and schedule");
 }
+// States on the host, drawn storage by storage: the host has all of the optimizer's of one, or none.
+static void test_offload(void) {
+    enum { BOTH = 1 << STATE_M | 1 << STATE_V, SUM = 1 << STATE_GRADIENT };
+    static const unsigned char by_host[] = {0, BOTH, BOTH | SUM, BOTH | SUM}, by_device[] = {SUM, 1 << STATE_V, 1 << STATE_M | SUM, BOTH | SUM};
+    for (int i = 0; i < CASES; i++) {
+        for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
+            unsigned char host[STORAGES];
+            Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
+            const Offload o = {host, k / 3 % 2 == 1, NULL, NULL, true, false, STORAGES};
+            for (int storage = 0; storage < STORAGES; storage++) {
+                const int draw = (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
+                host[storage] = o.by_host ? by_host[draw] : by_device[draw];
+            }
+            s.zero.offload = &o;
+            if (everything || k % 3 == (i + k / 3) % 3) { test_setting(&cases[i], &s); }
+        }
+    }
+    report("states on the host under every placement and schedule");
+}
 static void test_plus_plus(void) {
     for (int i = 0; i < CASES; i++) {
         for (int k = 1; k < 8 && cases[i].ranks == comm.ranks; k++) {
@@ -372,6 +393,7 @@ int main(int argc, char **argv) {
     comm_broadcast(&comm, folder, sizeof folder, 0);
     make_reference();
     test_stages();
+    test_offload();
     test_plus_plus();
     test_files();
     if (comm.rank == 0) {

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""test_offload.py: optimizer states and parameters on the host, and states on disk, of the real program under mpirun, from outside.
+"""test_offload.py: states on the host and on disk, of the real program under mpirun, from outside.
 
     python3 test/test_offload.py        TEST_ALL=1: the exhaustive forms; TEST_SEED=N: the random choices, printed
 
     Equality    no bit of losses, norms and weights depends on where states lie, in any layout, precision and schedule, nor on who updates them
+    Gradients   the same of sums on the host, in each micro-batch; ZeRO 0 and 1 are then computed as 2
     Budgets     the device is filled up to its budget and never above; what is moved and kept on the host is as the formulas say; the smallest budget
                 that the message names runs, and a byte less does not
     Resume      bit-equal across budgets
+    Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit depends on ranks' stages, nor on a resume
     Disk        the same of what lies there, in any budget of the host; nothing stays behind, and what fails is told by whom it fails
     Delink      a switch from shared to real blocks: bit-equal to one without offload; budgets hold in both phases and between them
     Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's update to rounding
@@ -18,6 +20,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import tempfile
 import unittest
 
@@ -112,9 +115,52 @@ class Equality(Check):
                 least = smallest(**layout, offload_update=update)
                 cases.append((layout, dict(layout, offload_update=update, device_memory=draw.randint(least, max(least, measured(job)["device"])))))
         for (layout, case), job in zip(cases, self.trained([case for _, case in cases])):
-            self.assert_same(job, expected[layouts.index(layout)], case)
+            expect = expected[layouts.index(layout)]
+            if measured(job)["gradients"] < measured(expect)["gradients"]:
+                expect, = self.trained([as_stage_two(layout)])
+            self.assert_same(job, expect, case)
             if case.get("pipeline") is None:
                 self.assertLessEqual(measured(job)["device"], case["device_memory"], case)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+SUMS = [dict(), dict(micro_batch=8), dict(dtype="bf16"), dict(reduce_dtype="bf16", micro_batch=1), dict(recompute="block"), dict(ranks=2, zero=2, dtype="bf16"), dict(ranks=3, zero=3, micro_batch=1),
+        dict(ranks=2, micro_batch=1), dict(ranks=2, zero=1), dict(ranks=2, zero=2, reduce_dtype="bf16", micro_batch=1, optimizer="sgd", lr="1e-2"),
+        dict(ranks=4, pipeline="2", zero=2, micro_batch=4), dict(ranks=4, pipeline="2", share="2", zero=2), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1),
+        dict(ranks=2, zero=2, micro_batch=1, skip_grad_z=0.5, steps=8)]
+
+
+def as_stage_two(layout):
+    return dict(layout, zero=max(2, layout.get("zero", 0)))
+
+
+class Gradients(Check):
+    def test_bits(self):
+        layouts = sample(SUMS, 4)
+        expected = self.trained([as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout for layout in layouts])
+        cases = [(layout, update) for layout in layouts for update in UPDATES]
+        budgets = [dict(layout, offload_update=update, device_memory=smallest(**layout, offload_update=update)) for layout, update in cases]
+        for (layout, update), job in zip(cases, self.trained(budgets)):
+            expect = expected[layouts.index(layout)]
+            self.assert_same(job, expect, (layout, update))
+            self.assertLess(measured(job)["gradients"], measured(expect)["gradients"], (layout, update))
+
+    def test_formulas(self):
+        """One rank's sums of blocks leave in each micro-batch and come back but for the first; of two ranks they leave. Blocks have two rooms. Nothing else moves for them."""
+        alone, several, micros = dict(dtype="bf16"), dict(dtype="bf16", ranks=2, zero=2, micro_batch=1), RUN["batch_tokens"] // T // 2
+        for layout in (alone, several):
+            for update in UPDATES:
+                whole = train(**{**RUN, **layout})
+                own = measured(whole)["gradients"] // 4  # elements of this rank's slices
+                far = LAYERS * BLOCK if layout is alone else own
+                rooms = (2 * 4 * BLOCK if layout is alone else 0) + (2 * 16 * PIECE if update == "device" else 0)  # two ranks have those of gradients in any case
+                budget = measured(whole)["device"] - 12 * own - 4 * far + rooms
+                job = train(**{**RUN, **layout, "offload_update": update, "device_memory": budget})
+                self.assertEqual(measured(job)["device"], budget, layout)
+                moved, sums = job.end()["offload"]["measured"], 4 * micros * far
+                self.assertEqual(moved["in"], (4 * (micros - 1) * far if layout is alone else 0) + (2 * own if update == "host" else 12 * own + 4 * far), (layout, update))
+                self.assertEqual(moved["out"], sums + (4 * (own - far) if update == "host" else 12 * own), (layout, update))
+                self.assertEqual(measured(job)["gradients"], measured(whole)["gradients"] - 4 * far, (layout, update))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -173,16 +219,16 @@ class Budgets(Check):
                 if budget == whole:
                     self.assertEqual(measured(job)["device"], whole)
                 schedule = train(**RUN, device_memory=budget, offload_update=update, show_schedule=1).out
-                comes = set(re.findall(r" PREFETCH +storage (\d+) +version 0", schedule))
-                together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"] - len(comes) * BLOCK * 4
+                sums, comes = (set(map(int, re.findall(rf" {kind} +storage (\d+) +version 0", schedule))) for kind in ("EVICT_SUM", "PREFETCH"))
+                together = measured(job)["optimizer"] + job.end()["offload"]["measured"]["bytes"] - 4 * sum(STORAGES[storage] for storage in [*sums, *comes])
                 gone = (unlimited["activations"] - measured(job)["activations"]) // ACTIVATIONS
                 together -= (gone + 2) * ACTIVATIONS if gone else 0
                 rooms = 0 if update == "device" or budget == whole else 2 * PIECE * 8
-                self.assertIn(together - 8 * ELEMENTS, (rooms, 2 * 320 * 8, 2 * 32 * 8), (update, budget))  # a piece is not longer than what lies there
+                self.assertIn(together - 8 * ELEMENTS, (rooms, 2 * 320 * 8, 2 * 32 * 8, 2 * PIECE * 4), (update, budget))  # a piece is not longer than what lies there
                 free, per_element = budget - measured(job)["device"], 4 if update == "device" else 8
                 self.assertTrue(not comes or free < 4 * BLOCK, (update, budget))
                 self.assertTrue(not gone or free < ACTIVATIONS, (update, budget))
-                for storage in set(map(int, re.findall(r" FETCH +storage (\d+)", schedule))):
+                for storage in set(map(int, re.findall(r" FETCH +storage (\d+)", schedule))) if not sums else ():
                     self.assertLess(free, per_element * STORAGES[storage], (update, budget, storage))
 
     def test_smallest(self):
@@ -238,6 +284,48 @@ class Resume(Check):
         jobs = self.trained(cases)
         for at in (0, 2):
             self.assert_same(jobs[at + 1], jobs[at], cases[at])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+DELAY = dict(offload="optimizer", offload_delay=1, lr_schedule="constant", warmup=0)
+
+
+class Delay(Check):
+    def test_recurrence(self):
+        """theta_{t+1} = theta_t - U(g_{t-1}(theta_{t-1})): the parameters of --cyclic v1, one step later, by gradients that it sums in another order."""
+        layouts = [dict(), dict(grad_clip=0.5, weight_decay=0.1), dict(optimizer="sgd", lr="1e-2"), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=3, zero=3, micro_batch=1), dict(ranks=2, pipeline="2"),
+                   dict(share="2", micro_batch=8), dict(recompute="block", threads=3), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2, micro_batch=1)]
+        for layout in sample(layouts, 3):
+            cyclic = dict({key: value for key, value in layout.items() if key not in ("ranks", "zero", "pipeline", "zero_hpz_partition_size", "ranks_per_node", "recompute", "micro_batch")}, cyclic="v1", cyclic_stages=2)
+            reference, job = self.trained([dict(cyclic, steps=6, lr_schedule="constant", warmup=0), dict(layout, **DELAY, steps=7)])
+            self.assert_close(job.losses()[:6], reference.losses(), 1e-6, layout)
+            self.assert_close([norm for _, norm in job.steps("loss", "grad_norm")][:6], [norm for _, norm in reference.steps("loss", "grad_norm")], 1e-5, layout)
+            if layout.get("dtype") != "bf16":
+                found, wanted = (struct.unpack(f"{len(job.weights) // 4 - 256}f", weights[1024:]) for weights in (job.weights, reference.weights))
+                self.assertLess(max(abs(a - b) for a, b in zip(found, wanted)), 1e-6, layout)
+
+    def test_bits(self):
+        """The first step updates nothing, and the second makes the update that a run without delay makes in the first. Stages are alike."""
+        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, micro_batch=1), dict(ranks=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16")], 2):
+            like = as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout
+            stages = [dict(layout, **DELAY, zero=zero, steps=2) for zero in ((0, 1, 2, 3) if ALL else (0, random.Random(SEED).randint(1, 3)))]
+            plain, none, one, *jobs = self.trained([dict(like, lr_schedule="constant", warmup=0, steps=1), dict(layout, steps=0), dict(layout, **DELAY, steps=1), *stages])
+            self.assertEqual(one.weights, none.weights, layout)
+            for job in jobs:
+                self.assertEqual(job.weights, plain.weights, layout)
+                self.assertEqual(job.steps("loss", "grad_norm"), jobs[0].steps("loss", "grad_norm"), layout)
+
+    def test_resume(self):
+        """The gradient that waits is in the checkpoint, also for other ranks' slices; without the flag it is left, and before there was one none is awaited."""
+        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, zero=2), dict(ranks=2, zero=3, dtype="bf16", skip_grad_z=0.5, steps=8)], 1):
+            whole, = self.trained([dict(layout, **DELAY)])
+            out = os.path.join(scratch(), "out")
+            train(**{**RUN, **layout, **DELAY, "out": out, "steps": 3, "save_every": 3})
+            job, without = self.trained([dict(layout, **DELAY, out=shutil.copytree(out, out + "_a"), resume=1), dict(layout, out=shutil.copytree(out, out + "_b"), resume=1)])
+            self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[3:], layout)
+            self.assertEqual(job.weights, whole.weights, layout)
+            self.assertEqual(without.steps("loss")[0], whole.steps("loss")[3], layout)
+            self.assertNotEqual(without.weights, whole.weights, layout)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -431,6 +519,17 @@ class Emulated(Check):
                 if layout.get("dtype") != "bf16":  # a last bit of fp32 may round a bf16 parameter the other way
                     self.assert_close(host.losses(), none.losses(), 1e-6, layout)
                 self.assert_close(host.losses(), none.losses(), 1e-2, layout)
+
+    def test_gradients_and_delay(self):
+        for layout in sample([dict(), dict(dtype="bf16", micro_batch=1), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=2, zero=3, dtype="bf16")], 1):
+            base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
+            none, sums = self.trained([base, dict(base, offload_update="device", device_memory=smallest(**base, offload_update="device"))])
+            self.assertLess(measured(sums)["gradients"], measured(none)["gradients"])
+            self.assert_same(sums, none, layout)
+            one, two = self.trained([dict(base, **{**DELAY, "steps": steps}) for steps in (1, 3)])
+            again, = self.trained([dict(base, **{**DELAY, "environment": {"EMU_SEED": str(SEED + 1), "EMU_GPUS": "4"}})])
+            self.assertEqual(one.steps("loss", "grad_norm"), none.steps("loss", "grad_norm")[:1], layout)
+            self.assert_same(again, two, layout)
 
     def test_memory_that_is_not_pinned(self):
         base = dict(steps=2, binary=EMULATED, dtype="bf16")

@@ -22,13 +22,22 @@ static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256
                                        true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = {moments, false, NULL, NULL}, far_away = {moments, true, NULL, NULL};
-static const Offload stored = {moments, false, moments, ""}, stored_far = {moments, true, moments, ""}; // all of these on disk
+static const Offload coming = {moments, false, NULL, NULL, false, false, 5}, far_away = {moments, true, NULL, NULL, false, false, 5};
+static const Offload stored = {moments, false, moments, "", false, false, 5},
+                     stored_far = {moments, true, moments, "", false, false, 5}; // all of these on disk
+// Gradients, of up to 4 blocks.
+static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
+static const Offload sums = {gradients, false, NULL, NULL, true, false, 7};
+// All, of delayed updates.
+static unsigned char everything[] = {39, 39, 39, 39, 39, 39, 39};
+static const Offload one_step_late = {everything, true, NULL, NULL, true, true, 7};
+static const ZeroPolicy delayed = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &one_step_late};
+static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
 // The same with the parameters and the activations of 4 blocks.
 enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, FAR_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS, STASH_BLOCK = FAR_BLOCK | 1 << STATE_ACTIVATIONS };
 static unsigned char all_kinds[] = {FAR_STATES, FAR_STATES, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, FAR_STATES};
-static const Offload all_on_host = {all_kinds, true, NULL, NULL};
+static const Offload all_on_host = {all_kinds, true, NULL, NULL, false, false, 7};
 static const ZeroPolicy everything_far = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &all_on_host};
 static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
 static const ZeroPolicy device_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored};
@@ -157,6 +166,9 @@ typedef enum {
     BASE_TIED_ALL,
     BASE_DEVICE_UPDATES,
     BASE_HOST_UPDATES,
+    BASE_SUMS,
+    BASE_SUMS_ALONE,
+    BASE_DELAYED,
     BASE_DEVICE_READS,
     BASE_HOST_READS,
     BASE_FAR,
@@ -183,6 +195,9 @@ static Program base_program(Base base) {
     case BASE_TIED_ALL: return private_pipeline(CLIPS_ALL);
     case BASE_DEVICE_UPDATES: return sharded(2, 1, 4, 2, false, &device_updates); // pieces: 2 of storage 0, 1 of each of the others
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
+    case BASE_SUMS: return sharded(4, 2, 4, 1, false, &far_sums);
+    case BASE_DELAYED: return sharded(4, 2, 4, 1, false, &delayed);
+    case BASE_SUMS_ALONE: return sharded(4, 1, 4, 2, false, &far_sums);
     case BASE_DEVICE_READS: return sharded(2, 1, 4, 2, false, &device_reads);
     case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
     case BASE_FAR: return sharded(4, 1, 4, 2, false, &everything_far);
@@ -200,12 +215,13 @@ static void test_sequential_programs_are_valid(void **state) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
         for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : recompute ? FAR_BLOCK : STASH_BLOCK; }
-        const Offload offload = {kinds, samples % 2, NULL, NULL};
-        for (int j = 0; j < 4 * 2 * 3; j++) { // stages, with and without a partition, and quantized, or with blocks on the host
-            const bool quantized = j / 8 == 1, partition = j / 4 % 2, far = j / 8 == 2;
-            ZeroPolicy policy = {
-                j % 4, partition ? ranks : 1, quantized, quantized, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, false, false, false,
-                NULL,  far ? &offload : NULL};
+        const Offload offload = {kinds, samples % 2, NULL, NULL, false, false, layers + 3};
+        const Offload *far[] = {NULL, NULL, &offload, samples % 2 ? &sums : &one_step_late};
+        for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
+            const bool quantized = j / 8 == 1, partition = j / 4 % 2;
+            ZeroPolicy policy = {j % 4,     partition ? ranks : 1,           quantized, quantized, false, {8, 256},
+                                 {4, 256},  ceil_div(samples, ranks) > rows, false,     false,     false, NULL,
+                                 far[j / 8]};
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -450,6 +466,25 @@ static const Damage damages[] = {
     {"activations that nobody has made", BASE_FAR, 0, ACT_FETCH_STASH, -1, -1, TO_FRONT, 0,
      "FETCH_STASH unit 2 storage -1 micro-batch 0: its activations are not on the host"},
     {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    // sums of gradients on the host: of two ranks, and of one, where they come back
+    {"a sum that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 5, -1, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
+    {"a sum of wte that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 0, -1, DROP, 0, "the sum of storage 0 has not left"},
+    {"a sum that leaves twice", BASE_SUMS, 1, ACT_EVICT_SUM, 4, -1, REPEAT, 0, "rank 1: EVICT_SUM unit -1 storage 4 micro-batch -1: its sum is not there"},
+    {"a sum that leaves before it is one", BASE_SUMS, 0, ACT_EVICT_SUM, 6, -1, TO_FRONT, 0, "EVICT_SUM unit -1 storage 6 micro-batch -1: its sum is not there"},
+    {"the last sum stays", BASE_SUMS, 0, ACT_EVICT_SUM, 0, LAST, DROP, 0, "NORM unit -1 storage -1 micro-batch -1: the sum of storage 0 has not left"},
+    {"a piece of a gradient before the norm", BASE_SUMS, 0, ACT_FETCH, 0, -1, MOVE_UP, 1,
+     "FETCH unit -1 storage 0 micro-batch -1: needs REDUCE and NORM first"},
+    {"a sum that does not come back", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 5, -1, DROP, 0, "the sum of storage 5 is not back"},
+    {"a sum that comes back twice", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, REPEAT, 0, "FETCH_SUM unit -1 storage 3 micro-batch -1: its sum is not there"},
+    {"a sum that comes into a room in use", BASE_SUMS_ALONE, 0, ACT_FETCH_SUM, 3, -1, MOVE_UP, 3,
+     "FETCH_SUM unit -1 storage 3 micro-batch -1: its room holds the gradient of storage 5"},
+    // updates by the gradient of the step before
+    {"a delayed update after its gradient", BASE_DELAYED, 0, ACT_UPDATE, 6, -1, MOVE_DOWN, 60,
+     "UPDATE unit -1 storage 6 micro-batch -1: its gradient is written over"},
+    {"no delayed update", BASE_DELAYED, 0, ACT_UPDATE, 3, -1, DROP, 0, "FETCH unit -1 storage 3 micro-batch -1: piece 0 is not updated"},
+    {"a delayed update twice", BASE_DELAYED, 1, ACT_UPDATE, 2, -1, REPEAT, 0, "rank 1: UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
+    {"fetched before the last use", BASE_DELAYED, 0, ACT_FETCH, 2, -1, TO_FRONT, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
+    {"new parameters that stay there", BASE_DELAYED, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
     // states on disk
     {"a piece that is not read", BASE_DEVICE_READS, 0, ACT_READ, 2, -1, DROP, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not on the host"},
     {"a piece that the host does not read", BASE_HOST_READS, 0, ACT_READ, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},
