@@ -1,10 +1,10 @@
 // offload.h: granular offloading (Lin et al., M6-10T, arXiv 2110.03888, section 4 of our notes in docs/offload.md): which states lie in the host's memory,
 // storage by storage and kind by kind (layout.h: Offload; how they move and are updated: store/host.h).
 //
-// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, gradients in each micro-batch, parameters for each use. Among them the
-//            storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device updates, all kinds of a storage
-//            where the host does, which has them in its hands anyway. Then activations, of the first blocks first, which wait longest. That goes on until the device's budget holds; what still has room then comes back,
-//            from what went last.
+// Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, gradients in each micro-batch, parameters
+//            for each use. Among them the storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device
+//            updates, all kinds of a storage where the host does, which has them in its hands anyway. Then activations, of the first blocks first, which
+//            wait longest. That goes on until the device's budget holds; what still has room then comes back, from what went last.
 // Gradients  where the device needs less for them, then: not those of private runs, of quantized reductions, or of layers that are measured apart.
 // Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
 // Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the
@@ -38,20 +38,20 @@ typedef struct {
     int64_t block_bytes, slots;   // of a block's activations; micro-batches whose activations are there at once
     int first, end;               // units
 } OffloadScope;
-// Of a storage: blocks of this rank that use it.
-static inline int offload_users(const OffloadScope *f, int storage) {
+// Blocks of this rank whose activations lie on the host (o), or that use a storage (o: NULL).
+static inline int64_t offload_blocks(const OffloadScope *f, const Offload *o, int storage) {
     const GptModel *m = f->store->model;
-    int users = 0;
+    int64_t blocks = 0;
     for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
         int used[2];
-        gpt_unit_storages(m, u, used), users += used[0] == storage;
+        gpt_unit_storages(m, u, used), blocks += o ? offload_has(o, used[0], STATE_ACTIVATIONS) : used[0] == storage;
     }
-    return users;
+    return blocks;
 }
 // How much less the device holds with a placement than with all states there.
 static inline int64_t offload_frees(const OffloadScope *f, const Offload *o) {
     const Store *s = f->store;
-    int64_t stashed = 0, bytes = o->by_host ? 0 : -MOVING_PIECES * (int64_t)store_room_bytes(s, o);
+    int64_t bytes = o->by_host ? 0 : -MOVING_PIECES * (int64_t)store_room_bytes(s, o);
     for (int i = 0; i < s->model->storages; i++) {
         for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
     }
@@ -60,7 +60,7 @@ static inline int64_t offload_frees(const OffloadScope *f, const Offload *o) {
         bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
         shelf_free(&without), shelf_free(&with);
     }
-    for (int i = 0; i < s->model->storages; i++) { stashed += offload_has(o, i, STATE_ACTIVATIONS) ? f->slots * offload_users(f, i) : 0; }
+    const int64_t stashed = f->slots * offload_blocks(f, o, -1);
     return bytes + (stashed ? (stashed - STASH_ROOMS) * f->block_bytes : 0);
 }
 
@@ -94,7 +94,7 @@ static inline int offload_turns(const OffloadScope *f, const Offload *o, Offload
         n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
     }
     for (int i = 0; i < s->model->storages && f->activations; i++) { // those that wait longest
-        n = offload_add_turn(turns, n, i, (unsigned char)((offload_users(f, i) > 0) << STATE_ACTIVATIONS));
+        n = offload_add_turn(turns, n, i, (unsigned char)((offload_blocks(f, NULL, i) > 0) << STATE_ACTIVATIONS));
     }
     return n;
 }
