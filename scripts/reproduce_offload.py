@@ -295,9 +295,60 @@ def utilisation(bench):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Scale
+
+GIB = 1 << 30
+NODES, LOCAL = 64, 8  # M6-10T's 512 V100 of 32 GB
+CLUSTER = f"{NODES}x{LOCAL},intra=100,inter=12,tflops=60,memory=800,link=12,host=20,disk=2"
+TIERS = "--device-memory", "32G", "--host-memory", "96G", "--offload-dir", "/nowhere"  # given the cluster's disk, no folder need be there
+WIDE, LENGTH = "heads=72,channels=9216,vocab=50257", 512  # a block of 1.02G parameters, of which two have room on such a device
+TOKENS = 4e9  # 16 GB of text, M6-10T's data
+RANKS, TIMES = 4, 10  # of the real run; its states over the sum of its device budgets
+SMALL = 192, "heads=2,channels=64,vocab=256", 8  # blocks, the rest of its model, tokens of a sequence
+
+
+def forecast(bench, size, layers, share):
+    flags = ["--model", f"layers={layers},{WIDE}", "--share", share, "--seq-len", LENGTH, "--micro-batch", 1, "--zero", 3, "--dtype", "bf16", "--recompute", "block",
+             "--steps", 1000, "--val-every", 0, "--cluster", CLUSTER, *TIERS]
+    found, said = bench.ask(f"scale {size} {share}", *flags)
+    if not found:
+        smallest = re.search(r"smallest that fits is (--[a-z-]+ \S+)", said)
+        return [size, "shared" if share == "all" else "real", "does not fit" + (f": {smallest.group(1)}" if smallest else ""), *[""] * 7]
+    predicted = found["predicted"]
+    offload, memory = predicted["offload"], predicted["memory"]
+    days = TOKENS / (NODES * LOCAL * LENGTH) * predicted["step_ms"] / 1000 / 86400
+    return [size, "shared" if share == "all" else "real", f"{found['parameters'] / 1e9:.1f}G", *(f"{bytes_ / GIB:.1f}" for bytes_ in (memory["device"], offload["bytes"], offload["disk"])),
+            f"{(offload['in'] + offload['out']) / GIB:.1f}", f"{predicted['traffic']['total']['inter'] / GIB:.1f}", f"{predicted['step_ms'] / 1000:.0f}", f"{days:.0f}"]
+
+
+def ten_times(bench):
+    """A real run of ranks whose device budgets are, together, a tenth of the states; (the sum of the budgets, bytes of states, its log)."""
+    layers, rest, length = SMALL
+    model = ["--train", f"{TEXT}_train_*.bin", "--model", f"layers={layers},{rest}", "--seq-len", length, "--micro-batch", 1, "--val-every", 0, "--zero", 3, "--recompute", "block"]
+    alone, _ = bench.ask("scale one rank", *model, "--steps", 1, "--cluster", RATES)
+    states = state_bytes(alone["predicted"]["memory"])
+    budget = states // (TIMES * RANKS)
+    run = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", RANKS, bench.options.program, *model, "--steps", 3, "--threads", 1, "--device-memory", budget]
+    return budget * RANKS, states, bench.run("scale/ten_times", run)
+
+
+def scale(bench):
+    sizes = {"1T": 982} if bench.plan.rounds == 1 else {"1T": 982, "10T": 9815}
+    lines = [forecast(bench, size, layers, share) for size, layers in sizes.items() for share in ("none", "all")]
+    text = markdown(["dense GPT on 512 ranks of 32 GB", "blocks", "parameters", "device, GiB", "host, GiB", "disk, GiB", "moved a step, GiB", "sent between nodes, GiB", "step, s", "days for 4G tokens"], lines)
+    sum_, states, log = ten_times(bench)
+    loss = found_events(log, "step")[-1]["loss"]
+    return text, [["10T parameters on 512 GPUs of 32 GB", "10 days (a mixture of experts, of which a token uses little; shared blocks for most of them)",
+                   "; ".join(f"dense {line[0]}, {line[1]}: {line[-1] + ' days' if line[-1] else line[2]}" for line in lines),
+                   "forecasts, of 60 TFLOP/s a rank and 12 GB/s a node; a dense model computes with all of its parameters for each token"],
+                  [f"{RANKS} ranks, states {TIMES}x the device budgets", "not reported", f"{states / MIB:.1f} MiB of states, budgets of {sum_ / MIB:.1f} MiB together: runs, loss {loss:.4f} after 3 steps",
+                   "a small model of many blocks, so that two of them are little"]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # All of it
 
-PARTS = {"budgets": budgets, "largest": largest, "utilisation": utilisation}
+PARTS = {"budgets": budgets, "largest": largest, "utilisation": utilisation, "scale": scale}
 
 
 def main():
