@@ -467,6 +467,7 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
 // The same of masters and moments, whole, by the pending gradient, while the device computes with the version before: which is new when they are fetched.
 static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
     if (!s->pending) { return; }
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->room[i].link); } // copies of fp32 masters that the step before began still read them
     const UpdatePlaces p = store_delayed_places(s, storage, step);
     store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
 }

@@ -248,6 +248,7 @@ static inline void store_round_far(Store *s, int storage) {
     int64_t begin, own = store_own(s, storage, &begin);
     if (s->dtype == DTYPE_FP32) { // of delayed updates: there are both
         ops_from_host(s->stream, store_newest(s, storage), store_state(s, STATE_MASTER, storage), (size_t)own * sizeof(float));
+        ops_wait(s->stream); // an update of these may be the next that is done
         return;
     }
     for (int64_t at = 0, n; at < own; at += n) {

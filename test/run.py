@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
-"""Runs every test program, sums what they report, and ends with the line `N passed, N failed`.
+"""Runs every test program, as many at a time as there are cores, sums what they report, and ends with the line `N passed, N failed`.
 
 Unit tests (build/test_*, cmocka) report on stderr; test_comm and test_comm_nccl run under mpirun with 1 to 4 ranks; test_*.py are Python
 unittests of the scripts and of the real binary. A program that ends without a report counts as one failure.
 `--all` asks for the exhaustive forms (TEST_ALL=1); TEST_SEED seeds what is sampled and is printed.
 """
+import concurrent.futures
 import glob
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
+import tempfile
 import time
 
+LONGEST = ("test_gpu.py", "test_dp.py", "test_train.py")  # begin first, so that none of them is left alone at the end
+ALONE = ("test_cluster.py",)  # looks at what is on the whole machine
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 REPORTS = [  # regular expression -> (passed, failed)
     (r"\[  PASSED  \] (\d+) test", lambda m: (int(m), 0)),
@@ -57,30 +60,34 @@ def counts(output, status):
     return found if sum(found) and (status == 0 or found[1]) else (found[0], found[1] + 1)
 
 
-def processor_seconds():
-    """Of all programs that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def run(name, command, env):
+    """Runs a program to its end, and prints how it ended. Returns (passed, failed)."""
+    start = time.time()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, env=env, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        output = said.read().decode(errors="replace")
+    passed, failed = counts(output, process.returncode)
+    skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", output)))
+    line = f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s {used.ru_utime + used.ru_stime:7.1f} s of cores"
+    print(line + (f" {skipped} skipped" if skipped else "") + ("\n" + output[-6000:] if failed else ""), flush=True)
+    return passed, failed
 
 
 def main():
     os.chdir(ROOT)
     env = environment("--all" in sys.argv[1:])
     print("seed of sampled tests:", env["TEST_SEED"], "(set TEST_SEED to repeat)")
-    total = [0, 0]
-    for name, command in commands():
-        start, before = time.time(), processor_seconds()
-        run = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", stdin=subprocess.DEVNULL)
-        passed, failed = counts(run.stdout, run.returncode)
-        total[0] += passed
-        total[1] += failed
-        skipped = sum(map(int, re.findall(r"\bskipped=(\d+)", run.stdout)))
-        print(f"{'FAILED' if failed else 'ok':6} {name:28} {passed:5} passed {failed:3} failed {time.time() - start:7.1f} s {processor_seconds() - before:7.1f} s of cores"
-              + (f" {skipped} skipped" if skipped else ""), flush=True)
-        if failed:
-            print(run.stdout[-6000:], flush=True)
-    print(f"{total[0]} passed, {total[1]} failed")
-    return 1 if total[1] or not total[0] else 0
+    todo = sorted(commands(), key=lambda one: LONGEST.index(one[0]) if one[0] in LONGEST else len(LONGEST))
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        jobs = [pool.submit(run, name, command, env) for name, command in todo if name not in ALONE]
+        results = [job.result() for job in jobs]
+    results += [run(name, command, env) for name, command in todo if name in ALONE]
+    passed, failed = map(sum, zip(*results))
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
 
 
 if __name__ == "__main__":

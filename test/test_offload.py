@@ -38,6 +38,7 @@ RUN = dict(model=MODEL, seed=3, steps=5, micro_batch=2, batch_tokens=8 * T, thre
 ACTIVATIONS = sum(-(-4 * n * RUN["micro_batch"] * T // 64) * 64 for n in (15 * CHANNELS, 1, 1, 1, 1, 2))  # bytes of a block's, with 2 heads
 UPDATES = ("host", "device")
 BLOCK_BYTES = 4096  # of places on disk
+NOISE = 4  # MiB that a process takes more or less of the host from run to run, as the kernel likes
 NO_DISK = dict(disk=0, read=0, written=0)
 GOES_ON = dict(val_every=2, val_batches=2, sample_every=3, sample_tokens=4)
 EMULATED = os.path.join(ROOT, "train_gpt_emu")
@@ -250,8 +251,8 @@ class Budgets(Check):
     def test_host(self):
         job = train(code=EXIT_RESOURCES, **RUN, offload="optimizer", host_memory="1M")
         least = re.search(r"the smallest that fits is --host-memory (\d+M)", job.err).group(1)
-        job = train(**RUN, offload="optimizer", host_memory=least)
-        self.assertLessEqual(measured(job)["host"], int(least[:-1]) << 20)
+        job = train(**RUN, offload="optimizer", host_memory=f"{int(least[:-1]) + NOISE}M")
+        self.assertLessEqual(measured(job)["host"], (int(least[:-1]) + 2 * NOISE) << 20)
 
     def test_forecast(self):
         """Of the host within 1 %, where states are most of it; printed by --dry-run, too."""
@@ -375,12 +376,12 @@ class Disk(Check):
             whole, = self.trained([dict(self.LARGE, offload_update=update)])
             job = train(code=EXIT_RESOURCES, **{**case, "host_memory": "1M"})
             least, most = int(re.search(r"the smallest that fits is --host-memory (\d+)M", job.err).group(1)), int(measured(whole)["host"]) >> 20
-            self.assertLess(least, most - 8)
+            self.assertLess(least, most - 4 * NOISE)
             disk = []
-            for budget in (least, (least + most) // 2, most + 8):
+            for budget in (least + NOISE, (least + most) // 2, most + 2 * NOISE):
                 job, = self.trained([dict(case, host_memory=f"{budget}M")])
                 self.assert_same(job, whole, (update, budget))
-                self.assertLessEqual(measured(job)["host"], budget << 20)
+                self.assertLessEqual(measured(job)["host"], (budget + NOISE) << 20)
                 disk.append(job.end()["offload"]["measured"]["disk"])
             self.assertEqual((sorted(disk)[::-1], disk[2]), (disk, 0))
             train(code=EXIT_RESOURCES, **{**case, "host_memory": f"{(least + most) // 2}M", "offload_dir": None})
@@ -454,11 +455,14 @@ class Delink(Check):
         expected = self.trained([{**self.RUN, **layout} for layout in layouts])
         for layout, plain in zip(layouts, expected):
             base = {**self.RUN, **layout}
-            shared = measured(train(**{**RUN, **base, **self.SHARED}))["device"]
-            places = [*self.PLACES, *(dict(offload_update=update, device_memory=max(shared, smallest(**base, offload_update=update))) for update in UPDATES)]
-            places.append(dict(offload_update="host", device_memory=smallest(**base, offload_update="host")))
-            for place, job in zip(places, self.trained([dict(base, **place) for place in places])):
-                self.assert_same(job, plain, (layout, place))
+            alike = as_stage_two(base) if base.get("ranks", 1) > 1 else base  # a budget may move gradients
+            shared = measured(train(**{**RUN, **alike, **self.SHARED}))["device"]
+            budgets = [*(dict(offload_update=update, device_memory=max(shared, smallest(**alike, offload_update=update))) for update in UPDATES)]
+            budgets.append(dict(offload_update="host", device_memory=smallest(**alike, offload_update="host")))
+            places = [*self.PLACES, *budgets]
+            without, *jobs = self.trained([alike, *[dict(alike if place in budgets else base, **place) for place in places]])
+            for place, job in zip(places, jobs):
+                self.assert_same(job, without if place in budgets else plain, (layout, place))
                 self.assertTrue(job.of("delink"), layout)
                 self.assertLessEqual(measured(job)["device"], place.get("device_memory", 1 << 40), (layout, place))
                 self.assertEqual(job.of("start")[0]["delinked"]["predicted"]["memory"]["device"], measured(job)["device"], "of rank 0, forecast at the start")
@@ -484,11 +488,11 @@ class Delink(Check):
         self.assertEqual(later["passing"], 12 * elements)
         # the process's peak, less what the device has at the end: at the switch it has no activations yet
         least, most = 0.99 * later["predicted"]["memory"]["host"] - measured(job)["activations"] - measured(job)["buffers"], 1.01 * later["predicted"]["memory"]["host"]
-        self.assertTrue(least <= measured(job)["host"] <= most, (least, measured(job), most))
+        self.assertTrue(least - (NOISE << 20) <= measured(job)["host"] <= most + (NOISE << 20), (least, measured(job), most))
         real = later["predicted"]["memory"]["host"] - later["passing"]
         refused = train(code=EXIT_RESOURCES, **{**case, "host_memory": real + later["passing"] // 2})
-        least = int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1)) + 4  # what is not planned changes from run to run
-        self.assertLessEqual(measured(train(**case, host_memory=f"{least}M"))["host"], least << 20)
+        least = int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1)) + NOISE
+        self.assertLessEqual(measured(train(**case, host_memory=f"{least}M"))["host"], (least + NOISE) << 20)
 
     def test_resume(self):
         """Before, at and after the switch, across budgets."""
@@ -531,6 +535,9 @@ class Emulated(Check):
             again, = self.trained([dict(base, **{**DELAY, "environment": {"EMU_SEED": str(SEED + 1), "EMU_GPUS": "4"}})])
             self.assertEqual(one.steps("loss", "grad_norm"), none.steps("loss", "grad_norm")[:1], layout)
             self.assert_same(again, two, layout)
+            if layout.get("dtype") != "bf16":  # the same on the processor; without the delay losses are 2e-4 apart
+                processor, = self.trained([dict(layout, **{**DELAY, "steps": 3})])
+                self.assert_close(two.losses(), processor.losses(), 1e-6, layout)
 
     def test_memory_that_is_not_pinned(self):
         base = dict(steps=2, binary=EMULATED, dtype="bf16")
