@@ -590,6 +590,7 @@ static void plan(Trainer *t) {
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     setup_disk_again(t);
+    facts = run_facts(t); // what was planned anew
     predict(&facts);
     needs_add(&t->needs, &t->predicted);
     foresee_switch(t);

@@ -386,6 +386,12 @@ class Disk(Check):
             self.assertEqual((sorted(disk)[::-1], disk[2]), (disk, 0))
             train(code=EXIT_RESOURCES, **{**case, "host_memory": f"{(least + most) // 2}M", "offload_dir": None})
 
+    def test_neither_has_room(self):
+        """Where activations are on the host as well, which has too little room with all on disk that may be, it is the host's budget that a message is about."""
+        least = smallest(offload_update="host")
+        job = train(code=EXIT_RESOURCES, **RUN, offload_update="host", device_memory=least, host_memory="1M", offload_dir=scratch())
+        self.assertIn("bytes of the host", job.err)
+
     def test_folders(self):
         file = os.path.join(scratch(), "file")
         with open(file, "w"):
