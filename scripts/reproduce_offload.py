@@ -47,11 +47,12 @@ class Plan:
     timed_steps: int
     rounds: int  # of all runs, in turns
     budgets: tuple  # of the device, for the largest model
+    sizes: tuple  # of forecasts
 
 
 PLANS = {
-    "quick": Plan(tokens=(4096,), shares=(0.25, 0.5), timed_steps=WARMUP + 4, rounds=1, budgets=("128M", "256M")),
-    "full": Plan(tokens=(4096, 16384, 65536), shares=(0.125, 0.25, 0.375, 0.5, 0.75), timed_steps=WARMUP + 10, rounds=3, budgets=("64M", "128M", "256M", "512M", "1G")),
+    "quick": Plan(tokens=(4096,), shares=(0.25, 0.5), timed_steps=WARMUP + 4, rounds=1, budgets=("128M", "256M"), sizes=("1T",)),
+    "full": Plan(tokens=(4096, 16384, 65536), shares=(0.125, 0.25, 0.375, 0.5, 0.75), timed_steps=WARMUP + 10, rounds=3, budgets=("64M", "128M", "256M", "512M", "1G"), sizes=("1T", "10T")),
 }
 
 
@@ -300,15 +301,17 @@ def utilisation(bench):
 GIB = 1 << 30
 NODES, LOCAL = 64, 8  # M6-10T's 512 V100 of 32 GB
 CLUSTER = f"{NODES}x{LOCAL},intra=100,inter=12,tflops=60,memory=800,link=12,host=20,disk=2"
-TIERS = "--device-memory", "32G", "--host-memory", "96G", "--offload-dir", "/nowhere"  # given the cluster's disk, no folder need be there
-WIDE, LENGTH = "heads=72,channels=9216,vocab=50257", 512  # a block of 1.02G parameters, of which two have room on such a device
+TIERS = "--device-memory", "32G", "--host-memory", "128G", "--offload-dir", "/nowhere"  # given the cluster's disk, no folder need be there
+WIDE = "heads=72,channels=9216,vocab=50257"  # a block of 1.02G parameters, of which two have room on such a device
+SIZES = {"1T": (982, 512), "10T": (9815, 48)}  # blocks, tokens of a sequence: what comes into each block stays on the device
 TOKENS = 4e9  # 16 GB of text, M6-10T's data
 RANKS, TIMES = 4, 10  # of the real run; its states over the sum of its device budgets
 SMALL = 192, "heads=2,channels=64,vocab=256", 8  # blocks, the rest of its model, tokens of a sequence
 
 
-def forecast(bench, size, layers, share):
-    flags = ["--model", f"layers={layers},{WIDE}", "--share", share, "--seq-len", LENGTH, "--micro-batch", 1, "--zero", 3, "--dtype", "bf16", "--recompute", "block",
+def forecast(bench, size, share):
+    layers, length = SIZES[size]
+    flags = ["--model", f"layers={layers},{WIDE}", "--share", share, "--seq-len", length, "--micro-batch", 1, "--zero", 3, "--dtype", "bf16", "--recompute", "block",
              "--steps", 1000, "--val-every", 0, "--cluster", CLUSTER, *TIERS]
     found, said = bench.ask(f"scale {size} {share}", *flags)
     if not found:
@@ -316,7 +319,7 @@ def forecast(bench, size, layers, share):
         return [size, "shared" if share == "all" else "real", "does not fit" + (f": {smallest.group(1)}" if smallest else ""), *[""] * 7]
     predicted = found["predicted"]
     offload, memory = predicted["offload"], predicted["memory"]
-    days = TOKENS / (NODES * LOCAL * LENGTH) * predicted["step_ms"] / 1000 / 86400
+    days = TOKENS / (NODES * LOCAL * length) * predicted["step_ms"] / 1000 / 86400
     return [size, "shared" if share == "all" else "real", f"{found['parameters'] / 1e9:.1f}G", *(f"{bytes_ / GIB:.1f}" for bytes_ in (memory["device"], offload["bytes"], offload["disk"])),
             f"{(offload['in'] + offload['out']) / GIB:.1f}", f"{predicted['traffic']['total']['inter'] / GIB:.1f}", f"{predicted['step_ms'] / 1000:.0f}", f"{days:.0f}"]
 
@@ -333,8 +336,7 @@ def ten_times(bench):
 
 
 def scale(bench):
-    sizes = {"1T": 982} if bench.plan.rounds == 1 else {"1T": 982, "10T": 9815}
-    lines = [forecast(bench, size, layers, share) for size, layers in sizes.items() for share in ("none", "all")]
+    lines = [forecast(bench, size, share) for size in bench.plan.sizes for share in ("none", "all")]
     text = markdown(["dense GPT on 512 ranks of 32 GB", "blocks", "parameters", "device, GiB", "host, GiB", "disk, GiB", "moved a step, GiB", "sent between nodes, GiB", "step, s", "days for 4G tokens"], lines)
     sum_, states, log = ten_times(bench)
     loss = found_events(log, "step")[-1]["loss"]
