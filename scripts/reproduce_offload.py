@@ -67,12 +67,12 @@ class Bench(reproduce_cyclic.Bench):
     def train(self, flags, *, model=MODEL, tokens=MICRO[0] * MICRO[1], steps):
         return [self.options.program, *model_flags(model, tokens), "--steps", steps, *flags]
 
-    def ask(self, name, *flags, program=None):
+    def ask(self, name, *flags):
         """What a forecast says: (the object, ""), or (None, why it ends with the status of resources)."""
         folder = self.options.into / "forecasts"
         folder.mkdir(parents=True, exist_ok=True)
         output = folder / f"{name}.txt".replace(" ", "_").replace("/", "_")
-        status = self.runner.run([*map(str, program or [self.options.program]), "--dry-run", "--json", *map(str, flags)], output)
+        status = self.runner.run([self.options.program, "--dry-run", "--json", *map(str, flags)], output)
         text = output.read_text(errors="replace")
         if status == EXIT_RESOURCES:
             return None, text
@@ -239,19 +239,12 @@ def most_blocks(bench, budget, way, flags):
 
 
 def largest(bench):
-    lines, claims = [], []
-    for budget in bench.plan.budgets:
-        found = {way: most_blocks(bench, budget, way, flags) for way, flags in WAYS.items()}
-        lines.append([budget, *(f"{layers} blocks" for layers in found.values())])
-    log = bench.run(f"largest/{bench.plan.budgets[0]}", bench.train(["--device-memory", bench.plan.budgets[0]], model=model_of(found_blocks(lines[0])), steps=2))
-    end = end_of(log)["memory"]
-    claims.append([f"the largest model at {bench.plan.budgets[0]} of the device", "ZeRO-Offload: 13B where 1.4B fits (V100)", "; ".join(f"{way}: {cell}" for way, cell in zip(WAYS, lines[0][1:])),
-                   f"activations take their part of the budget; the largest ran, with {end['measured']['device'] / MIB:.1f} MiB of the device"])
-    return markdown(["device budget", *WAYS], lines), claims
-
-
-def found_blocks(line):
-    return int(line[-1].split()[0])
+    found = {budget: {way: most_blocks(bench, budget, way, flags) for way, flags in WAYS.items()} for budget in bench.plan.budgets}
+    least, lines = bench.plan.budgets[0], [[budget, *(f"{layers} blocks" for layers in ways.values())] for budget, ways in found.items()]
+    log = bench.run(f"largest/{least}", bench.train(["--device-memory", least], model=model_of(found[least]["by the budget"]), steps=2))
+    claim = [f"the largest model at {least} of the device", "ZeRO-Offload: 13B where 1.4B fits (V100)", "; ".join(f"{way}: {layers} blocks" for way, layers in found[least].items()),
+             f"activations take their part of the budget; the largest ran, with {end_of(log)['memory']['measured']['device'] / MIB:.1f} MiB of the device"]
+    return markdown(["device budget", *WAYS], lines), [claim]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
