@@ -571,7 +571,6 @@ static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) 
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
 static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
 static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
-static inline bool clash_dir_delink(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && options_switches(o); }
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
 static inline bool clash_rate_share(const Options *o, const OptionsGiven *g) { return (void)g, o->share_lr > 0 && !options_shares(o); }
 static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
@@ -639,7 +638,6 @@ static const OptionPair option_pairs[] = {
     {"offload-delay", "offload-dir", "all states are updated on the host while the device computes, and none is on its way there", clash_delay_dir},
     {"offload-delay", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_delay_measured},
     {"offload-dir", "offload", "nothing leaves the device: give --device-memory, or --offload optimizer", clash_dir_offload},
-    {"offload-dir", "delink-at", "(or --delink-auto) at the switch states pass through the host: give --delink to a run that follows", clash_dir_delink},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},

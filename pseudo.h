@@ -90,16 +90,18 @@ static inline size_t delink_state_bytes(const Store *from, int kind, int storage
     return store_has_state(from, (StateKind)kind) && delink_copies(from, kind, storage, moments) ? (size_t)store_own_elements(from, storage) * sizeof(float)
                                                                                                  : 0;
 }
-// What lies on the host of a shared model's states at the switch, beside those of the copies.
+// What lies on the host of a shared model's states at the switch, beside those of the copies. Those on disk come from there, through their rooms.
 static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
-    size_t bytes = 0;
-    for (int i = 0; i < STATE_KINDS * from->model->storages; i++) {
-        bytes += delink_state_bytes(from, i / from->model->storages, i % from->model->storages, moments);
+    const int storages = from->model->storages;
+    size_t bytes = from->disk_rooms.held;
+    for (int i = 0; i < STATE_KINDS * storages; i++) {
+        const bool stored = store_on_disk(from, (StateKind)(i / storages), i % storages);
+        bytes += stored ? 0 : delink_state_bytes(from, i / storages, i % storages, moments);
     }
     return bytes;
 }
 // The layout changes while states are on their way: those that lie on the device leave it, so that nothing is there twice. [kinds][storages] my slices;
-// NULL: there is nothing to be copied, or it lies on the host anyway, and stays there until it has been copied.
+// NULL: there is nothing to be copied, or it lies on the host or on disk anyway, and stays there until it has been copied.
 static inline float **delink_pack(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
     float **packed = (float **)checked_calloc((size_t)(STATE_KINDS * storages), sizeof(float *), "shared states");
@@ -132,6 +134,15 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
     }
     slices_free(&slices);
 }
+// Moments that begin anew: their places may have been another model's (train_gpt.c: files).
+static inline void delink_clear_moments(Store *to) {
+    for (int i = 0; i < to->model->storages; i++) {
+        const bool block = gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0;
+        for (int kind = STATE_M; block && kind <= STATE_V; kind++) {
+            if (store_has_state(to, (StateKind)kind)) { store_clear_state(to, (StateKind)kind, i); }
+        }
+    }
+}
 // Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. packed: of delink_pack, given back storage by storage.
 // *p: notes it. All ranks call it.
 static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments, Progress *p) {
@@ -143,6 +154,7 @@ static inline void delink_states(Store *to, const Store *from, float **packed, i
         }
     }
     free(packed);
+    if (moments == DELINK_RESET) { delink_clear_moments(to); }
     p->delinked = p->step, p->restarted = moments == DELINK_RESET ? p->updates : 0;
     store_count_updates(to, p), store_masters_changed(to);
 }

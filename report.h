@@ -87,6 +87,7 @@ typedef struct {
     size_t offloaded;                  // in them: states that lie there
     int64_t moved[2];                  // of these in a step: to the device, to the host
     int64_t stored;                    // bytes on disk; a step reads and writes as many
+    int64_t disk;                      // of this run's files: these, and what waits for a model that follows (pseudo.h)
     int64_t traffic[COMM_KINDS][LINK_KINDS];
     double step_s, idle; // idle: share of the step in which this rank waits
     size_t passing;      // in host: states of the shared model that lie there while blocks are delinked (pseudo.h)
@@ -116,6 +117,7 @@ typedef struct {
     Privacy *privacy;
     const CyclicPlan *cyclic; // whose program is that of step 0
     Prediction *later;        // of the model whose blocks share no more; NULL: it does not come to that
+    const DiskFile *files;    // [2] of this model and of the one that follows
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
@@ -329,7 +331,7 @@ static inline void predict(const RunFacts *run) {
     predict_memory(run, run->shape.rows, run->options->recompute == RECOMPUTE_BLOCK, p->memory);
     p->offloaded = run_host_bytes(run), p->host = host_bytes("VmRSS:") + p->offloaded + store_scratch_bytes(run->store);
     offload_moves(run->store, &run->program->rank[run->ranks->me % run->program->ranks], executor_stash_bytes(&run->shape, run->model), p->moved);
-    p->stored = store_disk_bytes(run->store);
+    p->stored = p->disk = store_disk_bytes(run->store);
     predict_traffic(run, p->traffic);
     p->step_s = predict_step(run, busy, NULL);
     p->idle = p->step_s > 0 ? 1 - busy[run->ranks->me] / p->step_s : 0;
@@ -405,11 +407,11 @@ static inline void check_host_memory(const RunFacts *run) {
             "offloaded states of this machine's ranks need %.2f GiB, %.2f GiB are available", needed / 0x1p30, there / 0x1p30);
     }
 }
-// What lies on disk, of all ranks of this machine. Their files are allocated before the first step, and this is only said earlier.
-static inline void check_disk(const RunFacts *run) {
+// What lies on disk, of all ranks of this machine: bytes of this one's files. They are allocated before the first step, and this is only said earlier.
+static inline void check_disk(const RunFacts *run, int64_t bytes) {
     const char *folder = run->options->offload_dir;
     disk_check_folder(folder);
-    const double needed = memory_of_host(run, (double)store_disk_bytes(run->store)), there = disk_free(folder);
+    const double needed = memory_of_host(run, (double)bytes), there = disk_free(folder);
     if (there >= 0 && needed > there) {
         die(EXIT_RESOURCES, "give it a folder with more room, or a larger --host-memory or --device-memory",
             "states of this machine's ranks need %.0f bytes of --offload-dir %s, of which %.0f are free", needed, folder, there);
@@ -625,6 +627,7 @@ static inline void print_later(const Prediction *p) {
         printf("offload    then %.3f MiB of the host are for states; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
                (double)p->offloaded / 1048576, (double)p->moved[0] / 1048576, (double)p->moved[1] / 1048576);
     }
+    if (p->stored) { printf("offload    then %.3f MiB are on disk; a step reads and writes all of it\n", (double)p->stored / 1048576); }
 }
 static inline void print_offload(const RunFacts *run) {
     const Prediction *p = run->predicted;
@@ -640,6 +643,7 @@ static inline void print_offload(const RunFacts *run) {
         printf("offload    %.3f MiB more are on disk, in %s; a step reads and writes all of it, at %.0f MB/s\n", (double)p->stored / 1048576, o->folder,
                run->rates->disk_bytes_per_s / 1e6);
     }
+    if (p->disk > p->stored) { printf("offload    %.3f MiB of %s are taken for the blocks' own states\n", (double)(p->disk - p->stored) / 1048576, o->folder); }
 }
 static inline void print_start(const RunFacts *run) {
     const Options *o = run->options;
@@ -687,7 +691,7 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     traffic_total(p->traffic, total);
     text_add(line, "{\"memory\":"), json_add_memory(line, p->memory, p->host);
     text_add(line, ",\"traffic\":"), json_add_traffic(line, p->traffic, total);
-    text_add(line, ",\"offload\":"), json_add_offload(line, p->offloaded, p->moved[0], p->moved[1], p->stored, p->stored, p->stored);
+    text_add(line, ",\"offload\":"), json_add_offload(line, p->offloaded, p->moved[0], p->moved[1], p->disk, p->stored, p->stored);
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
@@ -787,12 +791,12 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
            step_ms, 100 * p->idle, 100 * idle);
     print_memory(p->memory, p->host, memory_taken, (double)host);
     if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
-    const int64_t *stored = run->store->stored, each = max_i64(steps, 1), disk = run->store->disk ? run->store->disk->taken : 0;
+    const int64_t *stored = run->store->stored, each = max_i64(steps, 1), disk = run->files[0].taken + run->files[1].taken;
     if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
-    text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1], p->stored, p->stored, p->stored);
+    text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1], p->disk, p->stored, p->stored);
     text_add(&line, ",\"measured\":");
     json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps), moved_per_step(run, 1, steps), disk, stored[0] / each, stored[1] / each);
     text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);

@@ -174,7 +174,7 @@ static void setup_store(Trainer *t) {
     policy.measures = o->delink_moments == DELINK_MEASURED && share_is(&t->model.share);
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
     t->store.takes_measured = o->delink_moments == DELINK_MEASURED;
-    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed;
+    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed, t->store.file = &t->files[t->number % 2];
 }
 static void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
@@ -208,7 +208,8 @@ static void setup_messages(Trainer *t) {
 static RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options,     &t->model,     &t->comm,  &t->cluster, t->ranks,          &t->program,
                       &t->rates,       &t->predicted, &t->train, &t->store,   t->stream.threads, t->samples,
-                      t->most_samples, t->steps,      t->shape,  &t->privacy, &t->cyclic,        t->later.parameters ? &t->later : NULL};
+                      t->most_samples, t->steps,      t->shape,  &t->privacy, &t->cyclic,        t->later.parameters ? &t->later : NULL,
+                      t->files};
     return facts;
 }
 
@@ -229,15 +230,16 @@ static void plan_again(Trainer *t) {
     setup_store(t), setup_schedule(t);
 }
 // Bytes that the host's budget would lack with nothing on disk. The process takes a little more until it is looked at (check_budgets).
-static double host_excess(Trainer *t) {
-    const size_t SLACK = 1 << 20, host = host_bytes("VmRSS:") + store_host_bytes(&t->store) + store_scratch_bytes(&t->store);
+static double host_excess(const Trainer *t) {
+    const size_t SLACK = 1 << 20, states = store_host_bytes(&t->store) + store_scratch_bytes(&t->store) + executor_stash_all(&t->shape, &t->model);
     const OffloadScope scope = offload_scope(t);
-    return (double)(host + SLACK + executor_stash_all(&t->shape, &t->model)) + (double)offload_disk_frees(&scope, &t->offload) -
+    return (double)(t->resident + t->passing) + (double)(SLACK + states) + (double)offload_disk_frees(&scope, &t->offload) -
            option_size("host-memory", t->options.host_memory);
 }
 // Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
 static void place_on_disk(Trainer *t) {
-    const bool all = !*t->options.host_memory;
+    if (!t->offload.disk) { t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"); }
+    const bool all = !*t->options.host_memory || (t->crowded && share_is(&t->model.share));
     const double excess = host_excess(t);
     const OffloadScope scope = offload_scope(t);
     if (all) { offload_all(offload_host(&t->offload, &scope)); }
@@ -246,19 +248,30 @@ static void place_on_disk(Trainer *t) {
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     plan_again(t);
 }
-static void setup_disk(Trainer *t) {
-    t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.folder = t->options.offload_dir;
-    place_on_disk(t);
+// What this model, the number-th of the run, needs of the disk; where cuts are not known, any may be of either number. The first that needs it measures it.
+static void note_disk(Trainer *t, int number) {
+    const bool any = t->options.delink_auto && t->options.delink_gradual && number;
+    if (!t->offload.disk) { return; }
+    for (int i = 0; i < 2; i++) {
+        if (any || number % 2 == i) { t->file_bytes[i] = max_i64(t->file_bytes[i], store_disk_bytes(&t->store)); }
+    }
     RunFacts facts = run_facts(t);
-    if (!t->cluster.nodes) { check_disk(&facts); }
-    measure_disk(&t->rates, &t->cluster, &t->store, &t->comm);
+    if (!t->cluster.nodes) { check_disk(&facts, t->file_bytes[0] + t->file_bytes[1]); }
+    if (!(t->rates.disk_bytes_per_s < (double)INFINITY)) { measure_disk(&t->rates, &t->cluster, &t->store, &t->comm); }
+}
+static void setup_disk(Trainer *t) {
+    t->resident = (int64_t)host_bytes("VmRSS:"), t->rates.disk_bytes_per_s = (double)INFINITY;
+    place_on_disk(t), note_disk(t, 0);
+}
+static void replace_on_disk(Trainer *t) {
+    place_on_disk(t);
+    if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
 // Timing has made the process larger; more goes to the disk where the budget asks for it.
 static void setup_disk_again(Trainer *t) {
     const OffloadScope scope = offload_scope(t);
-    if (!t->offload.disk || !comm_agree_max(&t->comm, host_excess(t) > (double)offload_disk_frees(&scope, &t->offload))) { return; }
-    place_on_disk(t);
-    if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
+    t->resident = (int64_t)host_bytes("VmRSS:");
+    if (t->offload.disk && comm_agree_max(&t->comm, host_excess(t) > (double)offload_disk_frees(&scope, &t->offload))) { replace_on_disk(t); }
 }
 // The store and its schedules are planned with all states on the device; now some go to the host, for which both are planned anew.
 static void place_offload(Trainer *t) {
@@ -270,7 +283,7 @@ static void place_offload(Trainer *t) {
     const ZeroPolicy *policy = &t->store.policy;
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.storages = t->model.storages;
     t->offload.gradients = o->offload == OFFLOAD_AUTO && !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks;
-    t->offload.delays = o->offload_delay;
+    t->offload.delays = o->offload_delay, t->offload.folder = o->offload_dir;
     const OffloadScope scope = offload_scope(t);
     if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &scope)), offload_keep_gradients(&t->offload, &t->store); }
     do { offload_fill(offload_device(&t->offload, &scope), &t->offload, &scope, excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
@@ -289,20 +302,23 @@ static void setup_offload(Trainer *t) {
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
 }
 
-// A model in the place of the one before, whose plans are somewhere else: the store, its schedules, and what lies on the host. The same at each call.
-static void plan_model(Trainer *t, GptModel model) {
-    t->model = model, t->offload.host = NULL;
+// A model in the place of the one before, whose plans are somewhere else: the store, its schedules, what lies on the host and on disk. passing: bytes of
+// the host that the states of the one before take at the switch. The same at each call.
+static void plan_model(Trainer *t, GptModel model, size_t passing) {
+    t->model = model, t->offload.host = t->offload.disk = NULL, t->passing = (int64_t)passing;
     setup_store(t), setup_schedule(t);
     if (options_offloads(&t->options)) { place_offload(t); }
+    if (t->offload.host && *t->options.offload_dir) { place_on_disk(t); }
 }
-// What a model that follows in this run will need, before anything is allocated. passing: of the states of the one before it; returns its own.
-static size_t foresee(Trainer *t, GptModel model, size_t passing) {
+// What a model that follows in this run, the number-th, will need, before anything is allocated. passing: of the states of the one before it; returns its own.
+static size_t foresee(Trainer *t, GptModel model, int number, size_t passing) {
     const GptModel now = t->model;
     const Store store = t->store;
     const Program program = t->program, evaluation = t->evaluation;
     const ExecutorShape shape = t->shape;
     const Offload offload = t->offload;
-    plan_model(t, model);
+    plan_model(t, model, passing);
+    note_disk(t, number);
     RunFacts facts = run_facts(t);
     facts.predicted = &t->later;
     predict(&facts);
@@ -310,8 +326,8 @@ static size_t foresee(Trainer *t, GptModel model, size_t passing) {
     needs_add(&t->needs, &t->later);
     if (!t->options.dry_run && !t->options.show_schedule) { check_memory(&facts); }
     passing = delink_host_bytes(&t->store, t->options.delink_moments);
-    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation), free(t->offload.host);
-    t->model = now, t->store = store, t->program = program, t->evaluation = evaluation, t->shape = shape, t->offload = offload;
+    store_free(&t->store), program_free(&t->program), program_free(&t->evaluation), free(t->offload.host), free(t->offload.disk);
+    t->passing = 0, t->model = now, t->store = store, t->program = program, t->evaluation = evaluation, t->shape = shape, t->offload = offload;
     return passing;
 }
 // All that follow, the last of which shares nothing. Of cuts that depend on gradients, what may take most.
@@ -320,15 +336,33 @@ static void foresee_switch(Trainer *t) {
     GptModel m = t->model;
     if (!options_switches(o) || !share_is(&m.share)) { return; }
     size_t passing = delink_host_bytes(&t->store, o->delink_moments);
+    int number = 1;
     for (int cut = CUT_PAIRS; o->delink_gradual && cut <= CUT_ALL_BUT_ONE;) {
         const GptShare parts = share_parts(&m, o->delink_auto ? (ShareCut)cut : CUT_HALVES);
         const bool same = share_same(&parts, &m.share);
         cut += o->delink_auto;
         if (!share_is(&parts)) { break; }
         m = gpt_model_shared(m.config, parts);
-        if (!same) { passing = foresee(t, m, passing); }
+        if (!same) { passing = foresee(t, m, number++, passing); }
     }
-    foresee(t, gpt_model(m.config), passing);
+    foresee(t, gpt_model(m.config), number, passing);
+}
+// What the run will need: this model, and those that follow.
+static void foresee_run(Trainer *t) {
+    RunFacts facts = run_facts(t);
+    memset(&t->needs, 0, sizeof t->needs), memset(t->file_bytes, 0, sizeof t->file_bytes);
+    predict(&facts);
+    needs_add(&t->needs, &t->predicted);
+    note_disk(t, 0), foresee_switch(t);
+    t->predicted.disk = t->file_bytes[0] + t->file_bytes[1];
+}
+// Where the host has no room for the states of two models at a switch, those that share have theirs on disk. Are plans new?
+static bool crowd(Trainer *t) {
+    RunFacts facts = run_facts(t);
+    const double host = most_of_ranks(&facts, t->needs.host);
+    if (!t->offload.disk || !t->later.parameters || host <= option_size("host-memory", t->options.host_memory)) { return false; }
+    t->crowded = true, replace_on_disk(t);
+    return true;
 }
 
 // Samples of one validation (labelled ones once at most).
@@ -386,6 +420,7 @@ static void allocate_states(Trainer *t) {
 }
 static void setup_states(Trainer *t) {
     memcpy(t->before, memory_taken, sizeof t->before);
+    for (int i = 0; i < 2; i++) { disk_take_file(&t->files[i], t->options.offload_dir, t->file_bytes[i]); }
     allocate_states(t);
     setup_executor(t);
     t->windows = (int64_t *)checked_calloc(2 * (size_t)drawn_words(t), sizeof(int64_t), "samples");
@@ -526,7 +561,16 @@ static bool delink_due(Trainer *t, GptShare *next) {
     const bool again = o->delink_gradual && t->progress.delinked;
     return o->delink_at && step >= o->delink_at && (!again || (step - o->delink_at) % o->delink_every == 0);
 }
-// All that lies on the device is given back, then taken anew: states pass through the host.
+// What no model needs any more of the two files.
+static void give_back_files(Trainer *t) {
+    int64_t *needed = t->file_bytes, mine = t->number % 2;
+    if (!share_is(&t->model.share)) {
+        disk_free_file(&t->files[!mine]), disk_cut_file(&t->files[mine], store_disk_bytes(&t->store));
+        needed[!mine] = 0, needed[mine] = store_disk_bytes(&t->store);
+    }
+    needed[mine] = max_i64(needed[mine], store_disk_bytes(&t->store)), t->predicted.disk = needed[0] + needed[1];
+}
+// All that lies on the device is given back, then taken anew: states pass through the host, or the disk.
 static void delink(Trainer *t, GptShare next) {
     const GptModel shared = t->model;
     const Offload offload = t->offload;
@@ -535,17 +579,19 @@ static void delink(Trainer *t, GptShare next) {
     store_settle(&before), ops_wait(&t->stream);
     executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
     before.model = before.layout.model = &shared, before.policy.offload = offload.host ? &offload : NULL;
+    const size_t leaves = delink_host_bytes(&before, moments);
     float **packed = delink_pack(&before, moments);
     comm_share_none(&t->comm), store_leave_states(&before), ops_free(t->stream.workspace);
     memcpy(memory_taken, t->before, sizeof memory_taken);
-    plan_model(t, gpt_model_shared(shared.config, next));
+    t->number++, plan_model(t, gpt_model_shared(shared.config, next), leaves);
     store_join(&t->store, &t->comm);
     RunFacts facts = run_facts(t);
     predict(&facts);
     const size_t passing = memory_on_host;
     allocate_states(t);
     delink_states(&t->store, &before, packed, moments, &t->progress);
-    store_free(&before), free(offload.host), memory_on_host -= passing;
+    store_free(&before), free(offload.host), free(offload.disk), memory_on_host -= passing;
+    give_back_files(t);
     setup_executor(t);
     if (t->comm.rank == 0) { report_delink(&facts, t->progress.step, &t->bar, &t->log); }
     store_settle(&t->store), comm_reset_counters(&t->comm);
@@ -590,10 +636,9 @@ static void plan(Trainer *t) {
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     setup_disk_again(t);
+    foresee_run(t);
+    if (crowd(t)) { foresee_run(t); }
     facts = run_facts(t); // what was planned anew
-    predict(&facts);
-    needs_add(&t->needs, &t->predicted);
-    foresee_switch(t);
     check_budgets(&facts, &t->needs);
 }
 

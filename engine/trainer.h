@@ -45,6 +45,12 @@ typedef struct {
     int64_t window_step;                        // ... namely of this one
     Prediction predicted, later;                // later: when blocks share no more
     Needs needs;                                // of both
+    int64_t resident;                           // bytes of the host that the process takes in any case, by which states go to the disk
+    int64_t passing;                            // more of them where this model's states come from the one before it
+    bool crowded;                               // the host has no room for both: what may lie on disk of models that share does
+    int number;                                 // of this model among those of the run
+    DiskFile files[2];                          // of models of even and odd number, in turns
+    int64_t file_bytes[2];                      // the most that these need
     // with what
     Store store;
     Executor executor;

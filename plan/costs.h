@@ -193,10 +193,12 @@ static inline double measure_disk_of_rank(const Store *s) {
     const size_t bytes = store_disk_rooms_bytes((size_t)room);
     bool pinned;
     Disk disk;
+    DiskFile file = {NULL, 0, false, false, 0, 0};
     char *rooms = (char *)ops_alloc_far(bytes, &pinned);
     double start = 0;
     if (!rooms) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
-    disk_open(&disk, s->policy.offload->folder, pieces * room, disk_align(rooms), (size_t)room);
+    disk_take_file(&file, s->policy.offload->folder, pieces * room);
+    disk_open(&disk, &file, pieces * room, disk_align(rooms), (size_t)room);
     for (int pass = 0; pass < 2; pass++) { // the first writes what has never been written
         start = seconds_now();
         for (int64_t i = 0; i < pieces; i++) {
@@ -206,7 +208,7 @@ static inline double measure_disk_of_rank(const Store *s) {
         disk_settle(&disk);
     }
     const double seconds = seconds_now() - start;
-    disk_close(&disk), ops_free_far(rooms, pinned);
+    disk_close(&disk), disk_free_file(&file), ops_free_far(rooms, pinned);
     forget_peak_memory();
     return 2 * (double)(pieces * room) / seconds;
 }

@@ -1,7 +1,8 @@
 // disk.h: a file for what neither the device nor the host has room for (store/host.h: states of the optimizer), and the rooms that its pieces come to.
 //
-// File       One for each rank, in the folder of --offload-dir. Its name is gone as soon as it is open, so nothing is left behind however a run ends; all of
-//            it is allocated before anything is written: a full disk is found before the first step. Past the page cache (O_DIRECT) where the file system can.
+// File       One for each rank, in the folder of --offload-dir; two while a model waits that follows in the run (pseudo.h). Its name is gone as soon as it is
+//            open, so nothing is left behind however a run ends; all of it is allocated before anything is written: a full disk is found before the first step.
+//            Past the page cache (O_DIRECT) where the file system can.
 // Rooms      of the host's memory, each with a thread that does what is asked of it, in this order: so a piece is written before the next one comes into
 //            its room, and several rooms' requests are under way at once, which disks want. Threads, not io_uring: four of them reach what it could, without a
 //            library, and where containers forbid it.
@@ -35,6 +36,12 @@ typedef struct {
     int64_t at, bytes;
     bool writes;
 } DiskRequest;
+typedef struct {
+    const char *folder;
+    int file;
+    bool there, direct;
+    int64_t bytes, taken; // as asked for; as there are
+} DiskFile;
 typedef struct Disk Disk;
 typedef struct {
     Disk *disk;
@@ -50,10 +57,9 @@ typedef struct {
     int error;          // of the system; 0: the file ends
 } DiskRoom;
 struct Disk {
-    const char *folder;
-    int file;
-    bool open, direct;
-    int64_t bytes, taken; // as asked for; as there are
+    const DiskFile *file;
+    bool open;
+    int64_t bytes; // of the file that are used
     DiskRoom room[DISK_PIECES];
 };
 
@@ -68,11 +74,12 @@ static inline char *disk_align(char *memory) { return memory + (DISK_GRAIN - (ui
 
 // All of a request, or what fails of it is kept in the room.
 static inline void disk_transfer(DiskRoom *room, const DiskRequest *r) {
+    const int file = room->disk->file->file;
     int64_t done = 0;
     for (int tries = 0; done < r->bytes; tries++) {
         const size_t left = (size_t)(r->bytes - done);
         const ssize_t n =
-            r->writes ? DISK_WRITE(room->disk->file, r->memory + done, left, r->at + done) : DISK_READ(room->disk->file, r->memory + done, left, r->at + done);
+            r->writes ? DISK_WRITE(file, r->memory + done, left, r->at + done) : DISK_READ(file, r->memory + done, left, r->at + done);
         const bool again = n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
         if (!again || tries == DISK_TRIES) {
             room->error = n < 0 ? errno : 0, room->found = done, room->failed = *r;
@@ -119,7 +126,7 @@ static inline void disk_wait_for(DiskRoom *room, int64_t left) {
     if (f.bytes) {
         die(EXIT_RESOURCES, "is the disk full, or broken? Checkpoints in --out are whole",
             "cannot %s the file in --offload-dir %s at byte %" PRId64 ": %" PRId64 " bytes expected, %" PRId64 " found: %s", f.writes ? "write" : "read",
-            room->disk->folder, f.at, f.bytes, room->found, room->error ? strerror(room->error) : "it ends there, or gets no further");
+            room->disk->file->folder, f.at, f.bytes, room->found, room->error ? strerror(room->error) : "it ends there, or gets no further");
     }
 }
 static inline void disk_wait(DiskRoom *room) { disk_wait_for(room, 0); }
@@ -146,27 +153,38 @@ static inline int disk_new_file(const char *folder) {
     return file;
 }
 static inline void disk_check_folder(const char *folder) { close(disk_new_file(folder)); }
-// One of exactly so many bytes, all of them zero.
-static inline void disk_make_file(Disk *d) {
+static inline void disk_look_at_file(DiskFile *f, int64_t bytes) {
     struct stat made;
-    d->file = disk_new_file(d->folder);
+    f->bytes = bytes, f->taken = fstat(f->file, &made) ? 0 : (int64_t)made.st_size;
+}
+// Makes it, of exactly so many bytes, all of them zero; or longer, if it is there and has fewer.
+static inline void disk_take_file(DiskFile *f, const char *folder, int64_t bytes) {
+    if (f->bytes >= bytes) { return; }
+    if (!f->there) { f->folder = folder, f->file = disk_new_file(folder), f->there = true; }
     signal(SIGXFSZ, SIG_IGN); // a limit of the shell's is an error like others
-    const int error = DISK_ALLOCATE(d->file, 0, d->bytes);
+    const int error = DISK_ALLOCATE(f->file, 0, bytes);
     if (error) {
         die(EXIT_RESOURCES, "give --offload-dir a folder with more room, or a larger --host-memory",
-            "cannot take %" PRId64 " bytes in --offload-dir %s, of which %.0f are free: %s", d->bytes, d->folder, disk_free(d->folder), strerror(error));
+            "cannot take %" PRId64 " bytes in --offload-dir %s, of which %.0f are free: %s", bytes, folder, disk_free(folder), strerror(error));
     }
-    d->taken = fstat(d->file, &made) ? 0 : (int64_t)made.st_size;
-    const int flags = fcntl(d->file, F_GETFL);
-    d->direct = flags >= 0 && !fcntl(d->file, F_SETFL, flags | O_DIRECT);
+    disk_look_at_file(f, bytes);
+    const int flags = fcntl(f->file, F_GETFL);
+    f->direct = flags >= 0 && !fcntl(f->file, F_SETFL, flags | O_DIRECT);
 }
-// Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN on. d stays where it is until disk_close.
-static inline void disk_open(Disk *d, const char *folder, int64_t bytes, char *rooms, size_t room_bytes) {
+// Gives back what lies behind so many bytes of it; all of it.
+static inline void disk_cut_file(DiskFile *f, int64_t bytes) {
+    if (f->bytes > bytes && !ftruncate(f->file, (off_t)bytes)) { disk_look_at_file(f, bytes); }
+}
+static inline void disk_free_file(DiskFile *f) {
+    if (f->there) { close(f->file); }
+    memset(f, 0, sizeof *f);
+}
+// Uses so many bytes of a file. Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN on. d stays where it is until disk_close.
+static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char *rooms, size_t room_bytes) {
     sigset_t all, before;
     pthread_condattr_t clock; // that nobody sets
     memset(d, 0, sizeof *d);
-    d->folder = folder, d->bytes = bytes;
-    disk_make_file(d);
+    d->file = file, d->bytes = bytes;
     pthread_condattr_init(&clock), pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the thread that trains
     for (int i = 0; i < DISK_PIECES; i++) {
@@ -192,7 +210,6 @@ static inline void disk_close(Disk *d) {
         pthread_join(room->thread, NULL);
         pthread_mutex_destroy(&room->lock), pthread_cond_destroy(&room->changed);
     }
-    if (d->open) { close(d->file); }
     memset(d, 0, sizeof *d);
 }
 

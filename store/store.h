@@ -111,6 +111,7 @@ typedef struct {
     SumRoom adding[MOVING_PIECES];
     Shelf disk_rooms;
     Disk *disk;               // NULL: nothing lies there
+    DiskFile *file;           // of it. The owner sets it before the memory is taken, and gives it back
     Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
     double *partials;         // [my chunks] of the norm
     ExactSum *sums;           // [ranks] of them
@@ -545,8 +546,9 @@ static inline void store_allocate_offload(Store *s) {
     if (store_disk_bytes(s)) {
         shelf_allocate(&s->disk_rooms, MEMORY_BUFFERS, "rooms of states on disk");
         s->disk = (Disk *)checked_calloc(1, sizeof(Disk), "disk");
-        disk_open(s->disk, s->policy.offload->folder, store_disk_bytes(s), disk_align(s->disk_rooms.base), s->disk_room_bytes);
-        if (!s->disk->direct) {
+        disk_take_file(s->file, s->policy.offload->folder, store_disk_bytes(s));
+        disk_open(s->disk, s->file, store_disk_bytes(s), disk_align(s->disk_rooms.base), s->disk_room_bytes);
+        if (!s->file->direct) {
             fprintf(stderr, "note: rank %d: the file system of --offload-dir has no direct transfers; the page cache is between\n", s->comm->rank);
         }
     }
@@ -608,7 +610,7 @@ static inline void store_free_shelves(Store *s, bool far) {
     ops_free(s->unpacked), ops_free(s->parcel_base);
     s->unpacked = s->parcel_base = NULL;
 }
-// Gives back all but the optimizer's states on the host, and parameters there that are their own masters.
+// Gives back all but the optimizer's states on the host and on disk, and parameters on the host that are their own masters.
 static inline void store_leave_states(Store *s) {
     store_free_shelves(s, false), shelf_free(&s->offload_rooms), shelf_free(&s->sum_rooms), shelf_free(&s->host[STATE_GRADIENT]);
     for (int kind = STATE_KINDS; kind < HOST_KINDS; kind++) {

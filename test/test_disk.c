@@ -37,8 +37,10 @@ static void fill(char *memory, int64_t bytes, uint64_t draw) {
 static void check_against_array(void) {
     char *memory = (char *)calloc(1, (size_t)DISK_PIECES * ROOM_BYTES + DISK_GRAIN), part[3 * ROOM_BYTES];
     Disk d;
-    disk_open(&d, "/tmp", FILE_BYTES, disk_align(memory), ROOM_BYTES);
-    assert_int_equal(d.taken, FILE_BYTES);
+    DiskFile file = {NULL, 0, false, false, 0, 0};
+    disk_take_file(&file, "/tmp", FILE_BYTES);
+    disk_open(&d, &file, FILE_BYTES, disk_align(memory), ROOM_BYTES);
+    assert_int_equal(file.taken, FILE_BYTES);
     memset(expected, 0, FILE_BYTES);
     for (uint64_t round = 0; round < 60; round++) {
         for (int64_t piece = 0, at = 0; at < FILE_BYTES; piece++, at += ROOM_BYTES) {
@@ -57,7 +59,7 @@ static void check_against_array(void) {
         disk_access(&d, at, bytes, part, ROOM_BYTES, true);
     }
     disk_close(&d);
-    free(memory);
+    free(memory), disk_free_file(&file);
 }
 static void test_whole_transfers(void **state) {
     (void)state;
@@ -67,8 +69,27 @@ static void test_transfers_that_stop(void **state) {
     (void)state;
     stops = true, check_against_array();
 }
+// A file gets longer and shorter, and has what it had; what it gets is zero.
+static void test_lengths(void **state) {
+    (void)state;
+    DiskFile file = {NULL, 0, false, false, 0, 0};
+    char *all = (char *)calloc(1, 4 * DISK_GRAIN), *memory = disk_align(all);
+    const int64_t lengths[] = {2, 3, 1, 3}; // in blocks
+    disk_take_file(&file, "/tmp", DISK_GRAIN);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        memset(memory, 1, DISK_GRAIN);
+        assert_int_equal(pwrite(file.file, memory, DISK_GRAIN, 0), DISK_GRAIN);
+        disk_take_file(&file, "/tmp", lengths[i] * DISK_GRAIN);
+        disk_cut_file(&file, lengths[i] * DISK_GRAIN);
+        assert_int_equal(file.taken, lengths[i] * DISK_GRAIN);
+        assert_int_equal(pread(file.file, memory, 3 * DISK_GRAIN, 0), lengths[i] * DISK_GRAIN);
+        for (int64_t k = 0; k < lengths[i] * DISK_GRAIN; k++) { assert_int_equal(memory[k], k < DISK_GRAIN); }
+    }
+    disk_free_file(&file), free(all);
+    assert_false(file.there);
+}
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_whole_transfers), cmocka_unit_test(test_transfers_that_stop)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_whole_transfers), cmocka_unit_test(test_transfers_that_stop), cmocka_unit_test(test_lengths)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

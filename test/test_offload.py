@@ -455,8 +455,12 @@ class Delink(Check):
     SHARED = dict(delink_at=None, delink_auto=None, delink_gradual=None, delink_every=None, delink_below=None, delink_moments=None, steps=1)
     PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params", "all") for update in UPDATES]
 
+    @staticmethod
+    def on_disk(places):
+        return [dict(place, offload_dir=scratch()) for place in places]
+
     def test_same(self):
-        """Everything on the host, or as much as two budgets ask for: the smallest one, and what the shared model takes when it is all on the device."""
+        """Everything on the host, or on disk, or as much as two budgets ask for: the smallest one, and what the shared model takes when it is all on the device."""
         layouts = sample(self.LAYOUTS, 3)
         expected = self.trained([{**self.RUN, **layout} for layout in layouts])
         for layout, plain in zip(layouts, expected):
@@ -465,14 +469,15 @@ class Delink(Check):
             shared = measured(train(**{**RUN, **alike, **self.SHARED}))["device"]
             budgets = [*(dict(offload_update=update, device_memory=max(shared, smallest(**alike, offload_update=update))) for update in UPDATES)]
             budgets.append(dict(offload_update="host", device_memory=smallest(**alike, offload_update="host")))
-            places = [*self.PLACES, *budgets]
-            without, *jobs = self.trained([alike, *[dict(alike if place in budgets else base, **place) for place in places]])
+            places = [*self.PLACES, *budgets, *self.on_disk(sample([*self.PLACES, *budgets], 3))]
+            without, *jobs = self.trained([alike, *[dict(alike if "device_memory" in place else base, **place) for place in places]])
             for place, job in zip(places, jobs):
-                self.assert_same(job, without if place in budgets else plain, (layout, place))
+                self.assert_same(job, without if "device_memory" in place else plain, (layout, place))
                 self.assertTrue(job.of("delink"), layout)
                 self.assertLessEqual(measured(job)["device"], place.get("device_memory", 1 << 40), (layout, place))
                 self.assertEqual(job.of("start")[0]["delinked"]["predicted"]["memory"]["device"], measured(job)["device"], "of rank 0, forecast at the start")
                 self.assertEqual(job.of("delink")[-1]["storages"], LAYERS, layout)
+                self.assertEqual(job.of("delink")[-1]["predicted"]["offload"]["disk"], job.end()["offload"]["measured"]["disk"], (layout, place))
 
     def test_smallest(self):
         """Of the whole run: a byte less is refused before it starts, for what comes after the switch."""
@@ -500,13 +505,54 @@ class Delink(Check):
         least = int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1)) + NOISE
         self.assertLessEqual(measured(train(**case, host_memory=f"{least}M"))["host"], (least + NOISE) << 20)
 
+    def test_disk(self):
+        """Both models' bytes are taken before the first step, or it is told that there is no room; the shared one's are given back."""
+        for changes, sharing in ((dict(), 1), (dict(delink_gradual=1, delink_every=1, steps=self.AT + 3), LAYERS // 2)):  # storages before the last cut
+            case = {**RUN, **self.RUN, **changes, "dtype": "bf16", "offload": "optimizer"}
+            rest, block = sum(stored_bytes(elements, 3) for elements in (*STORAGES[:2], STORAGES[-1])), stored_bytes(BLOCK, 3)
+            real, shared = rest + LAYERS * block, rest + sharing * block
+            job = train(**case, offload_dir=scratch())
+            self.assertEqual(job.of("start")[0]["predicted"]["offload"]["disk"], shared + real)
+            self.assertEqual([event["predicted"]["offload"]["disk"] for event in job.of("delink")][-1], real)
+            self.assertEqual(job.end()["offload"]["measured"]["disk"], real)
+            for kib, code in ((-(-(shared + real) // 1024), 0), ((shared + real) // 1024 - 4, EXIT_RESOURCES)):
+                folder = small_disk(self, kib)
+                job = train(code=code, **case, offload_dir=folder)
+                self.assertEqual(bool(job.of("step")), not code)
+                if code:
+                    self.assertRegex(job.err, rf"need {shared + real} bytes of --offload-dir {folder}, of which \d+ are free")
+        job = train(binary=FAULTY, environment={"DISK": "full 1"}, code=EXIT_RESOURCES, **{**RUN, **self.RUN, "ranks": 2, "offload": "optimizer", "offload_dir": scratch()})
+        self.assertFalse(job.of("step"))
+
+    def test_files(self):
+        """Two before the switch, one after it; none has a name."""
+        for at, files in ((10**6, 2), (self.AT, 1)):
+            folder = scratch()
+            job = Job(1, **{**RUN, **self.RUN, "delink_at": at, "steps": 10**7, "offload": "optimizer", "offload_dir": folder})
+            job.wait_until(lambda: job.logged() > 2 * self.AT, "some steps")
+            links = [os.readlink(link) for link in glob.glob(f"/proc/{job.pids()[0]}/fd/*")]
+            self.assertEqual((sum(link.startswith(folder) for link in links), os.listdir(folder)), (files, []), at)
+            job.die(job.pids())
+
+    def test_host_and_disk(self):
+        """The smallest budget of the host, for both models and the switch between them, keeps what it says."""
+        case = {**self.RUN, "model": Disk.LARGE["model"], "offload": "optimizer", "offload_update": random.Random(SEED).choice(UPDATES), "offload_dir": scratch()}
+        plain, = self.trained([{**case, "offload": None, "offload_update": None, "offload_dir": None}])
+        refused = train(code=EXIT_RESOURCES, **{**RUN, **case, "host_memory": "1M"})
+        least = int(re.search(r"the smallest that fits is --host-memory (\d+)M", refused.err).group(1)) + NOISE
+        for budget in (least, 2 * least):
+            job, = self.trained([dict(case, host_memory=f"{budget}M")])
+            self.assert_same(job, plain, budget)
+            self.assertLessEqual(measured(job)["host"], (budget + NOISE) << 20)
+            self.assertGreater(job.end()["offload"]["measured"]["disk"], 0)
+
     def test_resume(self):
         """Before, at and after the switch, across budgets."""
         layouts = [dict(), dict(dtype="bf16"), dict(ranks=2, zero=2), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2"), dict(delink_gradual=1, delink_every=1)]
         for layout in sample(layouts, 1):
             base = {**self.RUN, **layout}
             whole, = self.trained([base])
-            places = [dict(), *self.PLACES, dict(offload_update="host", device_memory=smallest(**base, offload_update="host"))]
+            places = [dict(), *self.PLACES, *self.on_disk(self.PLACES), dict(offload_update="host", device_memory=smallest(**base, offload_update="host"))]
             for stop, before, after in sample([(stop, a, b) for stop in (self.AT - 1, self.AT, self.AT + 1) for a in places for b in places], 4):
                 out = os.path.join(scratch(), "out")
                 short = {**base, **self.SHARED} if stop <= self.AT else base

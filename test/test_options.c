@@ -511,8 +511,6 @@ static const char *const clashes[][3] = {
     {"--offload-delay 1 --offload optimizer --offload-dir /tmp", "offload-delay", "offload-dir"},
     {"--offload-dir /tmp", "offload-dir", "offload"},
     {"--offload-dir /tmp --device-memory 1G --offload none", "offload-dir", "offload"},
-    {"--offload-dir /tmp --offload optimizer --share all --delink-at 5", "offload-dir", "delink-at"},
-    {"--offload-dir /tmp --device-memory 1G --share all --delink-auto", "offload-dir", "delink-at"},
     {"--cyclic v1 --offload optimizer", "cyclic", "offload"},
     {"--pipeline auto --pipeline-warmup a", "pipeline-warmup", "pipeline"},
     {"--pipeline auto --recompute none", "pipeline", "recompute"},

@@ -934,7 +934,6 @@ class Failures(TestCase):
              (("offload-delay", "offload-dir"), dict(offload_delay=1, offload="optimizer", offload_dir=".")),
              (("offload-delay", "delink-moments"), dict(offload_delay=1, offload="optimizer", share="all", delink_moments="measured")),
              (("offload-dir", "offload"), dict(offload_dir=".")),
-             (("offload-dir", "delink-at"), dict(offload_dir=".", offload="optimizer", share="all", delink_at=1)),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
              (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
