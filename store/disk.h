@@ -78,8 +78,7 @@ static inline void disk_transfer(DiskRoom *room, const DiskRequest *r) {
     int64_t done = 0;
     for (int tries = 0; done < r->bytes; tries++) {
         const size_t left = (size_t)(r->bytes - done);
-        const ssize_t n =
-            r->writes ? DISK_WRITE(file, r->memory + done, left, r->at + done) : DISK_READ(file, r->memory + done, left, r->at + done);
+        const ssize_t n = r->writes ? DISK_WRITE(file, r->memory + done, left, r->at + done) : DISK_READ(file, r->memory + done, left, r->at + done);
         const bool again = n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
         if (!again || tries == DISK_TRIES) {
             room->error = n < 0 ? errno : 0, room->found = done, room->failed = *r;

@@ -451,7 +451,8 @@ class Delink(Check):
     LAYOUTS = [dict(), dict(share="2x2", micro_batch=8), dict(dtype="bf16", delink_moments="reset"), dict(optimizer="sgd", share="2"), dict(delink_moments="measured", ranks=2, zero=1), dict(ranks=2),
                dict(ranks=3, zero=1, dtype="bf16"), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=3, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16"),
                dict(ranks=4, pipeline="3:1,3:3", zero=1, micro_batch=4), dict(delink_at=None, delink_auto=1, delink_every=1, delink_below=1),
-               dict(delink_gradual=1, delink_every=1, ranks=2, zero=3), dict(delink_gradual=1, delink_every=1, delink_moments="measured", dtype="bf16")]
+               dict(delink_gradual=1, delink_every=1, ranks=2, zero=3), dict(delink_gradual=1, delink_every=1, delink_moments="measured", dtype="bf16"),
+               dict(delink_gradual=1, delink_every=1, delink_moments="reset")]
     SHARED = dict(delink_at=None, delink_auto=None, delink_gradual=None, delink_every=None, delink_below=None, delink_moments=None, steps=1)
     PLACES = [dict(offload=what, offload_update=update) for what in ("optimizer", "params", "all") for update in UPDATES]
 
@@ -544,7 +545,7 @@ class Delink(Check):
             job, = self.trained([dict(case, host_memory=f"{budget}M")])
             self.assert_same(job, plain, budget)
             self.assertLessEqual(measured(job)["host"], (budget + NOISE) << 20)
-            self.assertGreater(job.end()["offload"]["measured"]["disk"], 0)
+            self.assertTrue(job.end()["offload"]["measured"]["disk"] or budget > least, budget)
 
     def test_resume(self):
         """Before, at and after the switch, across budgets."""
