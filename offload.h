@@ -4,7 +4,8 @@
 // Order      What costs least goes first, bytes moved per byte that is freed: optimizer states move once a step, gradients in each micro-batch, parameters
 //            for each use. Among them the storages whose backward pass comes first (the last blocks); of the optimizer kind by kind where the device
 //            updates, all kinds of a storage where the host does, which has them in its hands anyway. Then activations, of the first blocks first, which
-//            wait longest. That goes on until the device's budget holds; what still has room then comes back, from what went last.
+//            wait longest; where blocks are computed again, what goes into them. That goes on until the device's budget holds; what still has room then
+//            comes back, from what went last.
 // Gradients  where the device needs less for them, then: not those of private runs, of quantized reductions, or of layers that are measured apart.
 // Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
 // Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the

@@ -53,7 +53,7 @@ typedef enum {
     ACT_EVICT,       // and back (store/host.h)
     ACT_READ,        // a piece of them that lies on a disk, to the host
     ACT_WRITE,       // and back (store/disk.h)
-    ACT_FETCH_STASH, // of a unit and micro-batch: the activations that its forward pass has left on the host
+    ACT_FETCH_STASH, // of a unit and micro-batch: the activations that forward passes have left on the host
     ACT_EVICT_STASH, // and their way there
     ACT_FETCH_SUM,   // of a storage: the sum of its gradient, from the host to be added to
     ACT_EVICT_SUM,   // and its way there
@@ -131,6 +131,7 @@ typedef struct {
     SumPlace *sums;              // [storages] where the sum of its gradient is between micro-batches
     int *stage;                  // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
     bool *stash;                 // [units] activations are on the host between the forward and the backward pass; NULL: of none
+    bool stash_inputs;           // those that go into the unit, which are all that is kept of it; else those inside
     int lent;                    // storage that stays acquired from the last unit's backward pass to the first one's weight part, which reads it; -1: none
 } UnitMap;
 
@@ -292,37 +293,62 @@ static inline void schedule_lower_clip(Program *p) {
     }
 }
 
-// Activations that lie on the host between a forward and a backward pass are made, and read, in one of two rooms, which units take in turns.
+// Activations that lie on the host between a forward and a backward pass are made, and read, in one of two rooms, which units take in turns. A forward pass
+// makes what is kept inside its unit, or, where units' inputs are kept, reads its own and makes the next unit's. Whose an action makes, reads; -1: nobody's.
 enum { STASH_ROOMS = 2 };
 static inline int stash_room(int unit) { return unit % STASH_ROOMS; }
-static inline bool action_uses_stash(const UnitMap *map, const Action *a) {
-    const bool uses = a->kind == ACT_FORWARD || a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT;
-    return map->stash && uses && map->stash[a->unit] && a->rows > 0;
+static inline int action_makes_stash(const UnitMap *map, const Action *a) {
+    const int unit = a->unit + map->stash_inputs;
+    return map->stash && a->kind == ACT_FORWARD && a->rows > 0 && unit < map->units && map->stash[unit] ? unit : -1;
 }
-// Lowering: they leave after the forward pass if others come into their room before the backward pass, and come back as soon as these are done with it.
+static inline int action_reads_stash(const UnitMap *map, const Action *a) {
+    const bool backward = a->kind == ACT_BACKWARD_INPUT || a->kind == ACT_BACKWARD_WEIGHT, input = a->kind == ACT_FORWARD || a->kind == ACT_RECOMPUTE;
+    return map->stash && (backward || (map->stash_inputs && input)) && a->rows > 0 && map->stash[a->unit] ? a->unit : -1;
+}
+// The room whose copies an action waits for: what left it before more is made there, what came for the backward pass. (What a forward pass reads it has made.)
+static inline int action_awaits_stash(const UnitMap *map, const Action *a) {
+    const int unit = a->kind == ACT_FORWARD ? action_makes_stash(map, a) : action_reads_stash(map, a);
+    return unit < 0 ? -1 : stash_room(unit);
+}
+// Lowering: they leave as soon as they are made if others come into their room before the backward pass, and come back as soon as these are done with it.
+// Uses of rooms are numbered: 2 i is what action i reads, 2 i + 1 what it makes.
+typedef struct {
+    int *next, *again; // [uses] use of the same room, of the same activations, that follows; -1: none
+} StashUses;
+static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
+    return (use % 2 ? action_makes_stash : action_reads_stash)(map, &s->actions[use / 2]);
+}
+static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int micro_batches) {
+    const size_t keys = (size_t)map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
+    StashUses of = {(int *)checked_malloc((2 * uses + keys) * sizeof(int), "lowering"), NULL};
+    int *first = of.next + 2 * uses, in_room[STASH_ROOMS] = {-1, -1}; // [units][micro-batches] use from here on, of a room
+    of.again = of.next + uses;
+    for (size_t i = 0; i < keys; i++) { first[i] = -1; }
+    for (int use = (int)uses - 1; use >= 0; use--) {
+        const int unit = stash_user(map, s, use);
+        if (unit < 0) { continue; }
+        int *mine = &first[unit * micro_batches + s->actions[use / 2].micro], *room = &in_room[stash_room(unit)];
+        of.next[use] = *room, of.again[use] = *mine, *room = *mine = use;
+    }
+    return of;
+}
+static inline bool stash_leaves(const StashUses *of, int use) { // what is made, for others, before its last use
+    while (of->again[use] >= 0 && of->again[use] == of->next[use]) { use = of->again[use]; }
+    return of->again[use] >= 0;
+}
 static inline void lower_stash(const UnitMap *map, Schedule *in, int micro_batches) {
-    const size_t keys = (size_t)map->units * (size_t)micro_batches;
-    int *next = (int *)checked_malloc((2 * (size_t)in->count + keys) * sizeof(int), "lowering"); // use of the room
-    int *again = next + in->count, *use = again + in->count,
-        in_room[STASH_ROOMS] = {-1, -1}; // of the same activations; [units][micro-batches] the first from here
+    const StashUses of = stash_uses(map, in, micro_batches);
     Schedule out = {NULL, 0, 0};
-    for (size_t i = 0; i < keys; i++) { use[i] = -1; }
-    for (int i = in->count - 1; i >= 0; i--) {
-        const Action *a = &in->actions[i];
-        if (!action_uses_stash(map, a)) { continue; }
-        int *mine = &use[a->unit * micro_batches + a->micro], *room = &in_room[stash_room(a->unit)];
-        next[i] = *room, again[i] = *mine, *room = *mine = i;
-    }
-    for (int i = 0; i < in->count; i++) {
-        Action a = in->actions[i];
-        schedule_add(&out, a);
-        if (!action_uses_stash(map, &a) || next[i] == again[i]) { continue; }
-        if (again[i] >= 0) { a.kind = ACT_EVICT_STASH, schedule_add(&out, a); }
-        if (next[i] < 0 || in->actions[next[i]].kind == ACT_FORWARD) { continue; }
-        a = in->actions[next[i]], a.kind = ACT_FETCH_STASH;
+    for (int use = 0; use < 2 * in->count; use++) {
+        Action a = in->actions[use / 2];
+        const int unit = stash_user(map, in, use), next = unit < 0 ? -1 : of.next[use];
+        if (use % 2 == 0) { schedule_add(&out, a); }
+        if (unit >= 0 && use % 2 && stash_leaves(&of, use)) { a.kind = ACT_EVICT_STASH, a.unit = unit, schedule_add(&out, a); }
+        if (next < 0 || next == of.again[use] || in->actions[next / 2].kind == ACT_FORWARD) { continue; }
+        a = in->actions[next / 2], a.kind = ACT_FETCH_STASH;
         schedule_add(&out, a);
     }
-    free(next);
+    free(of.next);
     schedule_free(in);
     *in = out;
 }

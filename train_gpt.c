@@ -213,14 +213,16 @@ static RunFacts run_facts(Trainer *t) {
     return facts;
 }
 
-// What --offload allows. Activations stay where they are computed again anyway, where samples are clipped (which may spoil them), and where weight parts wait.
+// What --offload allows. Activations stay where samples are clipped (which may spoil them), and where weight parts wait. Where blocks are computed again, they are
+// what goes into them, which the first one of a stage has from a message.
 static OffloadScope offload_scope(const Trainer *t) {
     const Options *o = &t->options;
     const bool waits = t->plan.placement.stages > 1 && t->plan.kind == PIPELINE_ZERO_BUBBLE, automatic = o->offload == OFFLOAD_AUTO;
-    const bool stay = o->recompute == RECOMPUTE_BLOCK || t->shape.clip.on || waits;
+    const bool stay = t->shape.clip.on || waits;
     const int64_t block = (int64_t)executor_stash_bytes(&t->shape, &t->model);
+    const int first = t->shape.first + (o->recompute == RECOMPUTE_BLOCK);
     const OffloadScope scope = {
-        &t->store,   automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block, t->shape.limits.slots, t->shape.first,
+        &t->store,   automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block, t->shape.limits.slots, first,
         t->shape.end};
     return scope;
 }

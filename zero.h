@@ -518,6 +518,11 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     holders_free(&holders);
     return map;
 }
+// Where blocks are recomputed, what may lie on the host of their activations is what goes into them; but a stage's first block has it from a message.
+static inline void unit_map_recomputes(UnitMap *map, const Placement *placement) {
+    map->stash_inputs = map->stash != NULL;
+    for (int s = 0; map->stash && s < placement->stages; s++) { map->stash[placement->stage[s].first_unit] = false; }
+}
 
 // Does the next action of this direction read a storage? Messages between do not count: the ranks of a stage have different ones, and must
 // gather alike. Nor do weight parts, where neighbours share a storage.

@@ -56,7 +56,7 @@ typedef struct {
     int first, end; // units of this rank
     Limits limits;
     const int64_t *places; // [units] micro-batches whose activations of a unit are there at once; NULL: limits.slots of all
-    const bool *stash;     // [units] activations are on the host between forward and backward passes (schedule.h); NULL: of none
+    const bool *stash;     // [units] activations are on the host between forward and backward passes (schedule.h: inputs, where they recompute); NULL: of none
     const bool *cut;       // [units] the gradient of its input has a place of its own: others are made before it is used; NULL: of none
 } ExecutorShape;
 
@@ -78,7 +78,8 @@ typedef struct {
     // activations
     Slot *slot;                        // [limits.slots]
     Transit *input, output[OUTGOING];  // [limits.inputs]
-    BlockActs stash_room[STASH_ROOMS]; // of activations that go to the host
+    BlockActs stash_acts[STASH_ROOMS]; // rooms of activations that go to the host, if those are inside blocks
+    void *stash_room[STASH_ROOMS];     // where they begin
     Stream stash_link[STASH_ROOMS];    // their copies
     char *stash;                       // [slots][such blocks of this rank] on the host
     bool stash_pinned;
@@ -150,11 +151,19 @@ static inline int64_t executor_backs(const ExecutorShape *shape) {
 }
 
 // Activations that go to the host (ExecutorShape: stash): of one block, in bytes; how many blocks of this rank before a unit have such; all of them.
+static inline size_t executor_boundary_bytes(const ExecutorShape *shape, const GptModel *m) {
+    return (size_t)(shape->rows * shape->T * m->config.channels) * dtype_size(shape->dtype);
+}
 static inline size_t executor_stash_bytes(const ExecutorShape *shape, const GptModel *m) {
     Arena block = {NULL, 0};
-    gpt_block_acts(&block, &m->config, shape->rows * shape->T);
+    if (shape->recompute) {
+        arena_take(&block, executor_boundary_bytes(shape, m));
+    } else {
+        gpt_block_acts(&block, &m->config, shape->rows * shape->T);
+    }
     return block.used;
 }
+static inline bool executor_stashes_input(const ExecutorShape *shape, int unit) { return shape->recompute && shape->stash && shape->stash[unit]; }
 static inline int executor_stashes(const ExecutorShape *shape, int before) {
     int blocks = 0;
     for (int u = shape->first; u < before && shape->stash; u++) { blocks += shape->stash[u]; }
@@ -166,27 +175,29 @@ static inline size_t executor_stash_all(const ExecutorShape *shape, const GptMod
 
 static inline void executor_carve_slot(Executor *e, Arena *a, int64_t place) {
     const ExecutorShape *shape = &e->shape;
-    const int64_t N = shape->rows * shape->T, C = e->model->config.channels;
+    const int64_t N = shape->rows * shape->T;
+    const size_t boundary = executor_boundary_bytes(shape, e->model);
     const int head = e->model->units - 1;
     Slot *slot = &e->slot[place];
     for (int u = shape->first; u < shape->end; u++) {
         if (place >= executor_places(shape, u)) { continue; }
         const int64_t l = u - 1;
-        if (u > shape->first) { slot->boundary[u] = arena_take(a, (size_t)(N * C) * dtype_size(shape->dtype)); }
+        if (u > shape->first) { slot->boundary[u] = executor_stashes_input(shape, u) ? e->stash_room[stash_room(u)] : arena_take(a, boundary); }
         if (u == 0 || (u == head && shape->first && clip_crosses(&shape->clip))) { slot->tokens = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
         if (u == shape->first && shape->clip.on) { slot->weights = arena_floats(a, shape->rows); }
         if (u == head) { slot->head = gpt_head_acts(a, &e->model->config, N), slot->targets = (int32_t *)arena_take(a, (size_t)N * sizeof(int32_t)); }
         if (u == 0 || u == head) { continue; }
         const int64_t other = max_i64(shape->first, 1) - 1; // the first block here: of it all are copies
-        const bool shares = shape->recompute && (place || l != other), stashed = shape->stash && shape->stash[u];
-        slot->blocks[l] = stashed ? e->stash_room[stash_room(u)] : shares ? e->slot[0].blocks[other] : gpt_block_acts(a, &e->model->config, N);
+        const bool shares = shape->recompute && (place || l != other), stashed = !shape->recompute && shape->stash && shape->stash[u];
+        slot->blocks[l] = stashed ? e->stash_acts[stash_room(u)] : shares ? e->slot[0].blocks[other] : gpt_block_acts(a, &e->model->config, N);
     }
 }
 static inline void executor_carve_activations(Executor *e, Arena *a) {
     const ExecutorShape *shape = &e->shape;
-    const size_t boundary = (size_t)(shape->rows * shape->T * e->model->config.channels) * dtype_size(shape->dtype);
+    const size_t boundary = executor_boundary_bytes(shape, e->model);
     for (int i = 0; i < STASH_ROOMS && executor_stashes(shape, shape->end); i++) {
-        e->stash_room[i] = gpt_block_acts(a, &e->model->config, shape->rows * shape->T);
+        if (!shape->recompute) { e->stash_acts[i] = gpt_block_acts(a, &e->model->config, shape->rows * shape->T); }
+        e->stash_room[i] = shape->recompute ? arena_take(a, boundary) : (void *)e->stash_acts[i].ln1;
     }
     for (int64_t i = 0; i < shape->limits.slots; i++) { executor_carve_slot(e, a, i); }
     for (int64_t i = 0; i < shape->limits.inputs; i++) { e->input[i].p = arena_take(a, boundary); }

@@ -102,7 +102,8 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         return;
     }
     if (action_computes(a->kind)) { simulator_await(s, rank, a); }
-    if (action_uses_stash(&s->program->map, a)) { s->clock[rank] = fmax(s->clock[rank], s->stash[rank * STASH_ROOMS + stash_room(a->unit)]); }
+    const int room = action_awaits_stash(&s->program->map, a);
+    if (room >= 0) { s->clock[rank] = fmax(s->clock[rank], s->stash[rank * STASH_ROOMS + room]); }
     if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { s->clock[rank] = fmax(s->clock[rank], s->sum[(int64_t)rank * s->program->map.storages + a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all

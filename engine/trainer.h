@@ -108,6 +108,7 @@ static inline Program make_program(const Trainer *t, int64_t samples, bool train
     Program p;
     memset(&p, 0, sizeof p);
     p.map = unit_map(&t->model, &t->store.policy, &t->plan.placement, t->shape.clip.on);
+    if (t->options.recompute == RECOMPUTE_BLOCK) { unit_map_recomputes(&p.map, &t->plan.placement); }
     p.ranks = t->ranks->n / alike;
     p.rank = (Schedule *)checked_calloc((size_t)p.ranks, sizeof(Schedule), "schedules");
     int64_t mine = ceil_div(ceil_div(samples, alike), p.ranks), rows = t->shape.rows;

@@ -119,10 +119,10 @@ static inline bool validator_mark(Validator *v, int rank, const Action *a, int u
     }
     return true;
 }
-// Activations come into their room: nobody else's are there that are still wanted, and nowhere else.
-static inline void validator_enter(Validator *v, int rank, const Action *a) {
-    const int64_t mine = (int64_t)validator_index(v, rank, a->unit, a->micro);
-    int64_t *user = &v->stash_user[rank * STASH_ROOMS + stash_room(a->unit)];
+// Activations of a unit come into their room: nobody else's are there that are still wanted, and nowhere else.
+static inline void validator_enter(Validator *v, int rank, const Action *a, int unit) {
+    const int64_t mine = (int64_t)validator_index(v, rank, unit, a->micro);
+    int64_t *user = &v->stash_user[rank * STASH_ROOMS + stash_room(unit)];
     const bool wanted = *user >= 0 && *user != mine && !v->stashed[*user] && !(v->done[*user] & DONE_WEIGHT);
     if (wanted) { validator_fail(v, rank, a, "its room holds the activations of another unit or micro-batch"); }
     *user = mine;
@@ -138,7 +138,7 @@ static inline void validate_stash(Validator *v, int rank, const Action *a) {
         return;
     }
     if (!v->stashed[mine] || (v->done[mine] & DONE_WEIGHT)) { validator_fail(v, rank, a, "its activations are not on the host"); }
-    validator_enter(v, rank, a);
+    validator_enter(v, rank, a, a->unit);
 }
 // What follows a forward works on its rows.
 static inline void validate_rows(Validator *v, int rank, const Action *a) {
@@ -472,10 +472,9 @@ static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
 static inline void validate_compute(Validator *v, int rank, const Action *a) {
     if (action_reads_parameters(a->kind)) { validate_parameters(v, rank, a); }
     if (a->kind != ACT_FORWARD) { validate_rows(v, rank, a); }
-    if (action_uses_stash(&v->program->map, a)) {
-        if (a->kind == ACT_FORWARD) { validator_enter(v, rank, a); }
-        if (!validator_in_room(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
-    }
+    const int makes = action_makes_stash(&v->program->map, a);
+    if (action_reads_stash(&v->program->map, a) >= 0 && !validator_in_room(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
+    if (makes >= 0) { validator_enter(v, rank, a, makes); }
     for (int k = 0; k < v->program->map.of_unit_count[a->unit]; k++) {
         int storage = v->program->map.of_unit[a->unit][k];
         if (action_contributes(&v->program->map, a, storage)) { validate_contribution(v, rank, a, storage); }

@@ -303,13 +303,13 @@ static inline bool executor_passes_over(const Executor *e, const Action *a) {
     const bool block = a->unit > 0 && a->unit < e->model->units - 1;
     return e->alone >= 0 && a->kind == ACT_BACKWARD_WEIGHT && (!block || gpt_layer_user(e->model, a->unit - 1) != e->alone);
 }
-// Activations of a block, between their room and the host. Copies of a room follow each other, and what its unit did before.
+// Activations of a block, or what goes into it, between their room and the host. Copies of a room follow each other, and what its unit did before.
 static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const size_t bytes = executor_stash_bytes(&e->shape, e->model);
     const int64_t slot = executor_micro(e, a) % e->shape.limits.slots, blocks = executor_stashes(&e->shape, e->shape.end);
     char *host = e->stash + (size_t)(slot * blocks + executor_stashes(&e->shape, a->unit)) * bytes;
     Stream *link = &e->stash_link[stash_room(a->unit)];
-    void *room = e->stash_room[stash_room(a->unit)].ln1;
+    void *room = e->stash_room[stash_room(a->unit)];
     if (executor_rows(a, pass) <= 0) { return; }
     ops_follow(link, e->stream);
     if (a->kind == ACT_FETCH_STASH) {
@@ -325,7 +325,8 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     if (rows <= 0) { return; }
     executor_await(e, a);
     if (executor_passes_over(e, a)) { return; }
-    if (action_uses_stash(e->map, a)) { ops_follow(e->stream, &e->stash_link[stash_room(a->unit)]); }
+    const int room = action_awaits_stash(e->map, a);
+    if (room >= 0) { ops_follow(e->stream, &e->stash_link[room]); }
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time
     Work w = executor_work(e, a->unit, executor_micro(e, a), rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);

@@ -98,9 +98,10 @@ class Equality(Check):
             self.assertTrue(texts[0], (layout, update))
 
     def test_activations_on_the_host(self):
-        """Of blocks, between their forward and backward passes; the last two stay in their rooms."""
+        """Of blocks, between their forward and backward passes; or, where these are computed again, what goes into them. The last two stay in their rooms."""
         refused = ("zero_quantized_weights", "pipeline_schedule", "dp_noise")
-        layouts = sample([dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)], 4)
+        layouts = [dict(GOES_ON, **layout) for layout in LAYOUTS if not set(refused) & set(layout)] + [dict(ranks=2, pipeline="2", pipeline_schedule="gpipe", micro_batch=3)]
+        layouts = sample(layouts, 3) + sample([dict(layout, recompute="block") for layout in layouts], 3)
         expected = self.trained(layouts)
         for layout, plain, job in zip(layouts, expected, self.trained([dict(layout, offload="all") for layout in layouts])):
             self.assert_same(job, plain, layout)
@@ -198,13 +199,14 @@ class Budgets(Check):
                     self.assertEqual(new["out"], old["out"] + (far if update == "device" else -own), (dtype, update))
 
     def test_formulas_of_activations(self):
-        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do not leave. With recomputation there are none."""
-        for case, slots, evicted in ((dict(), 1, LAYERS - 2), (dict(recompute="block"), 0, 0)):
+        """Of one rank: two blocks' on the device, all on the host; the last two of a micro-batch do not leave. With recomputation so do blocks' inputs."""
+        tokens = RUN["micro_batch"] * T
+        for case, bytes_ in ((dict(), ACTIVATIONS), (dict(recompute="block"), 4 * CHANNELS * tokens), (dict(recompute="block", dtype="bf16"), 2 * CHANNELS * tokens)):
             before, job = self.trained([dict(case, offload=offload, offload_update="host") for offload in ("params", "all")])
-            moved = 4 * evicted * ACTIVATIONS
+            moved = 4 * (LAYERS - 2) * bytes_
             old, new = before.end()["offload"]["measured"], job.end()["offload"]["measured"]
-            self.assertEqual(new, {"bytes": old["bytes"] + slots * LAYERS * ACTIVATIONS, "in": old["in"] + moved, "out": old["out"] + moved, **NO_DISK})
-            self.assertEqual(measured(job)["activations"], measured(before)["activations"] - slots * (LAYERS - 2) * ACTIVATIONS)
+            self.assertEqual(new, {"bytes": old["bytes"] + LAYERS * bytes_, "in": old["in"] + moved, "out": old["out"] + moved, **NO_DISK})
+            self.assertEqual(measured(job)["activations"], measured(before)["activations"] - (LAYERS - 2) * bytes_)
 
     def test_device_is_filled(self):
         """Whatever the budget is, no state that is on the host would still fit; where the budget is enough, none is there."""
@@ -233,7 +235,7 @@ class Budgets(Check):
                     self.assertLess(free, per_element * STORAGES[storage], (update, budget, storage))
 
     def test_smallest(self):
-        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=2, pipeline="2", dtype="bf16"), dict(ranks=2, zero=1)], 1):
+        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=2, pipeline="2", dtype="bf16"), dict(ranks=2, zero=1), dict(recompute="block")], 1):
             for update in UPDATES:
                 case = {**RUN, **layout, "offload_update": update, "steps": 1}
                 least = smallest(**layout, offload_update=update)
@@ -567,7 +569,8 @@ class Delink(Check):
 @unittest.skipUnless(os.path.exists(EMULATED), "train_gpt_emu is not built: make emu")
 class Emulated(Check):
     def test_same(self):
-        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, zero=1, share="all", delink_at=1)], 1):
+        layouts = [dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, zero=1, share="all", delink_at=1), dict(recompute="block", dtype="bf16", micro_batch=1)]
+        for layout in sample(layouts, 1):
             base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
             offload = sample(["optimizer", "all"], 1)
             none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update, offload_dir=folder) for kind in offload for folder in (None, scratch()) for update in UPDATES]])

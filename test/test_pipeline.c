@@ -18,6 +18,10 @@
 static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL},
                         stage_three = {3, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL};
 static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+// Activations of 4 blocks on the host.
+static unsigned char stashed_blocks[] = {0, 0, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 0};
+static const Offload stashed = {stashed_blocks, false, NULL, NULL, false, false, 7};
+static const ZeroPolicy stashing = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stashed};
 static Program empty_clipped_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy, bool clips) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
@@ -230,9 +234,9 @@ static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks
     Program p = empty_program(&plan->placement, layers, ranks, policy);
     schedule_pipeline(&p, plan, samples, true);
     check_peaks(&p, plan, kind), check_turns(&p, kind), check_messages(&p, plan);
-    if (plan->recompute) { schedule_lower_recompute(&p); }
+    if (plan->recompute) { schedule_lower_recompute(&p), unit_map_recomputes(&p.map, &plan->placement); }
     if (clips) { schedule_lower_clip(&p); }
-    zero_lower(&p, policy, true);
+    zero_lower(&p, policy, true), schedule_lower_stash(&p);
     if (!schedule_validate(&p, error, sizeof error)) {
         char text[100];
         write_placement(&plan->placement, text, sizeof text);
@@ -254,7 +258,8 @@ static void write_stages(char *text, size_t bytes, int stages, const int *units,
 }
 
 // All splits of 6 units over 1 to 4 ranks with all numbers of replicas, 1 to 8 micro-batches, the last one short; in turns bounded memory,
-// recomputation, gradients that leave in each micro-batch, clipping by stages; micro-batches of fewer samples than replicas, and empty ones.
+// recomputation, gradients that leave in each micro-batch, activations on the host, clipping by stages; micro-batches of fewer samples than replicas, and
+// empty ones.
 static void test_all_plans(void **state) {
     (void)state;
     int plans = 0, units[6], replicas[4];
@@ -269,11 +274,13 @@ static void test_all_plans(void **state) {
                         PipelinePlan plan = plan_of(text, 6, ranks, kinds[kind], kind == 2 ? WARMUP_B : WARMUP_A, rows, M);
                         plan.depth = bound && kind ? bound : INT64_MAX, plan.recompute = i / 96 && kind < 3;
                         int64_t samples = max_i64(1, plans % 7 ? (int64_t)M * rows - plans % 3 : M / 2);
+                        const bool clips = !plan.recompute && plans / 2 % 2, stashes = kind < 3 && !clips && plans % 3 == 0;
                         check_plan(&plan, kind, 4, ranks, samples,
-                                   plans % 2       ? &plain
+                                   stashes         ? &stashing
+                                   : plans % 2     ? &plain
                                    : plans / 4 % 2 ? &stage_two
                                                    : &stage_three,
-                                   !plan.recompute && plans / 2 % 2, plans % 16 == 0);
+                                   clips, plans % 16 == 0);
                         placement_free(&plan.placement);
                     }
                 }

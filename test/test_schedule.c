@@ -35,7 +35,7 @@ static const ZeroPolicy delayed = {2, 1, false, false, false, {8, 256}, {4, 256}
 static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
 static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
 // The same with the parameters and the activations of 4 blocks.
-enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, FAR_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS, STASH_BLOCK = FAR_BLOCK | 1 << STATE_ACTIVATIONS };
+enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, STASH_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS | 1 << STATE_ACTIVATIONS };
 static unsigned char all_kinds[] = {FAR_STATES, FAR_STATES, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, FAR_STATES};
 static const Offload all_on_host = {all_kinds, true, NULL, NULL, false, false, 7};
 static const ZeroPolicy everything_far = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &all_on_host};
@@ -61,7 +61,7 @@ static Program empty_program(int layers, int ranks, const ZeroPolicy *policy, Cl
 static Program clipped(int layers, int ranks, int64_t samples, int64_t rows, bool recompute, const ZeroPolicy *policy, ClipStyle style) {
     Program p = empty_program(layers, ranks, policy, style);
     schedule_sequential(&p, samples, rows, true);
-    if (recompute) { schedule_lower_recompute(&p); }
+    if (recompute) { schedule_lower_recompute(&p), p.map.stash_inputs = p.map.stash != NULL; }
     if (style == CLIPPED_FLAT) { schedule_lower_clip(&p); }
     zero_lower(&p, policy, true);
     schedule_lower_stash(&p);
@@ -172,6 +172,7 @@ typedef enum {
     BASE_DEVICE_READS,
     BASE_HOST_READS,
     BASE_FAR,
+    BASE_FAR_INPUTS,
     BASE_ZERO_BUBBLE
 } Base;
 static Program base_program(Base base) {
@@ -201,6 +202,7 @@ static Program base_program(Base base) {
     case BASE_DEVICE_READS: return sharded(2, 1, 4, 2, false, &device_reads);
     case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
     case BASE_FAR: return sharded(4, 1, 4, 2, false, &everything_far);
+    case BASE_FAR_INPUTS: return sharded(4, 1, 4, 2, true, &everything_far);
     default: return built(true, PIPELINE_ZERO_BUBBLE, false, NOT_CLIPPED);
     }
 }
@@ -214,7 +216,7 @@ static void test_sequential_programs_are_valid(void **state) {
     for (int i = 0; i < 4 * 4 * 9 * 4 * 2; i++) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
-        for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : recompute ? FAR_BLOCK : STASH_BLOCK; }
+        for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : STASH_BLOCK; }
         const Offload offload = {kinds, samples % 2, NULL, NULL, false, false, layers + 3};
         const Offload *far[] = {NULL, NULL, &offload, samples % 2 ? &sums : &one_step_late};
         for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
@@ -465,6 +467,14 @@ static const Damage damages[] = {
      "FETCH_STASH unit 2 storage -1 micro-batch 0: its room holds the activations"},
     {"activations that nobody has made", BASE_FAR, 0, ACT_FETCH_STASH, -1, -1, TO_FRONT, 0,
      "FETCH_STASH unit 2 storage -1 micro-batch 0: its activations are not on the host"},
+    {"an input that does not leave", BASE_FAR_INPUTS, 0, ACT_EVICT_STASH, -1, -1, DROP, 0,
+     "FORWARD unit 2 storage -1 micro-batch 0: its room holds the activations"},
+    {"an input that does not come back", BASE_FAR_INPUTS, 0, ACT_FETCH_STASH, -1, LAST, DROP, 0,
+     "RECOMPUTE unit 1 storage -1 micro-batch 1: its activations are not there"},
+    {"an input that comes too early", BASE_FAR_INPUTS, 0, ACT_FETCH_STASH, -1, -1, MOVE_UP, 4,
+     "FETCH_STASH unit 2 storage -1 micro-batch 0: its room holds the activations"},
+    {"an input before it is made", BASE_FAR_INPUTS, 0, ACT_EVICT_STASH, -1, -1, TO_FRONT, 0,
+     "EVICT_STASH unit 1 storage -1 micro-batch 0: its activations are not there"},
     {"parameters before their update", BASE_HOST_UPDATES, 0, ACT_FETCH, 2, -1, MOVE_UP, 1, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     // sums of gradients on the host: of two ranks, and of one, where they come back
     {"a sum that does not leave", BASE_SUMS, 0, ACT_EVICT_SUM, 5, -1, DROP, 0, "the room of storage 3 holds the gradient of storage 5"},
