@@ -4,7 +4,7 @@
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
 //   quantize.h    numbers in 8 or 4 bits for messages       layout.h      which ranks hold what (zero.h's)
-//   schedule.h    who computes what, when, as data          store.h       where states live
+//   schedule.h    who computes what, when, as data          store.h       where states live (planned.h: before they do)
 //   zero.h        how they travel: by collectives           relay.h       or from rank to rank
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
