@@ -322,7 +322,7 @@ static size_t foresee(Trainer *t, GptModel model, size_t passing) {
 static void foresee_switch(Trainer *t) {
     const Options *o = &t->options;
     GptModel m = t->model;
-    if (!options_switches(o) || !share_is(&m.share)) { return; }
+    if (!options_switches(o) || !share_is(&m.share) || options_ends_shared(o)) { return; }
     size_t passing = delink_host_bytes(&t->store, o->delink_moments);
     for (int cut = CUT_PAIRS; o->delink_gradual && cut <= CUT_ALL_BUT_ONE;) {
         const GptShare parts = share_parts(&m, o->delink_auto ? (ShareCut)cut : CUT_HALVES);

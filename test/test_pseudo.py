@@ -481,8 +481,11 @@ class Resume(Check):
             whole, = self.trained([dict(run, **first)])
             for stop in (at - 1, at, at + 1):
                 out = os.path.join(scratch(), "out")
-                short = dict(run, delink_at=None, delink_moments=moments if moments == "measured" else None) if stop <= at else run
-                train(**dict(short, out=out, steps=stop, save_every=stop, **first))
+                leg = train(**dict(run, out=out, steps=stop, save_every=stop, **first))
+                self.assertEqual("blocks share to the end" in leg.out, stop <= at, "a part that ends before the switch says so")
+                self.assertEqual("delinked" in leg.of("start")[0], stop > at, "and forecasts none")
+                exported, = self.trained([dict(run, out=out, resume=1, steps=0, delink_moments=moments, **second)])
+                self.assertEqual(len({tuple(layer(exported.weights, number)) for number in range(LAYERS)}), LAYERS if stop > at else 2)
                 again, = self.trained([dict(run, out=out, resume=1, **second)])
                 what = f"{moments}, stopped at {stop}, {first} then {second}"
                 if first == second:
@@ -533,7 +536,7 @@ class Refusals(test_train.TestCase):
         train(**dict(RUN, out=out, steps=1, save_every=1))
         real = os.path.join(out, "step_00000001")
         cases = ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
-                 (dict(share="all", delink_at=6), "the run ends before"), (dict(share="1", delink_at=2), "none can be delinked"), (dict(share="6x1", delink_auto=1), "none can be delinked"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
+                 (dict(share="1", delink_at=2), "none can be delinked"), (dict(share="6x1", delink_auto=1), "none can be delinked"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
                  (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset"))
         self.check_refused(cases)
 
