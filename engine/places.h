@@ -5,6 +5,7 @@
 //            slot       one micro-batch's activations: boundary[u], input of unit u > first, (rows*T, C) in storage precision; with the next one all
 //                       that survives of a forward pass under --recompute block; blocks: inside blocks, one set per block, or a single one of
 //                       all slots under --recompute block; the head's; tokens, targets
+//            stash      two rooms that blocks take in turns whose activations, or, under --recompute block, whose inputs, lie on the host (schedule.h)
 //            input, output        of the stage: what was received for unit first, what is sent for unit end
 //            received, sent       the gradients of output and of input, in compute precision
 //            back       what a backward pass leaves for weight parts: gradients of boundaries, two places in turns, since unit u writes one while

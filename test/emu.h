@@ -446,15 +446,19 @@ static inline void emu_not_captured(const EmuStream *s) {
 static inline bool emu_can_run(const EmuStream *s) {
     return !s->queue.empty() && (!s->queue.front().awaited || s->queue.front().awaited->happened >= s->queue.front().record);
 }
-// Runs the next work of some stream, whichever the seed draws. False: all that is left needs other processes, which are not ready.
+// Runs the next work of some stream, whichever the seed draws; one stream, now and then another, lags behind: it moves where no other can. False: all
+// that is left needs other processes, which are not ready.
 static inline bool emu_step() {
+    static EmuStream *laggard;
     std::vector<EmuStream *> able;
+    if (emu_draw(64) == 0) { laggard = emu_streams[emu_draw(emu_streams.size())]; }
     for (EmuStream *s : emu_streams) {
-        if (emu_can_run(s)) { able.push_back(s); }
+        if (emu_can_run(s)) { able.insert(s == laggard ? able.begin() : able.end(), s); }
     }
     if (able.empty()) { emu_fail("streams wait for each other"); }
     for (; !able.empty(); able.pop_back()) {
-        std::swap(able[emu_draw(able.size())], able.back());
+        const size_t last = able.size() > 1 && able[0] == laggard;
+        std::swap(able[last + emu_draw(able.size() - last)], able.back());
         EmuStream *s = able.back();
         if (s->queue.front().attempt && !s->queue.front().attempt()) { continue; }
         EmuWork work = s->queue.front();
