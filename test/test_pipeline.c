@@ -11,17 +11,16 @@
 
 #include <cmocka.h> // after the headers it needs
 
-#include "child.h" // run_child
+#include "child.h"    // run_child
+#include "policies.h" // ZERO_STAGE
 #include "engine/simulator.h"
 #include "engine/validator.h"
 
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL},
-                        stage_three = {3, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL};
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL), stage_two = ZERO_STAGE(2, true, NULL), stage_three = ZERO_STAGE(3, true, NULL);
 // Activations of 4 blocks on the host.
 static unsigned char stashed_blocks[] = {0, 0, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 1 << STATE_ACTIVATIONS, 0};
-static const Offload stashed = {stashed_blocks, false, NULL, NULL, false, false, 7};
-static const ZeroPolicy stashing = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stashed};
+static const Offload stashed = OFFLOAD(stashed_blocks, false, NULL, false, false, 7);
+static const ZeroPolicy stashing = ZERO_STAGE(0, false, &stashed);
 static Program empty_clipped_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy, bool clips) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);
