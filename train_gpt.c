@@ -225,8 +225,8 @@ static RunFacts run_facts(Trainer *t) {
     return facts;
 }
 
-// What --offload allows. Activations stay where samples are clipped (which may spoil them), and where weight parts wait. Where blocks are computed again, they are
-// what goes into them, which the first one of a stage has from a message.
+// What --offload allows. Activations stay where samples are clipped (which may spoil them), and where weight parts wait. Where blocks are computed again,
+// they are what goes into them, which the first one of a stage has from a message.
 static OffloadScope offload_scope(const Trainer *t) {
     const Options *o = &t->options;
     const bool waits = t->plan.placement.stages > 1 && t->plan.kind == PIPELINE_ZERO_BUBBLE, automatic = o->offload == OFFLOAD_AUTO;

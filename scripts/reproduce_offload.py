@@ -296,7 +296,7 @@ NODES, LOCAL = 64, 8  # M6-10T's 512 V100 of 32 GB
 CLUSTER = f"{NODES}x{LOCAL},intra=100,inter=12,tflops=60,memory=800,link=12,host=20,disk=2"
 TIERS = "--device-memory", "32G", "--host-memory", "128G", "--offload-dir", "/nowhere"  # given the cluster's disk, no folder need be there
 WIDE = "heads=72,channels=9216,vocab=50257"  # a block of 1.02G parameters, of which two have room on such a device
-SIZES = {"1T": (982, 512), "10T": (9815, 48)}  # blocks, tokens of a sequence: what comes into each block stays on the device
+SIZES = {"1T": (982, 512), "10T": (9815, 176)}  # blocks, tokens of a sequence: what comes into each block has room on device and host
 TOKENS = 4e9  # 16 GB of text, M6-10T's data
 RANKS, TIMES = 4, 10  # of the real run; its states over the sum of its device budgets
 SMALL = 192, "heads=2,channels=64,vocab=256", 8  # blocks, the rest of its model, tokens of a sequence

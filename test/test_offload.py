@@ -499,7 +499,7 @@ class Delink(Check):
             case = {**RUN, **self.RUN, **layout, "offload_update": update}
             least = smallest(**case)
             before = smallest(**{**case, **self.SHARED})
-            self.assertGreater(least, before, layout)
+            self.assertGreaterEqual(least, before, layout)  # equal where those that share are two, which is as many as rooms
             job = train(code=EXIT_RESOURCES, **case, device_memory=least - 1)
             self.assertFalse(job.of("step"), layout)
 
