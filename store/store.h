@@ -91,19 +91,20 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf host[HOST_KINDS]; // [kinds] what lies on the host
-    int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
-    int *first_piece;       // [storages] pieces of the storages before
-    size_t room_bytes;      // of an OffloadRoom
-    int *first_stored;      // [storages] pieces on disk of the storages before
-    int64_t *disk_at;       // [storages + 1] where in the file its pieces begin; the last: the file's bytes
-    size_t disk_room_bytes; // of a DiskRoom
-    size_t sum_bytes;       // of a SumRoom
-    Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
-    Shelf looked;           // with policy.looks: slices of the gradient of the layer before
-    Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t room_elements;  // of a relay's rooms for parameters that come for a use
+    Shelf host[HOST_KINDS];   // [kinds] what lies on the host
+    Shelf spare[STATE_V + 1]; // [kinds] of early updates: where these write the optimizer's, beside those that they read
+    int *pieces;              // [storages] that such states go in for their update; 0: all are on the device
+    int *first_piece;         // [storages] pieces of the storages before
+    size_t room_bytes;        // of an OffloadRoom
+    int *first_stored;        // [storages] pieces on disk of the storages before
+    int64_t *disk_at;         // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    size_t disk_room_bytes;   // of a DiskRoom
+    size_t sum_bytes;         // of a SumRoom
+    Shelf layers, measured;   // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;             // with policy.looks: slices of the gradient of the layer before
+    Shelf making, coming;     // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;             // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements;    // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
     Shelf offload_rooms, sum_rooms;
@@ -141,10 +142,13 @@ typedef struct {
     size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
     int held;                           // storages acquired now
     StoreNoise noise;
-    bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
-    bool pending;   // of delayed updates: the host has a gradient, of the step before
-    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;  // ... this. The owner sets both before it fills the masters
+    bool *noised;            // [storages] the gradient of this step has its noise, and no update yet
+    bool pending;            // of delayed updates: the host has a gradient, of the step before
+    bool *turned;            // [storages] of early updates: the newest states are on the spare shelves
+    bool early;              // this step's updates are made before its norm is known
+    int64_t earlies, redone; // such steps; those of them whose updates did not hold
+    bool by_chance;          // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;           // ... this. The owner sets both before it fills the masters
 } Store;
 typedef enum { GATHER_NONE, GATHER_PRIMARY, GATHER_NEAR } GatherKind;
 typedef enum {
@@ -326,7 +330,11 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
-static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
+static inline UpdateTime store_update_time(const Store *s) { return s->policy.offload ? s->policy.offload->when : UPDATES_LAST; }
+static inline bool store_delays(const Store *s) { return store_update_time(s) == UPDATES_LATE; }
+static inline bool store_guesses(const Store *s) { return store_update_time(s) == UPDATES_EARLY; }
+// Does the device compute with other parameters than the masters that an update makes? Then these are apart in fp32, too.
+static inline bool store_updates_apart(const Store *s) { return store_update_time(s) != UPDATES_LAST; }
 // Of the room of a piece: the most that one takes, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
 // where the host does, a gradient and parameters that do not.
 static inline size_t store_room_bytes(const Store *s, const Offload *o) {
@@ -409,13 +417,15 @@ static inline void store_plan_offload(Store *s) {
     Shelf *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s) : kind == STATE_V && !s->adam;
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_updates_apart(s) : kind == STATE_V && !s->adam;
         ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
         *device[kind] = shelf_plan(&s->layout, plan);
         for (size_t i = 0; i < storages; i++) { there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind); }
         plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
         s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+        plan.layout = store_guesses(s) ? plan.layout : SHELF_NONE;
+        s->spare[kind] = shelf_plan(&s->layout, plan), s->spare[kind].far = true;
     }
     for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
         const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
@@ -503,6 +513,7 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
     size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;
     for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
+    for (int kind = 0; kind <= STATE_V; kind++) { bytes += s->spare[kind].held; }
     return bytes;
 }
 
@@ -534,6 +545,10 @@ static inline void store_allocate_offload(Store *s) {
     for (int kind = 0; kind < HOST_KINDS; kind++) {
         shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
         pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
+    }
+    for (int kind = 0; kind <= STATE_V; kind++) {
+        shelf_allocate(&s->spare[kind], MEMORY_OPTIMIZER, "states on the host");
+        pinned = pinned && (s->spare[kind].pinned || !s->spare[kind].base);
     }
     shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states"), shelf_allocate(&s->sum_rooms, MEMORY_BUFFERS, "sums of gradients");
     for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) { s->adding[i].at = (float *)(void *)(s->sum_rooms.base + (size_t)i * s->sum_bytes); }
@@ -583,6 +598,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->begun = (bool *)checked_calloc((size_t)s->model->config.layers, sizeof(bool), "store");
     s->layer_reduces = (CommHandle *)checked_calloc((size_t)s->model->config.layers, sizeof(CommHandle), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
+    s->turned = (bool *)checked_calloc(n, sizeof(bool), "store"), s->early = store_guesses(s);
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
     for (int i = 0; i < s->model->storages; i++) { s->fresh[i] = true; }
     s->partials = (double *)memory_take_host(store_partials(s) * sizeof(double), "norm partials");
@@ -604,6 +620,7 @@ static inline void store_free_shelves(Store *s, bool far) {
         if (shelves[i]->far == far) { shelf_free(shelves[i]); }
     }
     for (int kind = 0; far && kind < HOST_KINDS; kind++) { shelf_free(&s->host[kind]); }
+    for (int kind = 0; far && kind <= STATE_V; kind++) { shelf_free(&s->spare[kind]); }
     if (far) { return; }
     ops_free(s->unpacked), ops_free(s->parcel_base);
     s->unpacked = s->parcel_base = NULL;
@@ -630,7 +647,7 @@ static inline void store_free(Store *s) {
     layout_free(&s->layout), party_free(&s->world);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates),
         free(s->restarted);
-    free(s->sums), free(s->noised), free(s->unpacked_at), free(s->begun), free(s->layer_reduces);
+    free(s->sums), free(s->noised), free(s->turned), free(s->unpacked_at), free(s->begun), free(s->layer_reduces);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
@@ -652,14 +669,17 @@ static inline bool store_has_state(const Store *s, StateKind kind) {
 }
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
 static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
-    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s); // parameters are their own masters
+    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_updates_apart(s); // parameters are their own masters
     return own ? store_param_far(s, storage) : (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
 }
 static inline bool store_on_disk(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind); }
+static inline float *store_host_state(const Store *s, StateKind kind, int storage, bool spare) {
+    return (float *)(void *)shelf_slice(spare ? &s->spare[kind] : &s->host[kind], storage);
+}
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    assert(!store_on_disk(s, kind, storage));                                                                                     // it has no place in memory
-    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
-    if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
+    assert(!store_on_disk(s, kind, storage)); // it has no place in memory
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_updates_apart(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
+    if (store_on_host(s, kind, storage)) { return store_host_state(s, kind, storage, kind <= STATE_V && s->turned[storage]); }
     const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }
