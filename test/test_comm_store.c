@@ -418,6 +418,7 @@ int main(int argc, char **argv) {
     make_reference();
     test_stages();
     test_offload();
+    test_early();
     test_plus_plus();
     test_files();
     if (comm.rank == 0) {
