@@ -476,6 +476,13 @@ static inline bool manifest_window(const char *text, const char *key, OutlierWin
     return w->count >= 0 && w->count <= MANIFEST_COUNT_MAX && *end == '\n';
 }
 
+// What a manifest says of a state file: its size and checksum.
+static inline bool manifest_file(const char *text, int64_t file, uint64_t *bytes, uint64_t *checksum) {
+    char key[32];
+    snprintf(key, sizeof key, "file%" PRId64, file);
+    const char *entry = manifest_line(text, key);
+    return entry && sscanf(entry, "%" SCNu64 " %16" SCNx64, bytes, checksum) == 2;
+}
 // A text of at least one character; `missing` where there is no such line.
 static inline bool manifest_text(const char *text, const char *key, const char *missing, char *value, size_t bytes) {
     const char *line = manifest_line(text, key);
@@ -609,6 +616,15 @@ static inline int64_t *checkpoint_list(const char *out, int *count) {
     }
     if (d) { closedir(d); }
     if (steps) { qsort(steps, (size_t)*count, sizeof *steps, compare_i64_descending); }
+    return steps;
+}
+
+// The same on all ranks, as the first one finds them. All ranks call it.
+static inline int64_t *checkpoint_steps(const char *out, Comm *comm, int *count) {
+    int64_t *steps = comm->rank == 0 ? checkpoint_list(out, count) : NULL;
+    comm_broadcast(comm, count, sizeof *count, 0);
+    if (!steps) { steps = (int64_t *)checked_calloc((size_t)*count + 1, sizeof *steps, "checkpoints"); }
+    comm_broadcast(comm, steps, (size_t)*count * sizeof *steps, 0);
     return steps;
 }
 
@@ -773,7 +789,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     const char *line = manifest_line(text, "model");
     int64_t files = 0, *filled = (int64_t *)checked_calloc((size_t)(STATE_KINDS * from->storages), sizeof(int64_t), "checkpoint");
     bool same = line && !strncmp(line, model.text + strlen("model "), strcspn(line, "\n") + 1);
-    if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.200s", folder, line ? line : "?"); }
+    if (!same) { snprintf(why, why_bytes, "%s: of another model or optimizer: %.*s", folder, line ? (int)strcspn(line, "\n") : 1, line ? line : "?"); }
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
                 files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) && manifest_count_or_none(text, "restarted", &p->restarted) &&
@@ -781,12 +797,10 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = p->step; }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
-        char key[32], path[1200];
-        snprintf(key, sizeof key, "file%" PRId64, i);
+        char path[1200];
         snprintf(path, sizeof path, "%s/state_%05" PRId64, folder, i);
-        unsigned long long bytes = 0, checksum = 0;
-        const char *entry = manifest_line(text, key);
-        good = entry && sscanf(entry, "%llu %16llx", &bytes, &checksum) == 2;
+        uint64_t bytes = 0, checksum = 0;
+        good = manifest_file(text, i, &bytes, &checksum);
         if (!good) { snprintf(why, why_bytes, "%s/manifest: no entry for file %" PRId64, folder, i); }
         good = good && state_file_read(path, s, from, i % s->comm->ranks == s->comm->rank, bytes, checksum, filled, why, why_bytes);
     }
@@ -826,18 +840,38 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
     free(text);
     return true;
 }
-// The model of the newest checkpoint of OUT whose manifest is whole; false where there is none. All ranks call it.
-static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfig *config, GptShare *share) {
-    int count = 0, found = 0;
-    int64_t *steps = comm->rank == 0 ? checkpoint_list(out, &count) : NULL;
-    for (int i = 0; i < count && !found; i++) {
-        char path[1100], why[1400], optimizer[8];
-        checkpoint_folder(path, sizeof path, out, steps[i], "");
-        char *text = manifest_read(path, why, sizeof why);
-        found = text && manifest_model(text, config, share, optimizer);
-        free(text);
+// Has a file these bytes?
+static inline bool state_file_whole(const char *path, uint64_t bytes, uint64_t checksum) {
+    FILE *f = open_regular(path);
+    Checksum sum = checksum_begin();
+    for (size_t n; f && (n = fread(state_piece.bytes, 1, sizeof state_piece.bytes, f)) > 0; keep_alive()) { checksum_add(&sum, state_piece.bytes, n); }
+    if (f) { fclose(f); }
+    return f && sum.length == bytes && checksum_end(&sum) == checksum;
+}
+// The model of a checkpoint that is whole: its manifest, and those of its files that this rank looks at.
+static inline bool checkpoint_whole(const char *folder, const Comm *comm, GptConfig *config, GptShare *share) {
+    char why[1400], path[1200], optimizer[8];
+    int64_t files = 0;
+    char *text = manifest_read(folder, why, sizeof why);
+    bool good = text && manifest_model(text, config, share, optimizer) && manifest_int(text, "files", &files) && files <= MANIFEST_FILES;
+    for (int64_t i = comm->rank; good && i < files; i += comm->ranks) {
+        uint64_t bytes = 0, checksum = 0;
+        snprintf(path, sizeof path, "%s/state_%05" PRId64, folder, i);
+        good = manifest_file(text, i, &bytes, &checksum) && state_file_whole(path, bytes, checksum);
     }
-    comm_broadcast(comm, &found, sizeof found, 0), comm_broadcast(comm, share, sizeof *share, 0);
+    free(text);
+    return good;
+}
+// The model of the newest whole checkpoint of OUT; false where there is none. All ranks call it.
+static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfig *config, GptShare *share) {
+    int count;
+    bool found = false;
+    int64_t *steps = checkpoint_steps(out, comm, &count);
+    for (int i = 0; i < count && !found; i++) {
+        char path[1100];
+        checkpoint_folder(path, sizeof path, out, steps[i], "");
+        found = comm_agree_min(comm, checkpoint_whole(path, comm, config, share));
+    }
     free(steps);
     return found;
 }
@@ -860,13 +894,10 @@ static inline void checkpoint_begin(const char *folder, Store *s, const GptModel
 }
 // Loads the newest valid checkpoint of OUT; ends the program with exit code 2 when there is none.
 static inline void checkpoint_resume(const char *out, Store *s, Progress *p, char *path, size_t path_bytes) {
-    int count = 0;
-    int64_t *steps = s->comm->rank == 0 ? checkpoint_list(out, &count) : NULL;
-    comm_broadcast(s->comm, &count, sizeof count, 0);
+    int count;
+    int64_t *steps = checkpoint_steps(out, s->comm, &count);
     for (int i = 0; i < count; i++) {
-        int64_t step = s->comm->rank == 0 ? steps[i] : 0;
-        comm_broadcast(s->comm, &step, sizeof step, 0);
-        checkpoint_folder(path, path_bytes, out, step, "");
+        checkpoint_folder(path, path_bytes, out, steps[i], "");
         char why[1400] = "";
         bool good = checkpoint_load(path, s, s->model, p, why, sizeof why);
         if (comm_agree_min(s->comm, good)) {

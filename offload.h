@@ -13,8 +13,8 @@
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
 
-#include "options.h"     // --offload
-#include "store/store.h" // what a store takes
+#include "options.h"       // --offload
+#include "store/planned.h" // what a store takes
 
 // Bytes that the device holds of a state if it is there.
 static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind) {
@@ -56,7 +56,8 @@ static inline int64_t offload_frees(const OffloadScope *f, const Offload *o) {
         for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
     }
     for (int gradients = 0; gradients < 2; gradients++) {
-        Shelf without = (gradients ? store_plan_gradients : store_plan_params)(s, NULL), with = (gradients ? store_plan_gradients : store_plan_params)(s, o);
+        const StateKind kind = gradients ? STATE_GRADIENT : STATE_PARAMETERS;
+        Shelf without = store_plan_lent(s, NULL, kind), with = store_plan_lent(s, o, kind);
         bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
         shelf_free(&without), shelf_free(&with);
     }

@@ -581,6 +581,7 @@ static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) 
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
 static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
 static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
+static inline bool options_ends_shared(const Options *o) { return o->delink_at && o->steps >= 0 && o->delink_at >= o->steps; } // a first part of a run
 static inline bool clash_dir_delink(const Options *o, const OptionsGiven *g) { return (void)g, *o->offload_dir && options_switches(o); }
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
 static inline bool clash_rate_share(const Options *o, const OptionsGiven *g) { return (void)g, o->share_lr > 0 && !options_shares(o); }
@@ -594,7 +595,6 @@ static inline bool clash_below_auto(const Options *o, const OptionsGiven *g) { r
 static inline bool clash_auto_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && *o->profile_steps; }
 static inline bool clash_auto_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && options_cyclic(o); }
 static inline bool clash_auto_feedback(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && o->zero_error_feedback; }
-static inline bool clash_delink_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && o->steps >= 0 && o->delink_at >= o->steps; }
 static inline bool clash_delink_twice(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && o->delink; }
 static inline bool clash_moments_delink(const Options *o, const OptionsGiven *g) {
     const bool measures = options_shares(o) && o->delink_moments == DELINK_MEASURED; // for a run that follows
@@ -726,7 +726,6 @@ static const OptionPair option_pairs[] = {
     {"cyclic", "cluster", "is not predicted for ranks that are not there", clash_cyclic_cluster},
     {"share-lr", "share", "no blocks share: give --share all, or --lr", clash_rate_share},
     {"delink-at", "share", "no blocks share: give --share all", clash_delink_share},
-    {"delink-at", "steps", "the run ends before", clash_delink_steps},
     {"delink-at", "delink", "one is for the begin of a run, one for later: give one", clash_delink_twice},
     {"delink-at", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_delink_profile},
     {"delink-auto", "share", "no blocks share: give --share all", clash_auto_share},

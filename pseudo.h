@@ -8,7 +8,7 @@
 //            the same, bit by bit, and so are the first updates but for the gradients, which are now each layer's own. The moments of the mean gradient
 //            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
 //            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew; measured: v is the moving average of
-//            the mean of the layers' squares, measured while they share (store.h: measured). Each layer's gradient is apart until the end of a step then.
+//            the mean of the layers' squares, measured while they share (planned.h: measured). Each layer's gradient is apart until the end of a step then.
 // Gradual    --delink-gradual cuts groups in two, again and again: halves at given steps, or before the layer whose gradient is least like that of the one
 //            before it (SWE-M). Each cut is a switch as above, to a model in which fewer blocks share.
 // Switch     a change of layout between two steps. Of the model before only states stay, and these leave the device, so that nothing is there twice: the

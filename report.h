@@ -672,6 +672,9 @@ static inline void print_start(const RunFacts *run) {
     print_offload(run);
     if (run->ranks->n > 1) { printf("predicted  traffic sent by rank 0, a step:\n"), print_traffic(p->traffic); }
     print_later(run->later);
+    if (options_ends_shared(o)) {
+        printf("note: blocks share to the end: --delink-at %" PRId64 " is not before --steps %" PRId64 "\n", o->delink_at, o->steps);
+    }
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);
     }

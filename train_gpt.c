@@ -4,7 +4,7 @@
 //   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
 //   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
 //   quantize.h    numbers in 8 or 4 bits for messages       layout.h      which ranks hold what (zero.h's)
-//   schedule.h    who computes what, when, as data          store.h       where states live
+//   schedule.h    who computes what, when, as data          store.h       where states live (planned.h: before they do)
 //   zero.h        how they travel: by collectives           relay.h       or from rank to rank
 //   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
 //   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
@@ -40,15 +40,19 @@ static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun)
     if (o->delink && !share_is(&begun)) {
         die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run", "--delink: %s has no blocks that share", o->model);
     }
+    if (options_switches(o) && !shares) {
+        die(EXIT_INPUT, "give --share all, N or AxB of more blocks, or leave it out", "--share %s: no two blocks of this model share, so none can be delinked",
+            o->share);
+    }
     if (shares && t->model_file && !share_same(&asked, &begun)) {
         die(EXIT_INPUT, "begin with a descriptor, such as d12", "--share %s with --model %s: its blocks are not the same", o->share, o->model);
     }
-    if (t->model_begun.units) { return o->delink ? GPT_SHARE_NONE : begun; }
+    const GptShare first = !t->model_begun.units ? asked : o->delink ? GPT_SHARE_NONE : begun;
     GptConfig of = *config;
-    GptShare newest = asked;
-    if (o->resume && options_switches(o) && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = asked; }
-    const bool on_its_way = share_is(&newest) && o->delink_gradual && share_is_cut(&asked, &newest, config->layers);
-    return share_is(&newest) && !on_its_way ? asked : newest;
+    GptShare newest = first;
+    if (o->resume && options_switches(o) && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = first; }
+    const bool on_its_way = share_is(&newest) && o->delink_gradual && share_is_cut(&first, &newest, config->layers);
+    return share_is(&newest) && !on_its_way ? first : newest;
 }
 static void setup_model(Trainer *t) {
     const Options *o = &t->options;
@@ -319,7 +323,7 @@ static size_t foresee(Trainer *t, GptModel model, size_t passing) {
 static void foresee_switch(Trainer *t) {
     const Options *o = &t->options;
     GptModel m = t->model;
-    if (!options_switches(o) || !share_is(&m.share)) { return; }
+    if (!options_switches(o) || !share_is(&m.share) || options_ends_shared(o)) { return; }
     size_t passing = delink_host_bytes(&t->store, o->delink_moments);
     for (int cut = CUT_PAIRS; o->delink_gradual && cut <= CUT_ALL_BUT_ONE;) {
         const GptShare parts = share_parts(&m, o->delink_auto ? (ShareCut)cut : CUT_HALVES);

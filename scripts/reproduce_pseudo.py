@@ -16,7 +16,7 @@ speed    step times of the shared and of the real model: on this machine as it i
          (cluster.sh) whose link makes the real model's messages three times its compute. Joules where /sys/class/powercap can be read.
 Loss at equal time follows from both: losses are those of the same steps, which no layout changes, and each step takes what its model's takes.
 
---quick takes less than 5 minutes on 2 quiet cores; --full, with three seeds, some hours. --steps replaces the number of training steps.
+--quick takes less than 5 minutes on 2 quiet cores; --full, with three seeds, about two hours. --steps replaces the number of training steps.
 FOLDER (default: out/pseudo_quick or out/pseudo_full) gets a folder for each run, with log.jsonl and output.txt, the tables as table.md, and
 quality.png. The same command goes on where it was stopped: what is there is not run again. Ctrl-C leaves no process and no cluster. Where no
 cluster can be made, its part says so.
@@ -56,9 +56,9 @@ class Plan:
 PLANS = {
     "quick": Plan(steps=500, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.5),
                   budgets={"4": ("1e-3/1e-3", "2e-3/1e-3")}, left=(0.1,), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
-    "full": Plan(steps=8000, rates={shares: ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3", "8e-3") for shares in (True, False)}, switches=(0.05, 0.1, 0.25, 0.5, 0.75),
-                 budgets={share: tuple(f"{shared}/{real}" for shared in ("2.5e-4", "5e-4", "1e-3", "2e-3") for real in ("1e-3", "2e-3", "4e-3")) for share in ("2", "4", "all")},
-                 left=(0, 0.05, 0.1, 0.2, 0.3), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
+    "full": Plan(steps=3000, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("1e-3", "2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.25, 0.5),
+                 budgets={share: ("1e-3/1e-3", "2e-3/5e-4", "2e-3/1e-3") for share in ("2", "4")},
+                 left=(0.1, 0.2), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
 }
 
 
@@ -178,7 +178,7 @@ def budget(bench):
     def mean(item):
         return statistics.mean(item[1][1])
 
-    scratch = {REAL: quality_runs(bench)[REAL], **bench.best("budget", [STEADY], bench.plan.rates)}
+    scratch = {**bench.best("quality", [REAL], bench.plan.rates), **bench.best("budget", [STEADY], bench.plan.rates)}
     base = min(map(mean, scratch.items()))
     found = bench.best("budget", [candidate(share, left) for share in bench.plan.budgets for left in bench.plan.left], bench.plan.budgets)
     one, (rate, losses, _) = min(((one, item) for one, item in found.items() if one.switch < 1), key=mean)

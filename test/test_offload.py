@@ -615,8 +615,9 @@ class Emulated(Check):
         for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, zero=1, share="all", delink_at=1)], 1):
             base = dict(layout, steps=3, binary=EMULATED, environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
             offload = sample(["optimizer", "all"], 1)
-            none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update, offload_dir=folder) for kind in offload for folder in (None, scratch()) for update in UPDATES]])
-            self.assert_same(jobs[2], jobs[0], layout)  # on disk
+            folders = (None,) if "delink_at" in layout else (None, scratch())  # not with --offload-dir
+            none, *jobs = self.trained([base, *[dict(base, offload=kind, offload_update=update, offload_dir=folder) for kind in offload for folder in folders for update in UPDATES]])
+            self.assert_same(jobs[-2], jobs[0], layout)  # on disk, where that is possible
             for host, device in zip(*[iter(jobs)] * 2):
                 self.assert_same(device, none, layout)
                 if layout.get("dtype") != "bf16":  # a last bit of fp32 may round a bf16 parameter the other way

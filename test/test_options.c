@@ -559,7 +559,6 @@ static const char *const clashes[][3] = {
     {"--share-lr 1e-3", "share-lr", "share"},
     {"--delink-at 5", "delink-at", "share"},
     {"--delink-at 5 --share none", "delink-at", "share"},
-    {"--delink-at 5 --share all --steps 5", "delink-at", "steps"},
     {"--delink-at 5 --share all --delink", "delink-at", "delink"},
     {"--delink-at 5 --share all --profile-steps 1:2", "delink-at", "profile-steps"},
     {"--delink-auto", "delink-auto", "share"},

@@ -481,8 +481,11 @@ class Resume(Check):
             whole, = self.trained([dict(run, **first)])
             for stop in (at - 1, at, at + 1):
                 out = os.path.join(scratch(), "out")
-                short = dict(run, delink_at=None, delink_moments=moments if moments == "measured" else None) if stop <= at else run
-                train(**dict(short, out=out, steps=stop, save_every=stop, **first))
+                leg = train(**dict(run, out=out, steps=stop, save_every=stop, **first))
+                self.assertEqual("blocks share to the end" in leg.out, stop <= at, "a part that ends before the switch says so")
+                self.assertEqual("delinked" in leg.of("start")[0], stop > at, "and forecasts none")
+                exported, = self.trained([dict(run, out=out, resume=1, steps=0, delink_moments=moments, **second)])
+                self.assertEqual(len({tuple(layer(exported.weights, number)) for number in range(LAYERS)}), LAYERS if stop > at else 2)
                 again, = self.trained([dict(run, out=out, resume=1, **second)])
                 what = f"{moments}, stopped at {stop}, {first} then {second}"
                 if first == second:
@@ -490,6 +493,29 @@ class Resume(Check):
                     self.assertTrue(again.weights == whole.weights, what)
                 else:
                     self.assert_close(again.losses(), whole.losses()[stop:], SAME, what)
+
+    def test_damaged_after_the_switch(self):
+        """The newest valid checkpoint counts, also where its blocks still share and those of a damaged one do not."""
+        at, out = Delink.AT, os.path.join(scratch(), "out")
+        run = dict(Delink.RUN, **random.Random(SEED).choice([dict(), dict(ranks=2, zero=3), dict(delink_gradual=1, delink_every=1)]), out=out)
+        whole, = self.trained([dict(run, save_every=1)])
+        for step in range(at + 1, run["steps"] + 1):
+            path = os.path.join(test_train.checkpoint(out, step), "state_00000")
+            test_train.change(path, random.Random(SEED).randrange(os.path.getsize(path)))
+        again, = self.trained([dict(run, resume=1)])
+        self.assertEqual(again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[at:], again.err)
+        self.assertTrue(again.weights == whole.weights)
+
+    def test_of_a_run_that_began_with_a_shared_checkpoint(self):
+        """It goes on after its switch, though what it began with shares."""
+        at, out, first = Delink.AT, os.path.join(scratch(), "out"), os.path.join(scratch(), "first")
+        train(**dict(RUN, share="2x3", out=first, steps=1, save_every=1))
+        run = dict(Delink.RUN, model=test_train.checkpoint(first, 1), out=out)
+        whole, = self.trained([dict(run, save_every=at + 1)])
+        shutil.rmtree(test_train.checkpoint(out, run["steps"]))
+        again, = self.trained([dict(run, resume=1)])
+        self.assertEqual(again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[at + 1:])
+        self.assertTrue(again.weights == whole.weights)
 
     def test_bit_equal(self):
         for changes in random.Random(SEED).sample([dict(share="all"), dict(share="2x3", ranks=2, zero=2), dict(share="4", ranks=2, pipeline="2")], 3 if ALL else 1):
@@ -500,7 +526,7 @@ class Resume(Check):
             self.assertEqual(again.steps("step", "loss", "grad_norm"), whole.steps("step", "loss", "grad_norm")[3:], changes)
             self.assertTrue(again.weights == whole.weights, changes)
             other = train(code=EXIT_INPUT, **dict(RUN, out=out, resume=1, **dict(changes, share="3")))
-            self.assertIn("share=", other.err)
+            self.assertRegex(other.err, r"of another model or optimizer: \S+,share=\S+\ntrain_gpt: rank")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -510,7 +536,7 @@ class Refusals(test_train.TestCase):
         train(**dict(RUN, out=out, steps=1, save_every=1))
         real = os.path.join(out, "step_00000001")
         cases = ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
-                 (dict(share="all", delink_at=6), "the run ends before"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
+                 (dict(share="1", delink_at=2), "none can be delinked"), (dict(share="6x1", delink_auto=1), "none can be delinked"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
                  (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset"))
         self.check_refused(cases)
 

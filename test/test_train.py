@@ -979,7 +979,7 @@ class Failures(TestCase):
             (("dp-clip-style", "cyclic"), dict(cyclic="v2", dp_clip_style="flat", dp_noise=1)), (("cyclic", "grad-clip"), dict(cyclic="v2", grad_clip=1)),
             (("cyclic-clip", "cyclic"), dict(cyclic="v1", cyclic_clip="storage")), (("cyclic", "skip-loss-z"), dict(cyclic="v1", skip_loss_z=3)),
             (("cyclic", "skip-grad-z"), dict(cyclic="v1", skip_grad_z=3)), (("cyclic", "cluster"), dict(cyclic="v1", dry_run=1, cluster="1x1")),
-            (("share-lr", "share"), dict(share_lr=1)), (("delink-at", "share"), dict(delink_at=1)), (("delink-at", "steps"), dict(share="all", delink_at=10)), (("delink-at", "delink"), dict(share="all", delink_at=1, delink=1)),
+            (("share-lr", "share"), dict(share_lr=1)), (("delink-at", "share"), dict(delink_at=1)), (("delink-at", "delink"), dict(share="all", delink_at=1, delink=1)),
             (("delink-at", "profile-steps"), dict(share="all", delink_at=1, profile_steps="2:3")),
             (("delink-auto", "share"), dict(delink_auto=1)), (("delink-auto", "delink-at"), dict(share="all", delink_auto=1, delink_at=1)), (("delink-gradual", "delink-at"), dict(share="all", delink_gradual=1)),
             (("delink-every", "delink-auto"), dict(delink_every=1)),

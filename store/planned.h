@@ -1,0 +1,469 @@
+// planned.h: the store as it is planned: which states of a storage a rank has, where they will lie, and how many bytes that takes. Nothing of it is
+// allocated: predictions ask it, and whoever chooses places (offload.h). store.h takes the memory, and finds things in it.
+//
+// Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state: params working parameters (with --dtype fp32
+//            they are their own masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay, making
+//            gradients of micro-batches, coming sums from other ranks, piling, where a micro-batch is computed in pieces: relay.h.
+#ifndef STORE_PLANNED_H
+#define STORE_PLANNED_H
+
+#include "comm.h"         // groups, messages
+#include "schedule.h"     // how many pieces move
+#include "store/disk.h"   // what the host has no room for
+#include "store/layout.h" // who holds what
+
+enum { PARCELS = 2 };             // quantized reductions under way: one in each of its two exchanges
+#ifndef PARCEL_ELEMENTS           // tests make it small
+#define PARCEL_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
+#endif
+#ifndef STATE_PIECE // of states that are copied at once, in bytes: so few that they stay in a processor's cache. Tests make it small
+#define STATE_PIECE (1 << 20)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The store
+
+// What makes a sum of clipped gradients private: noise, which the owner of a slice adds once, and the division by the expected batch.
+typedef struct {
+    bool on;
+    float deviation, scale; // of a sum's elements: x = scale (x + deviation z)
+    uint32_t key[8];
+} StoreNoise;
+
+// Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
+typedef struct {
+    const Party *party; // that holds them
+    int first, last;
+    int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
+} Batch;
+// The quantized gradients of a batch under way.
+typedef struct {
+    const Batch *batch; // NULL: nothing
+    int hop;            // 0: being filled; 1, 2: the exchange it is in
+    bool add;           // the slices have sums of earlier micro-steps
+    int64_t step;
+    CommHandle handle;
+    char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
+} Parcel;
+
+// Messages that use a place: it is written again when they are complete.
+typedef struct {
+    Ticket *open; // [MAIL_USES * ranks]
+    int count;
+} Mail;
+
+// Where a piece is on its way between host and device: states that come to the device, or, on the host, a gradient and the parameters that it makes.
+typedef struct {
+    char *at;
+    Stream link; // its copies, in their order
+} OffloadRoom;
+// A piece of a gradient that came to the host, to be added to the sum there.
+typedef struct {
+    float *at, *sum;
+    int64_t count; // 0: none
+} SumRoom;
+
+typedef struct {
+    const GptModel *model;
+    ZeroPolicy policy;
+    Comm *comm;
+    Stream *stream;
+    const Group *ranks;         // all
+    const Placement *placement; // of units on them
+    DType dtype, wire;          // of working parameters; of gradient messages
+    bool adam;                  // two moments, else one
+    // layout
+    Layout layout;
+    Party world; // all ranks
+    Batch *batches;
+    int *batch_of; // [storages] -1: its gradient is not quantized, or not mine
+    int batch_count;
+    size_t parcel_bytes, unpacked_bytes;
+    Shelf params, master, m, v, grads, secondary, codes, errors;
+    Shelf host[HOST_KINDS];   // [kinds] what lies on the host
+    Shelf spare[STATE_V + 1]; // [kinds] of early updates: where these write the optimizer's, beside those that they read
+    int *pieces;              // [storages] that such states go in for their update; 0: all are on the device
+    int *first_piece;         // [storages] pieces of the storages before
+    size_t room_bytes;        // of an OffloadRoom
+    int *first_stored;        // [storages] pieces on disk of the storages before
+    int64_t *disk_at;         // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    size_t disk_room_bytes;   // of a DiskRoom
+    size_t sum_bytes;         // of a SumRoom
+    Shelf layers, measured;   // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;             // with policy.looks: slices of the gradient of the layer before
+    Shelf making, coming;     // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;             // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements;    // of a relay's rooms for parameters that come for a use
+    // memory
+    char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
+    Shelf offload_rooms, sum_rooms;
+    OffloadRoom room[MOVING_PIECES];
+    SumRoom adding[MOVING_PIECES];
+    Shelf disk_rooms;
+    Disk *disk;               // NULL: nothing lies there
+    Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
+    double *partials;         // [my chunks] of the norm
+    ExactSum *sums;           // [ranks] of them
+    // where it stands, [storages] each
+    bool *fresh;      // the gradient has no contribution since its last reduction
+    int pieces_added; // of gradients that are summed on the host
+    bool *summed;     // the slice has sums of earlier micro-steps
+    bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
+    bool *near_valid; // the secondary slice is of this version
+    int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
+    CommHandle *reducing, *gathering;
+    int64_t moved[2];          // bytes that came from the host, that went there
+    int64_t stored[2];         // bytes that steps read from the disk, that they wrote
+    bool *begun;               // [layers] of those that share, with policy.measures: its gradient has a contribution
+    CommHandle *layer_reduces; // [layers]
+    bool takes_measured;       // what was measured becomes v, where states of shared blocks come from a file or another store
+    int64_t *updates;          // updates so far: the version that exists
+    int64_t *restarted;        // the version at which the moments began: their counter is the difference
+    int64_t *version;          // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
+    bool knows_previous;       // of a relay: the version before the newest was filled from outside, too
+    Mail *mail;                // of a relay: [storages][MAIL_KINDS]
+    bool on_errand;            // one is being done (relay.h)
+    bool *head_begun;          // of a relay: [heads] there is a gradient of wte in this place
+    Ticket *head_coming;       // of a relay: [heads] the head's part of it comes
+    int occupant[ROOMS];       // storage whose gradient came last into a shared room
+    Parcel parcel[PARCELS];
+    int64_t parcels;                    // sent off
+    size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
+    int held;                           // storages acquired now
+    StoreNoise noise;
+    bool *noised;            // [storages] the gradient of this step has its noise, and no update yet
+    bool pending;            // of delayed updates: the host has a gradient, of the step before
+    bool *turned;            // [storages] of early updates: the newest states are on the spare shelves
+    bool early;              // this step's updates are made before its norm is known
+    int64_t earlies, redone; // such steps; those of them whose updates did not hold
+    bool by_chance;          // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;           // ... this. The owner sets both before it fills the masters
+} Store;
+
+// With policy.measures: are the gradients of a storage's layers apart?
+static inline bool store_measures(const Store *s, int storage) { return s->policy.measures && gpt_storage_shared_by(s->model, storage) > 1; }
+static inline bool store_param_far(const Store *s, int storage) { return zero_param_far(&s->policy, storage); }
+static inline SumPlace store_sum_place(const Store *s, int storage) { return zero_sum_place(s->policy.offload, &s->layout.holders, storage); }
+static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
+static inline bool store_holds(const Store *s, int storage) { return layout_holds(&s->layout, storage); }
+static inline bool store_is_guest(const Store *s, int storage) { return s->policy.relay && s->policy.relay->guests && !store_holds(s, storage); }
+static inline const Party *store_party(const Store *s, int storage) { return layout_party(&s->layout, storage); }
+static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.holders, storage); }
+static inline bool store_has_secondary(const Store *s, int storage) { return s->policy.partition > 1 && store_gathers_for_use(s, storage); }
+static inline const int64_t *store_slices(const Store *s, int storage) { return layout_slices(&s->layout, SLICES_WHOLE, storage); } // of those who hold it
+static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                                      // elements of my slice
+    const Group *all = &store_party(s, storage)->all;
+    const int64_t *bounds = store_slices(s, storage);
+    *begin = all->me < 0 ? 0 : bounds[all->me];
+    return all->me < 0 ? 0 : slice_length(bounds, all->me);
+}
+static inline int64_t store_own_elements(const Store *s, int storage) {
+    int64_t begin;
+    return store_own(s, storage, &begin);
+}
+
+// How many elements of a tensor's part lie in my slice of its storage, and where in the storage these begin.
+static inline int64_t store_own_part(const Store *s, int storage, const TensorPart *part, int64_t *begin) {
+    int64_t first, own = store_own(s, storage, &first);
+    *begin = max_i64(first, part->offset);
+    return max_i64(0, min_i64(first + own, part->offset + part->elements) - *begin);
+}
+
+// Room for the compute-precision copies of the largest unit that this rank computes, or of the head and a block, since wte may stay
+// (UnitMap: lent).
+static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
+    const GptModel *m = l->model;
+    size_t most = 0, block = (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
+    for (int unit = 0; store_converts(dtype) && unit < m->units; unit++) {
+        int storages[2], n = gpt_unit_storages(m, unit, storages);
+        size_t bytes = 0;
+        bool mine = true; // who holds all of a unit computes it
+        for (int i = 0; i < n; i++) {
+            mine = mine && (policy->relay ? policy->relay->adds[storages[i]] : layout_holds(l, storages[i]));
+            bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
+        }
+        if (unit == m->units - 1 && policy->lends) { bytes += block; }
+        if (mine && bytes > most) { most = bytes; }
+    }
+    return most;
+}
+
+// Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
+static inline int64_t store_record(const Store *s, int storage, int node, int local) {
+    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage), group_at(&store_party(s, storage)->all, node, local));
+}
+static inline int64_t store_column(const Store *s, int storage, int local) {
+    int64_t bytes = 0;
+    for (int n = 0; n < store_party(s, storage)->all.nodes; n++) { bytes += store_record(s, storage, n, local); }
+    return bytes;
+}
+// What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
+// then to each node the sums for the owner in my place of it.
+static inline Batch store_plan_batch(const Store *s, int first, int last) {
+    const Group *all = &store_party(s, first)->all;
+    const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
+    int64_t *bounds[4];
+    for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
+    Batch b = {store_party(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
+    for (int storage = first; storage >= last; storage--) {
+        for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
+        for (int n = 0; n < all->nodes; n++) {
+            b.to_nodes[n + 1] += store_record(s, storage, n, local), b.from_nodes[n + 1] += store_record(s, storage, node, local);
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < sizes[k]; i++) { bounds[k][i + 1] += bounds[k][i]; }
+    }
+    return b;
+}
+static inline int64_t batch_bytes(const Batch *b) { // of its parcel
+    const Group *all = &b->party->all;
+    int64_t inside = round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
+    int64_t between = round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
+    return inside + (b->party->across.n > 1 ? between : 0);
+}
+// Those of a batch have one party, and lie one after another on it.
+static inline void store_plan_batches(Store *s) {
+    int64_t elements = 0;
+    for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
+        const Party *party = store_party(s, storage);
+        s->batch_of[storage] = -1;
+        if (!s->policy.quantized_gradients || party->all.me < 0 || party->all.n == 1) { continue; }
+        if (!elements) { first = storage; }
+        elements += gpt_storage_elements(s->model, storage);
+        s->batch_of[storage] = s->batch_count;
+        if (elements < PARCEL_ELEMENTS && storage && store_party(s, storage - 1) == party) { continue; }
+        Batch *b = &s->batches[s->batch_count++];
+        *b = store_plan_batch(s, first, storage);
+        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(b));
+        elements = 0;
+    }
+}
+
+// Of a relay whose parameters come for each use: rooms for them, and for gradients on their way to the owners. The gradient of wte has its own, from the
+// head's part to the embedding's; sums of what is owned, its parts.
+static inline void store_plan_guests(Store *s) {
+    const Relay *r = s->policy.relay;
+    const GptModel *m = s->model;
+    const size_t n = (size_t)m->storages;
+    bool *here = (bool *)checked_calloc(n, sizeof(bool), "relay");
+    int *copies = (int *)checked_calloc(n, sizeof(int), "relay");
+    for (int i = 0; i < m->storages; i++) { here[i] = !layout_holds(&s->layout, i), copies[i] = !here[i]; }
+    s->room_elements = shelf_add_stages(&s->params, m, r, here, GUEST_ROOMS, dtype_size(s->dtype));
+    s->coming = shelf_plan_copies(m, copies, sizeof(float));
+    for (int i = 0; i < m->storages; i++) { here[i] = i > 0, copies[i] = !i; }
+    s->making = shelf_plan_copies(m, copies, sizeof(float));
+    const int64_t room = shelf_add_stages(&s->making, m, r, here, r->parcels, sizeof(float));
+    for (int i = 1; i < m->storages; i++) { s->making.slice[i] += r->parcel[i] * room * (int64_t)sizeof(float); }
+    s->making.rooms += s->making.held, s->making.held = 0, s->coming.rooms += s->coming.held, s->coming.held = 0;
+    free(here), free(copies);
+}
+// Of a relay: copies of parameters, gradients and sums for what this rank computes, besides what it owns.
+static inline void store_plan_relay(Store *s) {
+    const Relay *r = s->policy.relay;
+    const GptModel *m = s->model;
+    int *copies = (int *)checked_calloc((size_t)m->storages, sizeof(int), "relay");
+    unsigned char *room = (unsigned char *)checked_calloc((size_t)m->storages, 1, "relay");
+    shelf_free(&s->params), shelf_free(&s->grads);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->places[i], room[i] = (unsigned char)gpt_storage_class(m, i); }
+    s->params = shelf_plan_copies(m, copies, dtype_size(s->dtype));
+    for (int i = 0; i < m->storages; i++) { copies[i] = (r->stays ? layout_holds(&s->layout, i) : r->adds[i]) ? r->sums : 0; }
+    s->grads = shelf_plan_copies(m, copies, sizeof(float));
+    if (r->guests) {
+        store_plan_guests(s), free(copies), free(room);
+        return;
+    }
+    for (int i = 0; i < m->storages; i++) { // where sums come, there is room for those that are made here before this rank's own part
+        const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
+        copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
+    }
+    s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
+    s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->piles && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
+    s->piling = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), !r->stays);
+    free(copies), free(room);
+}
+
+static inline UpdateTime store_update_time(const Store *s) { return s->policy.offload ? s->policy.offload->when : UPDATES_LAST; }
+static inline bool store_delays(const Store *s) { return store_update_time(s) == UPDATES_LATE; }
+static inline bool store_guesses(const Store *s) { return store_update_time(s) == UPDATES_EARLY; }
+// Does the device compute with other parameters than the masters that an update makes? Then these are apart in fp32, too.
+static inline bool store_updates_apart(const Store *s) { return store_update_time(s) != UPDATES_LAST; }
+// Of the room of a piece: the most that one takes, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
+// where the host does, a gradient and parameters that do not.
+static inline size_t store_room_bytes(const Store *s, const Offload *o) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages; i++) {
+        const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i)), size = (int64_t)dtype_size(s->dtype);
+        const bool parameters = offload_has(o, i, STATE_PARAMETERS) != o->by_host, gradient = offload_has(o, i, STATE_GRADIENT) != o->by_host;
+        const int64_t floats = (o->by_host ? 0 : offload_states(o, i)) + gradient;
+        most = max_i64(most, offload_shelved(o, i) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0);
+    }
+    return (size_t)round_up(most, 64);
+}
+// Of a gradient that comes to the host to be added.
+static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
+    int64_t most = 0;
+    for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
+        const bool adds = zero_sum_place(o, &s->layout.holders, i) == SUM_IS_ADDED && zero_reduces_often(&s->policy, &s->layout.holders, i);
+        most = max_i64(most, adds ? min_i64(offload_piece(s->model), store_own_elements(s, i)) : 0);
+    }
+    return (size_t)round_up(most * (int64_t)sizeof(float), 64);
+}
+// The shelf of parameters or of gradients, which lend whole arrays, with these on the host.
+static inline Shelf store_plan_lent(const Store *s, const Offload *o, StateKind kind) {
+    const size_t storages = (size_t)s->model->storages;
+    const bool gradients = kind == STATE_GRADIENT;
+    bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout"), *far = apart + storages;
+    ZeroPolicy policy = s->policy;
+    policy.offload = o;
+    for (int i = 0; i < s->model->storages; i++) {
+        apart[i] = gradients ? zero_grad_apart(&policy, &s->layout.holders, i) : zero_param_apart(&policy), far[i] = offload_has(o, i, kind);
+    }
+    const bool rooms = gradients ? zero_gradient_stage(&policy) >= 2 : policy.stage >= 3;
+    const ShelfPlan plan = {rooms ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, gradients ? sizeof(float) : dtype_size(s->dtype), apart, NULL, far};
+    const Shelf shelf = shelf_plan(&s->layout, plan);
+    free(apart);
+    return shelf;
+}
+// Bytes in the file, and in a room, of a piece of so many elements: its states one after another, each at whole blocks.
+static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
+    return offload_stored(o, storage) * round_up(elements * (int64_t)sizeof(float), DISK_GRAIN);
+}
+// Of all of my slice, and the longest of its pieces.
+static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, int storage, int64_t *longest) {
+    const int64_t own = store_own_elements(s, storage), piece = min_i64(own, offload_piece(s->model));
+    *longest = store_stored_bytes(o, storage, piece);
+    return piece ? own / piece * *longest + store_stored_bytes(o, storage, own % piece) : 0;
+}
+// Of a DiskRoom, if so much lay on disk; of all of them.
+static inline size_t store_disk_room_bytes(const Store *s, const Offload *o) {
+    int64_t most = 0, longest;
+    for (int i = 0; i < s->model->storages; i++) { store_all_stored_bytes(s, o, i, &longest), most = max_i64(most, longest); }
+    return (size_t)most;
+}
+static inline size_t store_disk_rooms_bytes(size_t room) { return room ? DISK_PIECES * room + DISK_GRAIN : 0; } // they begin at a whole block
+static inline void store_plan_disk(Store *s) {
+    const Offload *o = s->policy.offload;
+    const size_t n = (size_t)s->model->storages;
+    int64_t longest;
+    s->first_stored = (int *)checked_calloc(n + 1, sizeof(int), "layout"), s->disk_at = (int64_t *)checked_calloc(n + 1, sizeof(int64_t), "layout");
+    for (int i = 0; i < s->model->storages; i++) {
+        s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
+        s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i, &longest);
+    }
+    s->disk_room_bytes = store_disk_room_bytes(s, o);
+    s->disk_rooms.far = true, s->disk_rooms.held = store_disk_rooms_bytes(s->disk_room_bytes);
+}
+static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; } // of the file; a step reads and writes as many
+
+// Those of what lies on the host, the optimizer's on the device, and the rooms between.
+static inline void store_plan_offload(Store *s) {
+    const Offload *o = s->policy.offload;
+    const size_t storages = (size_t)s->model->storages;
+    const ShelfLayout whole = s->policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
+    Shelf *const device[] = {&s->master, &s->m, &s->v};
+    bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_updates_apart(s) : kind == STATE_V && !s->adam;
+        ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
+        for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
+        *device[kind] = shelf_plan(&s->layout, plan);
+        for (size_t i = 0; i < storages; i++) { there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind); }
+        plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
+        s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+        plan.layout = store_guesses(s) ? plan.layout : SHELF_NONE;
+        s->spare[kind] = shelf_plan(&s->layout, plan), s->spare[kind].far = true;
+    }
+    for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
+        const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
+        const ShelfPlan plan = {o ? SHELF_SLICES : SHELF_NONE, SLICES_WHOLE, size, NULL, there, NULL};
+        for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, (StateKind)kind); }
+        s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+    }
+    free(there);
+    s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout"), s->first_piece = s->pieces + storages;
+    for (int i = 0; i < s->model->storages; i++) {
+        s->pieces[i] = store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.holders, i) : 0;
+        s->first_piece[i + 1] = s->first_piece[i] + s->pieces[i];
+    }
+    s->room_bytes = o ? store_room_bytes(s, o) : 0;
+    s->offload_rooms.far = o && o->by_host;
+    *(s->offload_rooms.far ? &s->offload_rooms.held : &s->offload_rooms.rooms) = MOVING_PIECES * s->room_bytes;
+    s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
+    s->sum_rooms.far = true, s->sum_rooms.held = MOVING_PIECES * s->sum_bytes;
+    store_plan_disk(s);
+}
+
+// My slices of the storages that blocks share.
+static inline Shelf store_plan_shared(const Store *s) {
+    const GptModel *m = s->model;
+    int *none = (int *)checked_calloc((size_t)m->storages, sizeof(int), "shelf");
+    Shelf shelf = shelf_plan_copies(m, none, sizeof(float));
+    for (int i = 0; i < m->storages; i++) {
+        shelf.slice[i] = (int64_t)shelf.held;
+        if (gpt_storage_shared_by(m, i) > 1) { shelf.held += (size_t)store_own_elements(s, i) * sizeof(float); }
+    }
+    free(none);
+    return shelf;
+}
+// Gradients of the layers that share.
+static inline Shelf store_plan_layers(const Store *s) {
+    int *users = (int *)checked_calloc((size_t)s->model->storages, sizeof(int), "shelf");
+    for (int i = 0; i < s->model->storages; i++) { users[i] = store_measures(s, i) && store_holds(s, i) ? (int)gpt_storage_shared_by(s->model, i) : 0; }
+    Shelf shelf = shelf_plan_copies(s->model, users, sizeof(float));
+    free(users);
+    return shelf;
+}
+
+// Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
+// is) and placement must outlive the store.
+static inline Store store_plan(const GptModel *m, const Group *ranks, const Placement *placement, ZeroPolicy policy, DType dtype, DType wire, bool adam) {
+    Store s;
+    memset(&s, 0, sizeof s);
+    s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam, s.ranks = ranks, s.placement = placement;
+    s.layout = layout_make(m, ranks, placement, &policy);
+    s.world = party_of_all(ranks);
+    s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
+    s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
+    store_plan_batches(&s);
+    const bool feedback = policy.feedback && s.batch_count > 0;
+    store_plan_offload(&s);
+    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL, NULL};
+    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
+    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
+    s.params = store_plan_lent(&s, policy.offload, STATE_PARAMETERS), s.grads = store_plan_lent(&s, policy.offload, STATE_GRADIENT);
+    s.secondary = shelf_plan(&s.layout, secondary);
+    s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
+    if (policy.relay) { store_plan_relay(&s); }
+    if (policy.measures) { s.layers = store_plan_layers(&s), s.measured = store_plan_shared(&s); }
+    if (policy.looks) { s.looked = store_plan_shared(&s); }
+    s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
+    return s;
+}
+static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
+    memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
+    memory[MEMORY_GRADIENTS] += s->grads.held + s->layers.held;
+    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held + s->measured.held;
+    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
+                              s->errors.held + s->looked.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
+}
+static inline size_t store_partials(const Store *s) { // of the norm
+    size_t chunks = 0;
+    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK); }
+    return chunks;
+}
+static inline size_t store_scratch_bytes(const Store *s) { // of the host, in any case: what of state_piece is used, and these
+    int64_t longest = 0;
+    for (int i = 0; i < s->model->storages; i++) { longest = max_i64(longest, store_own_elements(s, i)); }
+    return store_partials(s) * sizeof(double) + (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
+}
+static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
+    size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;
+    for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
+    for (int kind = 0; kind <= STATE_V; kind++) { bytes += s->spare[kind].held; }
+    return bytes;
+}
+
+#endif
