@@ -779,9 +779,11 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     return !error;
 }
 
-// Fills the store and progress from one checkpoint, of model `from`: the store's, or one in which more blocks share. Each rank reads what it needs and verifies its share of the files, so it
-// counts only if all of them call it good; false with the reason when it is not complete, not valid or of another model.
+// Fills the store and progress from one checkpoint, of model `from`. That is the store's own where a run resumes; else a new run begins with it, in which as
+// many blocks share or fewer: it has steps of its own, no version before the first one, and no gradient waits. Each rank reads what it needs and verifies its
+// share of the files, so it counts only if all of them call it good; false with the reason when it is not complete, not valid or of another model.
 static inline bool checkpoint_load(const char *folder, Store *s, const GptModel *from, Progress *p, char *why, size_t why_bytes) {
+    const bool resumes = from == s->model;
     char *text = manifest_read(folder, why, why_bytes);
     if (!text) { return false; }
     TextBuffer model = {NULL, 0, 0};
@@ -794,7 +796,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
                 files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) && manifest_count_or_none(text, "restarted", &p->restarted) &&
                 manifest_count_or_none(text, "unlike", &p->unlike) && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
-    for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = p->step; }
+    for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = resumes ? p->step : 0; }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
         char path[1200];
@@ -815,8 +817,8 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     }
     const char *pending = good ? manifest_line(text, "pending") : NULL;
     p->pending_norm = pending ? strtod(pending, NULL) : 0;
-    s->pending = pending && store_delays(s) && filled[STATE_GRADIENT * from->storages] > 0;
-    s->knows_previous = filled[STATE_PREVIOUS * from->storages] > 0; // wte's: where one is delayed, the first stage is
+    s->pending = resumes && pending && store_delays(s) && filled[STATE_GRADIENT * from->storages] > 0;
+    s->knows_previous = resumes && filled[STATE_PREVIOUS * from->storages] > 0; // wte's: where one is delayed, the first stage is
     free(filled);
     free(model.text), free(text);
     return good;

@@ -54,6 +54,13 @@ static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun)
     const bool on_its_way = share_is(&newest) && o->delink_gradual && share_is_cut(&first, &newest, config->layers);
     return share_is(&newest) && !on_its_way ? first : newest;
 }
+// A checkpoint may share where the flags, which --compat is about, do not tell.
+static void check_begun(const Trainer *t) {
+    const bool private_run = options_private(&t->options, &t->given), plans = options_plans(&t->options) || t->options.plan;
+    if (!share_is(&t->model.share) || !(private_run || plans)) { return; }
+    die(EXIT_INPUT, "give --delink, and each block gets its own", "--model %s: its blocks share, which does not go with %s", t->options.model,
+        private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
+}
 static void setup_model(Trainer *t) {
     const Options *o = &t->options;
     GptConfig config;
@@ -73,6 +80,7 @@ static void setup_model(Trainer *t) {
         die(EXIT_INPUT, "choose a smaller --seq-len", "--seq-len %" PRId64 " is more than this model's %" PRId64 " positions", o->seq_len, config.max_seq_len);
     }
     t->model = gpt_model_shared(config, setup_share(t, &config, share));
+    check_begun(t);
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
 }
 
@@ -246,7 +254,7 @@ static void place_on_disk(Trainer *t) {
     const OffloadScope scope = offload_scope(t);
     if (all) { offload_all(offload_host(&t->offload, &scope)); }
     do {
-        if (!all) { offload_fill(offload_host(&t->offload, &scope), &t->offload, &scope, excess); }
+        if (!all) { offload_fill(offload_host(&t->offload, &scope), excess); }
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     plan_again(t);
 }
@@ -277,7 +285,7 @@ static void place_offload(Trainer *t) {
     t->offload.when = o->offload_delay ? UPDATES_LATE : o->offload_early ? UPDATES_EARLY : UPDATES_LAST;
     const OffloadScope scope = offload_scope(t);
     if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &scope)), offload_keep_gradients(&t->offload, &t->store); }
-    do { offload_fill(offload_device(&t->offload, &scope), &t->offload, &scope, excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
+    do { offload_fill(offload_device(&t->offload, &scope), excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
     plan_again(t);
 }
 // Who updates what lies on the host holds for the whole run.
@@ -405,7 +413,7 @@ static void setup_weights(Trainer *t) {
         t->first_step = t->told_step = t->progress.step;
         if (t->comm.rank == 0) { printf("resumed from %s: step %" PRId64 "\n", path, t->progress.step); }
     } else if (t->model_begun.units) {
-        checkpoint_begin(o->model, &t->store, &t->model_begun, o->delink_moments == DELINK_RESET, &t->progress);
+        checkpoint_begin(o->model, &t->store, &t->model_begun, o->delink && o->delink_moments == DELINK_RESET, &t->progress);
     } else if (t->model_file) {
         model_file_load(t->model_file, &t->store, t->model_file_dtype);
     } else {

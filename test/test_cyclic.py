@@ -307,6 +307,18 @@ class Resume(Check):
         for case, found, expected in zip(cases, chains[::2], chains[1::2]):
             self.assertTrue(found == expected, (case, rule))
 
+    def test_begins_with_a_checkpoint(self):
+        """Of a run that is over, plain or cyclic, whose blocks may share: a new one, whose first step knows one version, the same in all modes; of one stage a plain one."""
+        rule, share = random.Random(SEED).choice(RULES), random.Random(SEED).choice((None, "2"))
+        for first in (dict(RUN, batch_tokens=6 * T), single(2, **V1)):
+            out = os.path.join(scratch(), "out")
+            train(**dict(first, share=share, cyclic_cut=first.get("cyclic") and "3,3", out=out, steps=3, save_every=3))
+            same = dict(model=test_train.checkpoint(out, 3), batch_tokens=6 * T, grad_clip=0)
+            one, plain, *modes = self.trained([single(1, **{**V2, **same, "micro_batch": 6}), dict(RUN, **{**same, "micro_batch": 6}), *(mode(2, **{**same, **rule}, cyclic_cut="3,3") for mode in MODES)])
+            self.assert_same(one, plain, rule)
+            for job, mode in zip(modes[1:], MODES[1:]):
+                self.assert_same(job, modes[0], (mode.__name__, rule, share))
+
     def test_graceful_stops(self):
         """What is under way is finished and saved, and the run goes on as if nothing had been."""
         def stop(case):

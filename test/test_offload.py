@@ -329,6 +329,15 @@ class Delay(Check):
             self.assertEqual(without.steps("loss")[0], whole.steps("loss")[3], layout)
             self.assertNotEqual(without.weights, whole.weights, layout)
 
+    def test_begins_with_a_checkpoint(self):
+        """A new run awaits no gradient of the one before: its first step updates nothing."""
+        out = os.path.join(scratch(), "out")
+        first, = self.trained([dict(DELAY, out=out, steps=3, save_every=3)])
+        begun = dict(DELAY, model=test_train.checkpoint(out, 3))
+        one, plain, two = self.trained([dict(begun, steps=1), dict(begun, steps=1, offload_delay=None), dict(begun, steps=2)])
+        self.assertEqual(one.weights, first.weights)
+        self.assertEqual(two.weights, plain.weights)
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 EARLY = dict(offload="optimizer", offload_early=1)

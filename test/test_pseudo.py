@@ -507,11 +507,13 @@ class Resume(Check):
         self.assertTrue(again.weights == whole.weights)
 
     def test_of_a_run_that_began_with_a_shared_checkpoint(self):
-        """It goes on after its switch, though what it began with shares."""
+        """It goes on after its switch, though what it began with shares; and moments begin anew at the switch, not before."""
         at, out, first = Delink.AT, os.path.join(scratch(), "out"), os.path.join(scratch(), "first")
         train(**dict(RUN, share="2x3", out=first, steps=1, save_every=1))
         run = dict(Delink.RUN, model=test_train.checkpoint(first, 1), out=out)
-        whole, = self.trained([dict(run, save_every=at + 1)])
+        run["delink_moments"] = "reset"
+        shared, whole = self.trained([dict(run, out="", delink_at=None, delink_moments=None), dict(run, save_every=at + 1)])
+        self.assertEqual(whole.steps("loss", "grad_norm")[:at], shared.steps("loss", "grad_norm")[:at])
         shutil.rmtree(test_train.checkpoint(out, run["steps"]))
         again, = self.trained([dict(run, resume=1)])
         self.assertEqual(again.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[at + 1:])
@@ -535,8 +537,12 @@ class Refusals(test_train.TestCase):
         out = os.path.join(scratch(), "out")
         train(**dict(RUN, out=out, steps=1, save_every=1))
         real = os.path.join(out, "step_00000001")
+        shared = os.path.join(scratch(), "out")
+        train(**dict(RUN, share="all", out=shared, steps=1, save_every=1))
+        begun = os.path.join(shared, "step_00000001")
         cases = ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
                  (dict(share="1", delink_at=2), "none can be delinked"), (dict(share="6x1", delink_auto=1), "none can be delinked"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
+                 *((dict(model=begun, **with_), "its blocks share") for with_ in (dict(dp_noise=1), dict(dp_epsilon=8), dict(pipeline="auto"), dict(plan=1))),
                  (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset"))
         self.check_refused(cases)
 
