@@ -85,8 +85,8 @@ build/test_comm: test/test_comm.c test/counts.h $(HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
 build/test_noise: LIBS += $(SODIUM)
 # These compute little, and compile in less than half of the time.
-$(patsubst %,build/test_%,checkpoint comm comm_store dataloader options pipeline privacy report schedule): FAST = -O1 -march=native
-build/test_%: test/test_%.c test/child.h test/counts.h $(HEADERS)
+$(patsubst %,build/test_%,checkpoint comm comm_store dataloader offload options pipeline privacy report schedule): FAST = -O1 -march=native
+build/test_%: test/test_%.c test/child.h test/counts.h test/policies.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS) -lcmocka
 build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)

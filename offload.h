@@ -38,32 +38,118 @@ typedef struct {
     int64_t block_bytes, slots;   // of a block's activations; micro-batches whose activations are there at once
     int first, end;               // units
 } OffloadScope;
-// Blocks of this rank whose activations lie on the host (o), or that use a storage (o: NULL).
-static inline int64_t offload_blocks(const OffloadScope *f, const Offload *o, int storage) {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What is free: kept up to date while states leave and come back, storage by storage; a plan of everything at each turn would take too long
+
+// A shelf that lends whole arrays, of parameters or of gradients.
+typedef struct {
+    StateKind kind;
+    ShelfPlan plan;
+    bool *apart, *far; // [storages] the plan's
+    int gone;          // of them, far
+    ShelfSum sum;
+} LentShelf;
+static inline LentShelf lent_make(const Store *s, const Offload *o, StateKind kind) {
+    const size_t n = (size_t)s->model->storages;
+    LentShelf l;
+    memset(&l, 0, sizeof l);
+    l.kind = kind, l.apart = (bool *)checked_calloc(n, 2 * sizeof(bool), "offload"), l.far = l.apart + n;
+    l.plan = store_lent_plan(s, o, kind, l.apart, l.far), l.sum = shelf_sum(&s->layout, &l.plan);
+    for (size_t i = 0; i < n; i++) { l.gone += l.far[i]; }
+    return l;
+}
+static inline void lent_free(LentShelf *l) { free(l->apart), shelf_sum_free(&l->sum); }
+static inline int64_t lent_bytes(const LentShelf *l, const Store *s) { return shelf_sum_bytes(&l->sum, &s->layout, &l->plan); }
+// Follows the placement of a storage.
+static inline void lent_follow(LentShelf *l, const Store *s, const Offload *o, int storage) {
+    const bool far = offload_has(o, storage, l->kind);
+    ZeroPolicy policy = s->policy;
+    policy.offload = o;
+    if (far == l->far[storage]) { return; }
+    l->gone += far ? 1 : -1;
+    if (l->gone == far) { // the first to leave, or the last to come back: all others may lie elsewhere then
+        const StateKind kind = l->kind;
+        lent_free(l), *l = lent_make(s, o, kind);
+        return;
+    }
+    shelf_sum_add(&l->sum, &s->layout, &l->plan, storage, -1);
+    l->far[storage] = far, l->apart[storage] = store_lent_apart(&policy, &s->layout.holders, &l->plan, l->kind, storage);
+    shelf_sum_add(&l->sum, &s->layout, &l->plan, storage, 1);
+}
+
+typedef struct {
+    const OffloadScope *scope;
+    const Offload *placed;
+    bool stored;   // what the host has less of is counted: what lies on disk; else what the device has less of
+    int64_t bytes; // of optimizer's states that have left
+    Largest piece; // bytes of each storage's longest piece on its way
+    // of the device
+    int *blocks;     // [storages] of this rank that use it
+    int64_t stashed; // of them, whose activations have left
+    LentShelf params, gradients;
+    int64_t lent; // bytes of these shelves with all states there
+} OffloadTally;
+
+// Blocks of this rank that use each storage.
+static inline int *offload_blocks(const OffloadScope *f) {
     const GptModel *m = f->store->model;
-    int64_t blocks = 0;
+    int *blocks = (int *)checked_calloc((size_t)m->storages, sizeof(int), "offload");
     for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, m->units - 1); u++) {
         int used[2];
-        gpt_unit_storages(m, u, used), blocks += o ? offload_has(o, used[0], STATE_ACTIVATIONS) : used[0] == storage;
+        gpt_unit_storages(m, u, used), blocks[used[0]]++;
     }
     return blocks;
 }
-// How much less the device holds with a placement than with all states there.
-static inline int64_t offload_frees(const OffloadScope *f, const Offload *o) {
-    const Store *s = f->store;
-    int64_t bytes = o->by_host ? 0 : -MOVING_PIECES * (int64_t)store_room_bytes(s, o);
-    for (int i = 0; i < s->model->storages; i++) {
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
+// What has left of a storage is counted (times 1), or no longer (-1).
+static inline void tally_count(OffloadTally *t, int storage, int times) {
+    const Store *s = t->scope->store;
+    if (t->stored) {
+        t->bytes += times * offload_stored(t->placed, storage) * store_own_elements(s, storage) * (int64_t)sizeof(float);
+        return;
     }
-    for (int gradients = 0; gradients < 2; gradients++) {
-        const StateKind kind = gradients ? STATE_GRADIENT : STATE_PARAMETERS;
-        Shelf without = store_plan_lent(s, NULL, kind), with = store_plan_lent(s, o, kind);
-        bytes += (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
-        shelf_free(&without), shelf_free(&with);
+    for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
+        if (offload_has(t->placed, storage, (StateKind)kind)) { t->bytes += times * offload_bytes(s, storage, (StateKind)kind); }
     }
-    const int64_t stashed = f->slots * offload_blocks(f, o, -1);
-    return bytes + (stashed ? (stashed - STASH_ROOMS) * f->block_bytes : 0);
+    if (offload_has(t->placed, storage, STATE_ACTIVATIONS)) { t->stashed += times * t->blocks[storage]; }
 }
+static inline void tally_count_piece(OffloadTally *t, int storage) {
+    int64_t longest = store_piece_bytes(t->scope->store, t->placed, storage);
+    if (t->stored) { store_all_stored_bytes(t->scope->store, t->placed, storage, &longest); }
+    largest_set(&t->piece, storage, longest);
+}
+static inline OffloadTally tally_make(const OffloadScope *f, const Offload *o, bool stored) {
+    const Store *s = f->store;
+    OffloadTally t;
+    memset(&t, 0, sizeof t);
+    t.scope = f, t.placed = o, t.stored = stored, t.piece = largest_make(s->model->storages), t.blocks = offload_blocks(f);
+    for (int i = 0; i < s->model->storages; i++) { tally_count(&t, i, 1), tally_count_piece(&t, i); }
+    t.params = lent_make(s, NULL, STATE_PARAMETERS), t.gradients = lent_make(s, NULL, STATE_GRADIENT);
+    t.lent = lent_bytes(&t.params, s) + lent_bytes(&t.gradients, s);
+    lent_free(&t.params), lent_free(&t.gradients);
+    t.params = lent_make(s, o, STATE_PARAMETERS), t.gradients = lent_make(s, o, STATE_GRADIENT);
+    return t;
+}
+static inline void tally_free(OffloadTally *t) { free(t->piece.node), free(t->blocks), lent_free(&t->params), lent_free(&t->gradients); }
+// The states of a storage that have left are these now; gone: [storages] the placement's table.
+static inline void tally_set(OffloadTally *t, unsigned char *gone, int storage, unsigned char bits) {
+    if (gone[storage] == bits) { return; }
+    tally_count(t, storage, -1);
+    gone[storage] = bits;
+    tally_count(t, storage, 1), tally_count_piece(t, storage);
+    lent_follow(&t->params, t->scope->store, t->placed, storage), lent_follow(&t->gradients, t->scope->store, t->placed, storage);
+}
+// How much less there is than with all states there.
+static inline int64_t tally_frees(const OffloadTally *t) {
+    const OffloadScope *f = t->scope;
+    const int64_t longest = largest_of(&t->piece), rooms = t->placed->by_host ? 0 : MOVING_PIECES * round_up(longest, 64);
+    if (t->stored) { return t->bytes - (int64_t)store_disk_rooms_bytes((size_t)longest); }
+    const int64_t lent = t->lent - lent_bytes(&t->params, f->store) - lent_bytes(&t->gradients, f->store), stashed = f->slots * t->stashed;
+    return t->bytes + lent - rooms + (stashed ? (stashed - STASH_ROOMS) * f->block_bytes : 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What leaves, in which order
 
 // What goes to the host together: kinds (bits) of a storage.
 typedef struct {
@@ -81,8 +167,8 @@ static inline int offload_add_turn(OffloadTurn *turns, int n, int storage, unsig
     turns[n].storage = storage, turns[n].kinds = kinds;
     return n + (kinds != 0);
 }
-// In their order; returns how many.
-static inline int offload_turns(const OffloadScope *f, const Offload *o, OffloadTurn *turns) {
+// In their order; returns how many. blocks: [storages] that use each.
+static inline int offload_turns(const OffloadScope *f, const Offload *o, const int *blocks, OffloadTurn *turns) {
     const Store *s = f->store;
     int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
@@ -95,72 +181,78 @@ static inline int offload_turns(const OffloadScope *f, const Offload *o, Offload
         n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_parameters(s, i) << STATE_PARAMETERS));
     }
     for (int i = 0; i < s->model->storages && f->activations; i++) { // those that wait longest
-        n = offload_add_turn(turns, n, i, (unsigned char)((offload_blocks(f, NULL, i) > 0) << STATE_ACTIVATIONS));
+        n = offload_add_turn(turns, n, i, (unsigned char)((blocks[i] > 0) << STATE_ACTIVATIONS));
     }
     return n;
 }
-static inline OffloadTurn *offload_turns_make(const OffloadScope *f, const Offload *o, int *count) {
-    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * f->store->model->storages + 1) * sizeof(OffloadTurn), "offload");
-    *count = offload_turns(f, o, turns);
-    return turns;
-}
-
-// Of the host: how much less it holds with states on disk than with all of these there.
-static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
-    const Store *s = f->store;
-    int64_t bytes = -(int64_t)store_disk_rooms_bytes(store_disk_room_bytes(s, o));
-    for (int i = 0; i < s->model->storages; i++) { bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float); }
-    return bytes;
-}
-// What goes on from there to the disk, kind by kind.
-static inline OffloadTurn *offload_disk_turns_make(const Store *s, const Offload *o, int *count) {
-    OffloadTurn *turns = (OffloadTurn *)checked_malloc((size_t)(OFFLOAD_TURNS * s->model->storages + 1) * sizeof(OffloadTurn), "offload");
-    *count = 0;
+// What goes on from the host to the disk, kind by kind.
+static inline int offload_disk_turns(const Store *s, const Offload *o, OffloadTurn *turns) {
+    int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = store_own_elements(s, i) ? o->host[i] : 0;
-        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { *count = offload_add_turn(turns, *count, i, all & (unsigned char)(1 << kind)); }
+        for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
     }
-    return turns;
+    return n;
 }
 
 // A place that has too little room.
 typedef struct {
     unsigned char *gone; // [storages] bits of what has left it
-    int64_t (*frees)(const OffloadScope *f, const Offload *o);
+    OffloadTally tally;
     OffloadTurn *turns; // [count] what may leave it, in this order
     int count;
 } OffloadTier;
-static inline OffloadTier offload_device(Offload *o, const OffloadScope *f) {
-    OffloadTier tier = {o->host, offload_frees, NULL, 0};
-    tier.turns = offload_turns_make(f, o, &tier.count);
+static inline OffloadTier offload_tier(Offload *o, const OffloadScope *f, bool stored) {
+    const size_t most = OFFLOAD_TURNS * (size_t)f->store->model->storages + 1;
+    OffloadTier tier = {stored ? o->disk : o->host, tally_make(f, o, stored), (OffloadTurn *)checked_malloc(most * sizeof(OffloadTurn), "offload"), 0};
+    tier.count = stored ? offload_disk_turns(f->store, o, tier.turns) : offload_turns(f, o, tier.tally.blocks, tier.turns);
     return tier;
 }
-static inline OffloadTier offload_host(Offload *o, const OffloadScope *f) {
-    OffloadTier tier = {o->disk, offload_disk_frees, NULL, 0};
-    tier.turns = offload_disk_turns_make(f->store, o, &tier.count);
-    return tier;
+static inline OffloadTier offload_device(Offload *o, const OffloadScope *f) { return offload_tier(o, f, false); }
+static inline OffloadTier offload_host(Offload *o, const OffloadScope *f) { return offload_tier(o, f, true); }
+static inline void offload_tier_free(OffloadTier *tier) { tally_free(&tier->tally), free(tier->turns); }
+// Of the host: how much less it holds with states on disk than with all of these there.
+static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
+    OffloadTally t = tally_make(f, o, true);
+    const int64_t bytes = tally_frees(&t);
+    tally_free(&t);
+    return bytes;
 }
-// Moves states from there until `excess` bytes are free that would be missing with all of them in it, or nothing is left. o: what has left anyway. Returns
-// how many are free at best; o is that placement.
-static inline int64_t offload_fill(OffloadTier tier, const Offload *o, const OffloadScope *f, double excess) {
-    const size_t n = (size_t)f->store->model->storages;
-    unsigned char *best = (unsigned char *)checked_malloc(2 * n, "offload"), *fixed = best + n;
-    memcpy(best, tier.gone, n), memcpy(fixed, tier.gone, n);
-    int64_t most = tier.frees(f, o), frees = most;
-    for (int k = 0; k < tier.count && (double)frees < excess; k++) {
-        tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds, frees = tier.frees(f, o);
-        if (frees > most) { most = frees, memcpy(best, tier.gone, n); }
+// What leaves at a turn does; and all of it comes back but what is fixed.
+static inline void offload_leave(OffloadTier *tier, int turn) {
+    const OffloadTurn *t = &tier->turns[turn];
+    tally_set(&tier->tally, tier->gone, t->storage, tier->gone[t->storage] | t->kinds);
+}
+static inline void offload_return(OffloadTier *tier, int turn, const unsigned char *fixed) {
+    const OffloadTurn *t = &tier->turns[turn];
+    tally_set(&tier->tally, tier->gone, t->storage, tier->gone[t->storage] & (unsigned char)~(t->kinds & ~fixed[t->storage]));
+}
+// Lets come back, from what left last, what still has room. The host updates what it has of a storage where it has the rest.
+static inline void offload_return_some(OffloadTier *tier, const unsigned char *fixed, double excess) {
+    for (int k = tier->count - 1; k >= 0; k--) {
+        const int storage = tier->turns[k].storage;
+        const unsigned char before = tier->gone[storage];
+        offload_return(tier, k, fixed);
+        const bool shelved = tier->gone[storage] & ((1 << HOST_KINDS) - 1);
+        const bool apart = tier->tally.placed->by_host && shelved && !(tier->gone[storage] & OPTIMIZER_STATES);
+        if (apart || (double)tally_frees(&tier->tally) < excess) { tally_set(&tier->tally, tier->gone, storage, before); }
     }
-    memcpy(tier.gone, best, n);
-    for (int k = tier.count - 1; k >= 0 && (double)most >= excess; k--) {
-        unsigned char *gone = &tier.gone[tier.turns[k].storage];
-        const unsigned char before = *gone;
-        *gone &= (unsigned char)~(tier.turns[k].kinds & ~fixed[tier.turns[k].storage]);
-        const bool shelved = *gone & ((1 << HOST_KINDS) - 1); // the host updates what it has where it has the rest
-        const bool apart = o->by_host && shelved && !(*gone & OPTIMIZER_STATES);
-        if (apart || (double)tier.frees(f, o) < excess) { *gone = before; }
+}
+// Moves states from there until `excess` bytes are free that would be missing with all of them in it, or nothing is left. Returns how many are free at
+// best; the placement is that one.
+static inline int64_t offload_fill(OffloadTier tier, double excess) {
+    const size_t n = (size_t)tier.tally.scope->store->model->storages;
+    unsigned char *fixed = (unsigned char *)checked_malloc(n, "offload"); // what has left anyway
+    memcpy(fixed, tier.gone, n);
+    int64_t most = tally_frees(&tier.tally), frees = most;
+    int best = 0, turn = 0; // turns
+    while (turn < tier.count && (double)frees < excess) {
+        offload_leave(&tier, turn++), frees = tally_frees(&tier.tally);
+        if (frees > most) { most = frees, best = turn; }
     }
-    free(best), free(tier.turns);
+    while (turn > best) { offload_return(&tier, --turn, fixed); }
+    if ((double)most >= excess) { offload_return_some(&tier, fixed, excess); }
+    free(fixed), offload_tier_free(&tier);
     return most;
 }
 // Where updates are delayed, gradients as well, and all masters.
@@ -171,7 +263,7 @@ static inline void offload_keep_gradients(Offload *o, const Store *s) {
 }
 static inline void offload_all(OffloadTier tier) {
     for (int k = 0; k < tier.count; k++) { tier.gone[tier.turns[k].storage] |= tier.turns[k].kinds; }
-    free(tier.turns);
+    offload_tier_free(&tier);
 }
 // What any rank puts on the host, or on disk, lies there on all. Returns whether that is more than this rank asked for, on any. All ranks call it.
 static inline bool offload_agree(unsigned char *gone, Comm *comm, int storages) {

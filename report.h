@@ -12,6 +12,8 @@
 #include "cyclic.h"          // whose steps may differ
 #include "options.h"         // the flags in the log header
 
+#include <malloc.h> // malloc_trim
+
 // ---------------------------------------------------------------------------------------------------------------------
 // JSON
 typedef struct {
@@ -220,8 +222,11 @@ static inline double kernel_number(const char *path, const char *field) {
     return number;
 }
 static inline double kernel_bytes(const char *path, const char *field) { return 1024 * kernel_number(path, field); } // of one in kB
-// Bytes of this process (VmRSS: now, VmHWM: at its peak) besides what it took as device memory.
+// Bytes of this process (VmRSS: now, VmHWM: at its peak) besides what it took as device memory. What it gave back counts no longer: the C library keeps some.
 static inline size_t host_bytes(const char *field) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
     size_t all = (size_t)kernel_bytes("/proc/self/status", field), device = ops_memory_apart() ? 0 : memory_device(memory_taken);
     return all > device ? all - device : 0;
 }

@@ -258,7 +258,7 @@ static void place_on_disk(Trainer *t) {
     const OffloadScope scope = offload_scope(t);
     if (all) { offload_all(offload_host(&t->offload, &scope)); }
     do {
-        if (!all) { offload_fill(offload_host(&t->offload, &scope), &t->offload, &scope, excess); }
+        if (!all) { offload_fill(offload_host(&t->offload, &scope), excess); }
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     plan_again(t);
 }
@@ -289,7 +289,7 @@ static void place_offload(Trainer *t) {
     t->offload.delays = o->offload_delay;
     const OffloadScope scope = offload_scope(t);
     if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &scope)), offload_keep_gradients(&t->offload, &t->store); }
-    do { offload_fill(offload_device(&t->offload, &scope), &t->offload, &scope, excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
+    do { offload_fill(offload_device(&t->offload, &scope), excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
     plan_again(t);
 }
 // Who updates what lies on the host holds for the whole run.

@@ -60,6 +60,8 @@ typedef struct {
     signed char *acquired, *updated; // [rank][storage]
     signed char *flying, *gathered;  // [rank][storage] a gather is under way or its parameters are there; there was one
     int *param_user, *grad_user;     // [rank][room] storage that is in it now, or -1
+    int *forwards, *open;            // [rank][micro] units whose forward has run; whose weight part has not, of these
+    int *first, *end;                // [rank] units of its actions and beside them: flags are set of no others, but of unit 0
     int64_t *rows;                   // [rank][unit][micro][2] first row and rows, as the forward had them
     Received *received;              // [rank][unit][micro][2] rows of the unit's input, of the gradient of its output
     Received *told;         // [rank][unit][micro] samples whose norm of the unit's stage came to the first one, or whose factor to it; unit 0: factors sent
@@ -83,6 +85,7 @@ typedef struct {
 static inline size_t validator_index(const Validator *v, int rank, int unit, int micro) {
     return ((size_t)rank * (size_t)v->program->map.units + (size_t)unit) * (size_t)v->program->micro_batches + (size_t)micro;
 }
+static inline size_t validator_micro(const Validator *v, int rank, int micro) { return (size_t)rank * (size_t)v->program->micro_batches + (size_t)micro; }
 static inline size_t validator_span(const Validator *v, int rank, int micro, int storage) {
     int span = v->program->map.reduces_often[storage] ? micro : 0;
     return ((size_t)rank * (size_t)v->spans + (size_t)span) * (size_t)v->program->map.storages + (size_t)storage;
@@ -158,12 +161,12 @@ static inline void validate_forward(Validator *v, int rank, const Action *a) {
     int64_t *rows = &v->rows[2 * validator_index(v, rank, a->unit, a->micro)];
     if (*me & DONE_FORWARD) { validator_fail(v, rank, a, "runs twice"); }
     if (a->unit && !validator_there(v, rank, a, a->unit - 1, DONE_FORWARD, false)) { validator_fail(v, rank, a, "its input is not there"); }
-    bool first = true; // the first forward of a micro-batch on this rank takes a slot
-    for (int u = 0; u < v->program->map.units; u++) { first = first && !(*validator_done(v, rank, u, a->micro) & DONE_FORWARD); }
+    const bool first = !v->forwards[validator_micro(v, rank, a->micro)]; // of a micro-batch on this rank: takes a slot
     if (first && ++v->held[rank].slots > v->program->limits[rank].slots) {
         validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->limits[rank].slots);
     }
     *me |= DONE_FORWARD;
+    v->forwards[validator_micro(v, rank, a->micro)]++, v->open[validator_micro(v, rank, a->micro)]++;
     rows[0] = a->first_row, rows[1] = a->rows, v->recomputed[rank] = -1;
     validator_mark(v, rank, a, a->unit, SAMPLE_COMPUTED, "is computed");
 }
@@ -195,14 +198,7 @@ static inline void validate_backward_input(Validator *v, int rank, const Action 
     if (++v->held[rank].works > v->program->limits[rank].works) { validator_fail(v, rank, a, "the weight part before it has not run"); }
 }
 // Of a micro-batch on this rank: have all weight parts run?
-static inline bool validator_weighed(Validator *v, int rank, int micro) {
-    bool all = true;
-    for (int u = 0; u < v->program->map.units; u++) {
-        unsigned char d = *validator_done(v, rank, u, micro);
-        all = all && (!(d & DONE_FORWARD) || (d & DONE_WEIGHT));
-    }
-    return all;
-}
+static inline bool validator_weighed(const Validator *v, int rank, int micro) { return !v->open[validator_micro(v, rank, micro)]; }
 // Rows of factors that the first stage still has to send, of a micro-batch.
 static inline int64_t validator_to_send(const Validator *v, int rank, int micro) {
     const size_t at = validator_index(v, rank, 0, micro);
@@ -213,14 +209,14 @@ static inline int64_t validator_to_send(const Validator *v, int rank, int micro)
 // After the last weight part, TIED where there is one, and the last factor that is sent, nothing is left of its norms and factors.
 static inline void validator_forget(Validator *v, int rank, int micro) {
     unsigned char *place = validator_done(v, rank, 0, micro), head = *validator_done(v, rank, v->program->map.units - 1, micro);
-    bool uses = !validator_weighed(v, rank, micro) || ((head & DONE_FORWARD) && !(head & DONE_TIED)) || validator_to_send(v, rank, micro) > 0;
-    if (!(*place & KEPT) || uses) { return; }
+    if (!(*place & KEPT)) { return; }
+    if (!validator_weighed(v, rank, micro) || ((head & DONE_FORWARD) && !(head & DONE_TIED)) || validator_to_send(v, rank, micro) > 0) { return; }
     v->held[rank].clips--, *place &= (unsigned char)~KEPT;
 }
 // The last weight part of a micro-batch on this rank gives back its places.
 static inline void validator_free(Validator *v, int rank, int micro) {
     const bool last = validator_weighed(v, rank, micro);
-    for (int u = 0; last && u < v->program->map.units; u++) {
+    for (int u = v->first[rank]; last && u < v->end[rank]; u++) {
         unsigned char d = *validator_done(v, rank, u, micro);
         v->held[rank].inputs -= (d & HAVE_INPUT) != 0, v->held[rank].gradients -= (d & HAVE_GRADIENT) != 0;
     }
@@ -247,6 +243,7 @@ static inline void validate_backward_weight(Validator *v, int rank, const Action
     validate_scale(v, rank, a);
     if (!validator_recomputed(v, rank, a)) { validator_fail(v, rank, a, "its activations were not recomputed"); }
     *me |= DONE_WEIGHT;
+    v->open[validator_micro(v, rank, a->micro)]--;
     if (a->unit) { v->held[rank].works--; }
     validator_free(v, rank, a->micro);
 }
@@ -531,6 +528,12 @@ static inline int validator_next_collective(const Validator *v, int rank, int ot
     }
     return i;
 }
+static inline bool validator_meet(const Validator *v, int q, int r) { // do they take part in anything together?
+    const bool *mine = v->member + q * v->program->map.storages, *theirs = v->member + r * v->program->map.storages;
+    int storage = 0;
+    while (storage < v->program->map.storages && !(mine[storage] && theirs[storage])) { storage++; }
+    return storage < v->program->map.storages;
+}
 static inline void validate_order(Validator *v, int q, int r) {
     const Schedule *a = &v->program->rank[q], *b = &v->program->rank[r];
     for (int i = 0, j = 0; !*v->error; i++, j++) {
@@ -544,20 +547,29 @@ static inline void validate_order(Validator *v, int q, int r) {
         }
     }
 }
-// Ranks that take part in the same need not all be compared with all.
+// Does a rank take part in the same as the one before it? Then it is compared with that one only, and others with neither but the first of such a row.
+static inline bool validator_alike(const Validator *v, int rank) {
+    const size_t storages = (size_t)v->program->map.storages;
+    return rank && !memcmp(v->member + (size_t)rank * storages, v->member + (size_t)(rank - 1) * storages, storages * sizeof(bool));
+}
 static inline void validate_orders(Validator *v) {
-    size_t storages = (size_t)v->program->map.storages;
-    for (int r = 1; r < v->program->ranks; r++) {
-        bool alike = !memcmp(v->member + (size_t)r * storages, v->member + (size_t)(r - 1) * storages, storages * sizeof(bool));
-        for (int q = alike ? r - 1 : 0; q < r; q++) { validate_order(v, q, r); }
+    int *first = (int *)checked_malloc((size_t)v->program->ranks * sizeof(int), "validator"), rows = 0; // ranks
+    for (int r = 0; r < v->program->ranks; r++) {
+        const bool alike = validator_alike(v, r);
+        if (alike) { validate_order(v, r - 1, r); }
+        for (int i = 0; i < rows && !alike; i++) {
+            if (validator_meet(v, first[i], r)) { validate_order(v, first[i], r); }
+        }
+        if (!alike) { first[rows++] = r; }
     }
+    free(first);
 }
 
 // What must have happened by the end: every forward has its backward; of each sample.
 static inline void validate_end_of_work(Validator *v) {
     const Program *p = v->program;
     for (int r = 0; r < p->ranks; r++) {
-        for (int u = 0; u < p->map.units; u++) {
+        for (int u = v->first[r]; u < v->end[r]; u++) {
             for (int m = 0; m < p->micro_batches; m++) {
                 unsigned char d = *validator_done(v, r, u, m);
                 if ((d & DONE_FORWARD) && !(d & DONE_WEIGHT) && !*v->error) {
@@ -592,6 +604,12 @@ static inline void validate_end(Validator *v) {
     if (!*v->error) { validate_orders(v); }
 }
 
+// A rank's actions begin and end with such units: a message is noted at the unit beside its own.
+static inline void validator_reach(Validator *v, int rank, const Action *a) {
+    if (a->unit < 0) { return; }
+    v->first[rank] = (int)max_i64(0, min_i64(v->first[rank], a->unit - 1));
+    v->end[rank] = (int)min_i64(v->program->map.units, max_i64(v->end[rank], (int64_t)a->unit + 2));
+}
 static inline void validator_start(Validator *v, const Program *p) {
     size_t per_storage = (size_t)p->ranks * (size_t)p->map.storages;
     memset(v, 0, sizeof *v);
@@ -624,9 +642,14 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->begun = (int *)checked_calloc(5 * per_storage + 2 * (size_t)p->ranks, sizeof(int), "validator");
     v->ended = v->begun + per_storage, v->made = v->ended + per_storage, v->read = v->made + per_storage, v->written = v->read + per_storage;
     v->rooms = v->written + per_storage, v->stored = v->rooms + p->ranks;
+    v->forwards = (int *)checked_calloc(2 * (size_t)p->ranks, (size_t)max_i64(p->micro_batches, 1) * sizeof(int), "validator");
+    v->open = v->forwards + (size_t)p->ranks * (size_t)p->micro_batches;
+    v->first = (int *)checked_calloc(2 * (size_t)p->ranks, sizeof(int), "validator"), v->end = v->first + p->ranks;
     for (int r = 0; r < p->ranks; r++) {
+        v->first[r] = p->map.units;
         for (int i = 0; i < p->rank[r].count; i++) {
             const Action *a = &p->rank[r].actions[i];
+            validator_reach(v, r, a);
             bool good = action_computes(a->kind) && a->unit >= 0 && a->unit < p->map.units && a->micro >= 0 && a->micro < p->micro_batches;
             for (int k = 0; good && k < p->map.of_unit_count[a->unit]; k++) {
                 int storage = p->map.of_unit[a->unit][k];
@@ -641,7 +664,7 @@ static inline void validator_start(Validator *v, const Program *p) {
 static inline void validator_stop(Validator *v) {
     free(v->done), free(v->contributions), free(v->acquired), free(v->reduced), free(v->updated), free(v->normed);
     free(v->rows), free(v->received), free(v->told), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
-    free(v->param_user), free(v->grad_user), free(v->begun), free(v->sum), free(v->stashed), free(v->stash_user);
+    free(v->param_user), free(v->grad_user), free(v->begun), free(v->sum), free(v->stashed), free(v->stash_user), free(v->forwards), free(v->first);
 }
 // Plays the program; who waits for ever is a violation.
 static inline void validator_walk(Validator *v, ScheduleVisit visit, void *context) {

@@ -153,13 +153,6 @@ typedef struct {
     bool *turns; // [storages] it is a block that comes and goes in turns with others: none that is tied
 } Holders;
 
-static inline bool stage_uses(const GptModel *m, const Stage *stage, int storage) {
-    for (int u = stage->first_unit; u < stage->first_unit + stage->units; u++) {
-        int used[2], n = gpt_unit_storages(m, u, used);
-        if (used[0] == storage || (n > 1 && used[1] == storage)) { return true; }
-    }
-    return false;
-}
 // One more than the largest rank of a placement. Its stages have each unit once, in order, and no rank twice.
 static inline int placement_ranks(const GptModel *m, const Placement *p) {
     int most = 0, units = 0;
@@ -172,13 +165,24 @@ static inline int placement_ranks(const GptModel *m, const Placement *p) {
     (void)m;
     return most;
 }
-// Marks the ranks of all stages that use a storage; returns how many stages.
-static inline int storage_mark_ranks(const GptModel *m, const Placement *p, int storage, bool *marked) {
-    int stages = 0;
+// Which stages use a storage: [storages][stages].
+static inline bool *placement_uses(const GptModel *m, const Placement *p) {
+    bool *uses = (bool *)checked_calloc((size_t)m->storages, (size_t)p->stages, "holders");
     for (int s = 0; s < p->stages; s++) {
-        if (!stage_uses(m, &p->stage[s], storage)) { continue; }
-        stages++;
-        for (int i = 0; i < p->stage[s].replicas; i++) { marked[p->stage[s].ranks[i]] = true; }
+        for (int u = p->stage[s].first_unit; u < p->stage[s].first_unit + p->stage[s].units; u++) {
+            int used[2];
+            for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) { uses[(size_t)used[k] * (size_t)p->stages + (size_t)s] = true; }
+        }
+    }
+    return uses;
+}
+// Marks the ranks of these stages; returns how many stages.
+static inline int placement_mark_ranks(const Placement *p, const bool *used, bool *marked, int ranks) {
+    int stages = 0;
+    memset(marked, 0, (size_t)ranks * sizeof(bool));
+    for (int s = 0; s < p->stages; s++) {
+        stages += used[s];
+        for (int i = 0; used[s] && i < p->stage[s].replicas; i++) { marked[p->stage[s].ranks[i]] = true; }
     }
     return stages;
 }
@@ -202,14 +206,16 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
     h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
     h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
     h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders"), h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
-    bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders");
-    for (int i = 0; i < m->storages; i++) {
-        memset(marked, 0, ranks * sizeof(bool));
-        h.tied[i] = storage_mark_ranks(m, p, i, marked) > 1 || (gpt_storage_class(m, i) == STORAGE_BLOCK && !gpt_layers_follow(m, i)),
-        h.of[i] = holders_list(&h, marked, (int)ranks);
+    bool *marked = (bool *)checked_calloc(ranks, sizeof(bool), "holders"), *uses = placement_uses(m, p);
+    const bool *used = uses;
+    for (int i = 0, stages = 0; i < m->storages; i++, used += p->stages) {
+        const bool same = i && !memcmp(used, used - p->stages, (size_t)p->stages); // as of the one before
+        if (!same) { stages = placement_mark_ranks(p, used, marked, (int)ranks); }
+        h.of[i] = same ? h.of[i - 1] : holders_list(&h, marked, (int)ranks);
+        h.tied[i] = stages > 1 || (gpt_storage_class(m, i) == STORAGE_BLOCK && !gpt_layers_follow(m, i));
         h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i], h.blocks[h.of[i]] += h.turns[i];
     }
-    free(marked);
+    free(marked), free(uses);
     return h;
 }
 // One rank holds a storage: its owner.
@@ -248,10 +254,10 @@ static inline SumPlace zero_sum_place(const Offload *o, const Holders *h, int st
     const bool alone = holders_of(h, storage) == 1 && h->turns[storage];
     return !offload_has(o, storage, STATE_GRADIENT) ? SUM_STAYS : alone ? SUM_COMES_BACK : SUM_IS_ADDED;
 }
-static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) {
-    const bool divided = holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK;
-    return zero_gradient_stage(z) >= 2 && !h->tied[storage] && divided;
+static inline bool zero_divides(const ZeroPolicy *z, const Holders *h, int storage) { // its gradient, from stage 2 on
+    return !h->tied[storage] && (holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
 }
+static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) { return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2; }
 // Do the slices of a storage's parameters, of its gradient lie beside its room?
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
 static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) { return z->accumulates && zero_reduces_often(z, h, storage); }
@@ -431,6 +437,10 @@ typedef struct {
 static inline int shelf_plan_room(const Layout *l, const ShelfPlan *plan, int storage) {
     return shelf_room(&l->holders, storage, plan->apart && plan->apart[storage], plan->far && plan->far[storage]);
 }
+static inline bool shelf_stays_whole(const Layout *l, const ShelfPlan *plan, int storage) {
+    const bool far = plan->far && plan->far[storage], apart = plan->apart && plan->apart[storage];
+    return !far && (plan->layout == SHELF_WHOLE || (plan->layout == SHELF_ROOMS && !apart && shelf_plan_room(l, plan, storage) < 0));
+}
 
 // The rooms, after all slices: first those that blocks share.
 static inline void shelf_plan_rooms(Shelf *shelf, const Layout *l, const ShelfPlan *plan, int64_t at) {
@@ -458,10 +468,9 @@ static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
         shelf.whole[i] = -1;
         if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->holders.tied[i])) { continue; } // copies are for each use
         if ((plan.there && !plan.there[i]) || (plan.far && plan.far[i])) { continue; }
-        const bool apart = plan.apart && plan.apart[i];
         const int64_t *bounds = layout_slices(l, plan.slices, i), me = layout_me(l, plan.slices, i), size = (int64_t)plan.size;
         const int64_t all = bounds[layout_party(l, i)->slices[plan.slices].n] * size, own = slice_length(bounds, (int)me) * size;
-        bool here = plan.layout == SHELF_WHOLE || (plan.layout == SHELF_ROOMS && !apart && shelf_plan_room(l, &plan, i) < 0);
+        const bool here = shelf_stays_whole(l, &plan, i);
         shelf.slice[i] = here ? at + bounds[me] * size : at, shelf.whole[i] = here ? at : -1;
         at += here ? all : own, shelf.held += (size_t)(plan.layout == SHELF_WHOLE ? all : own);
     }
@@ -471,6 +480,46 @@ static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
         shelf.rooms = (size_t)at - shelf.held;
     }
     return shelf;
+}
+
+// The bytes of such a shelf, kept up to date while slices leave it and come back, one at a time.
+typedef struct {
+    int64_t slices;    // and whole arrays that stay
+    int64_t rooms;     // of their own, each with what rounds it up
+    int users[ROOMS];  // storages that come into each of those that blocks share
+    Largest last_room; // one more than the last storage that has its own room
+} ShelfSum;
+static inline int64_t shelf_whole_bytes(const Layout *l, const ShelfPlan *plan, int storage) {
+    return layout_slices(l, plan->slices, storage)[layout_party(l, storage)->slices[plan->slices].n] * (int64_t)plan->size;
+}
+// A storage's part comes (times 1) or goes (-1), as the plan is just now.
+static inline void shelf_sum_add(ShelfSum *sum, const Layout *l, const ShelfPlan *plan, int storage, int times) {
+    if (!layout_holds(l, storage)) { return; }
+    const int64_t whole = shelf_whole_bytes(l, plan, storage), size = (int64_t)plan->size;
+    const bool stays = shelf_stays_whole(l, plan, storage);
+    const int room = shelf_plan_room(l, plan, storage);
+    if (stays) { sum->slices += times * whole; }
+    if (!stays && !plan->far[storage]) {
+        sum->slices += times * slice_length(layout_slices(l, plan->slices, storage), layout_me(l, plan->slices, storage)) * size;
+    }
+    if (!stays && room >= 0) { sum->users[room] += times; }
+    if (!stays && room < 0) { sum->rooms += times * round_up(whole, 64), largest_set(&sum->last_room, storage, times > 0 ? storage + 1 : 0); }
+}
+static inline ShelfSum shelf_sum(const Layout *l, const ShelfPlan *plan) {
+    ShelfSum sum = {0, 0, {0}, largest_make(l->model->storages)};
+    for (int i = 0; i < l->model->storages; i++) { shelf_sum_add(&sum, l, plan, i, 1); }
+    return sum;
+}
+static inline void shelf_sum_free(ShelfSum *sum) { free(sum->last_room.node); }
+static inline int64_t shelf_sum_bytes(const ShelfSum *sum, const Layout *l, const ShelfPlan *plan) { // held and rooms of shelf_plan
+    const int last = (int)largest_of(&sum->last_room) - 1;
+    int64_t at = sum->slices;
+    for (int room = 0; room < ROOMS; room++) {
+        if (sum->users[room]) { at = round_up(at, 64) + l->model->class_elements[STORAGE_BLOCK] * (int64_t)plan->size; }
+    }
+    if (last < 0) { return at; }
+    const int64_t whole = shelf_whole_bytes(l, plan, last);
+    return round_up(at, 64) + sum->rooms - round_up(whole, 64) + whole;
 }
 // Whole arrays of so many copies each (0: none), one after another.
 static inline Shelf shelf_plan_copies(const GptModel *m, const int *copies, size_t size) {

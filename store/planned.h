@@ -282,16 +282,17 @@ static inline void store_plan_relay(Store *s) {
 }
 
 static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
-// Of the room of a piece: the most that one takes, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
+// Of the longest piece of a storage, on its way, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
 // where the host does, a gradient and parameters that do not.
+static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
+    const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, storage)), size = (int64_t)dtype_size(s->dtype);
+    const bool parameters = offload_has(o, storage, STATE_PARAMETERS) != o->by_host, gradient = offload_has(o, storage, STATE_GRADIENT) != o->by_host;
+    const int64_t floats = (o->by_host ? 0 : offload_states(o, storage)) + gradient;
+    return offload_shelved(o, storage) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0;
+}
 static inline size_t store_room_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
-    for (int i = 0; i < s->model->storages; i++) {
-        const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, i)), size = (int64_t)dtype_size(s->dtype);
-        const bool parameters = offload_has(o, i, STATE_PARAMETERS) != o->by_host, gradient = offload_has(o, i, STATE_GRADIENT) != o->by_host;
-        const int64_t floats = (o->by_host ? 0 : offload_states(o, i)) + gradient;
-        most = max_i64(most, offload_shelved(o, i) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0);
-    }
+    for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, store_piece_bytes(s, o, i)); }
     return (size_t)round_up(most, 64);
 }
 // Of a gradient that comes to the host to be added.
@@ -303,19 +304,23 @@ static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     }
     return (size_t)round_up(most * (int64_t)sizeof(float), 64);
 }
-// The shelf of parameters or of gradients, which lend whole arrays, with these on the host.
-static inline Shelf store_plan_lent(const Store *s, const Offload *o, StateKind kind) {
-    const size_t storages = (size_t)s->model->storages;
+// The shelf of parameters or of gradients, which lend whole arrays, with these on the host. apart, far: [storages] are filled.
+static inline bool store_lent_apart(const ZeroPolicy *z, const Holders *h, const ShelfPlan *plan, StateKind kind, int storage) {
+    return kind == STATE_GRADIENT ? z->accumulates && plan->layout == SHELF_ROOMS && zero_divides(z, h, storage) : zero_param_apart(z);
+}
+static inline ShelfPlan store_lent_plan(const Store *s, const Offload *o, StateKind kind, bool *apart, bool *far) {
     const bool gradients = kind == STATE_GRADIENT;
-    bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout"), *far = apart + storages;
     ZeroPolicy policy = s->policy;
     policy.offload = o;
-    for (int i = 0; i < s->model->storages; i++) {
-        apart[i] = gradients ? zero_grad_apart(&policy, &s->layout.holders, i) : zero_param_apart(&policy), far[i] = offload_has(o, i, kind);
-    }
     const bool rooms = gradients ? zero_gradient_stage(&policy) >= 2 : policy.stage >= 3;
     const ShelfPlan plan = {rooms ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, gradients ? sizeof(float) : dtype_size(s->dtype), apart, NULL, far};
-    const Shelf shelf = shelf_plan(&s->layout, plan);
+    for (int i = 0; i < s->model->storages; i++) { apart[i] = store_lent_apart(&policy, &s->layout.holders, &plan, kind, i), far[i] = offload_has(o, i, kind); }
+    return plan;
+}
+static inline Shelf store_plan_lent(const Store *s, const Offload *o, StateKind kind) {
+    const size_t storages = (size_t)s->model->storages;
+    bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout");
+    const Shelf shelf = shelf_plan(&s->layout, store_lent_plan(s, o, kind, apart, apart + storages));
     free(apart);
     return shelf;
 }

@@ -132,6 +132,22 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
+// The largest of some numbers, 0 at first, of which one changes at a time: a tree, each node of which is the larger one of its two.
+typedef struct {
+    int64_t *node; // [2 count] 1: the root; from count on the numbers
+    int count;
+} Largest;
+static inline Largest largest_make(int count) {
+    Largest l = {(int64_t *)checked_calloc(2 * (size_t)count, sizeof(int64_t), "numbers"), count};
+    return l;
+}
+static inline void largest_set(Largest *l, int i, int64_t number) {
+    int64_t *node = l->node;
+    node[i += l->count] = number;
+    for (i /= 2; i > 0; i /= 2) { node[i] = max_i64(node[2 * i], node[2 * i + 1]); }
+}
+static inline int64_t largest_of(const Largest *l) { return l->node[1]; }
+
 // Part `index` of `parts` contiguous, nearly equal parts of n things begins here (index = parts: the end).
 static inline int64_t part_begin(int64_t n, int64_t parts, int64_t index) { return n * index / parts; }
 

@@ -18,7 +18,8 @@
 
 #include <cmocka.h> // after the headers it needs
 
-#include "child.h" // tests of die()
+#include "child.h"    // tests of die()
+#include "policies.h" // ZERO_STAGE
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Folders and files
@@ -100,7 +101,7 @@ static GptModel model;
 static const GptConfig config = {2, 1, 16, 50, 128, 8};
 
 static Store make_store_of(const GptModel *m, DType dtype, bool adam) {
-    const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+    const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
     placement_free(&placement), placement = pipeline_placement("1", m->units, 1);
     Store s = store_plan(m, &world, &placement, plain, dtype, DTYPE_FP32, adam);
     store_allocate(&s, &comm, &stream);

@@ -14,6 +14,7 @@
 #include "checkpoint.h"
 #include "pipeline.h"
 #include "engine/validator.h"
+#include "policies.h" // OFFLOAD
 
 enum { MAX_RANKS = 4, STAGING = 1 << 18, STEPS = 2, SAMPLES = 7, MICRO = 2, STORAGES = 7, STAGES = 4 };
 static const GptConfig config = {4, 1, 16, 50, 128, 8};
@@ -239,12 +240,20 @@ static void check_traffic(const Rig *r) {
         for (int l = 0; l < LINK_KINDS; l++) { check(comm.bytes[k][l] == STEPS * predicted[k][l], "predicted traffic", r->c, &r->setting, k); }
     }
 }
+// Does a unit of this rank use a storage?
+static bool computes_with(const Rig *r, int storage) {
+    const Stage *stage = &r->placement.stage[placement_stage_of_rank(&r->placement, comm.rank)];
+    bool uses = false;
+    for (int u = stage->first_unit; u < stage->first_unit + stage->units; u++) {
+        int used[2], n = gpt_unit_storages(&model, u, used);
+        uses = uses || used[0] == storage || (n > 1 && used[1] == storage);
+    }
+    return uses;
+}
 // Nobody has anything of what its units do not use, and all have together what one has.
 static void check_holdings(const Rig *r) {
     for (int storage = 0; storage < STORAGES; storage++) {
-        bool uses = false, marked[MAX_RANKS] = {false};
-        storage_mark_ranks(&model, &r->placement, storage, marked);
-        uses = marked[comm.rank];
+        const bool uses = computes_with(r, storage);
         check(store_holds(&r->store, storage) == uses && (uses || !store_own_elements(&r->store, storage)), "holds what it uses", r->c, &r->setting, storage);
         int64_t mine = store_own_elements(&r->store, storage), all[MAX_RANKS], sum = 0;
         comm_all_gather_small(&comm, &mine, all, sizeof mine);
@@ -306,7 +315,7 @@ static void test_offload(void) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
-            const Offload o = {host, k / 3 % 2 == 1, NULL, NULL, true, false, STORAGES};
+            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, STORAGES);
             for (int storage = 0; storage < STORAGES; storage++) {
                 const int draw = (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
                 host[storage] = o.by_host ? by_host[draw] : by_device[draw];

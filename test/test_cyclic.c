@@ -8,6 +8,7 @@
 #include "pipeline.h"
 #include "engine/proof.h"
 #include "zero.h"
+#include "policies.h" // ZERO_POLICY
 
 #include <setjmp.h> // cmocka needs it
 #include <stddef.h> // cmocka needs it
@@ -46,7 +47,7 @@ static Program window_of(const CyclicPlan *plan, int64_t samples) {
     const GptModel m = model_of(last->first_unit + last->units);
     Relay relay = cyclic_relay(plan, &m, 0);
     Placement placement = plan->mode == CYCLIC_MODEL ? cyclic_placement(plan) : pipeline_placement("1", m.units, plan->ranks);
-    ZeroPolicy policy = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, &relay, NULL};
+    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &relay, NULL);
     Program p;
     memset(&p, 0, sizeof p);
     p.map = unit_map(&m, &policy, &placement, false), p.ranks = plan->ranks;
@@ -548,7 +549,7 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     const Group ranks = group_cluster(1, plan->N), seen = group_seen_from(&ranks, rank);
     Placement placement = pipeline_placement("1", m->units, plan->N);
     Relay relay = cyclic_relay(plan, m, rank);
-    ZeroPolicy policy = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, &relay, NULL};
+    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &relay, NULL);
     Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, true);
     Program window = window_of(plan, plan->N);
     int64_t own = 0, guest = 0, making = 0;

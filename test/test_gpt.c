@@ -13,7 +13,8 @@
 
 #include <cmocka.h> // after the headers it needs
 
-#include "child.h" // tests of die()
+#include "child.h"    // tests of die()
+#include "policies.h" // ZERO_STAGE
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The golden files
@@ -80,7 +81,7 @@ typedef struct {
     double sample_losses[B];
 } Rig;
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
 static Program program_of(const GptModel *m, Setting setting, bool training) {
     Program p;
     memset(&p, 0, sizeof p);

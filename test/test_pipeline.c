@@ -11,13 +11,12 @@
 
 #include <cmocka.h> // after the headers it needs
 
-#include "child.h" // run_child
+#include "child.h"    // run_child
+#include "policies.h" // ZERO_STAGE
 #include "engine/simulator.h"
 #include "engine/validator.h"
 
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL},
-                        stage_three = {3, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL};
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL), stage_two = ZERO_STAGE(2, true, NULL), stage_three = ZERO_STAGE(3, true, NULL);
 static Program empty_clipped_program(const Placement *placement, int layers, int ranks, const ZeroPolicy *policy, bool clips) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
     GptModel m = gpt_model(config);

@@ -7,6 +7,7 @@
 #include "zero.h"
 #include "engine/simulator.h"
 #include "engine/validator.h"
+#include "policies.h" // ZERO_STAGE
 
 #include <setjmp.h> // cmocka needs it
 #include <stddef.h> // cmocka needs it
@@ -16,32 +17,31 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Making programs, as train_gpt.c does
 
-static const ZeroPolicy plain = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
-static const ZeroPolicy stage_two = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, NULL};
-static const ZeroPolicy stage_three = {3,    2,     false, false, false, {8, 256}, {4, 256},
-                                       true, false, false, false, NULL,  NULL}; // with secondary copies on pairs of ranks
+static const ZeroPolicy plain = ZERO_STAGE(0, false, NULL);
+static const ZeroPolicy stage_two = ZERO_STAGE(2, true, NULL);
+static const ZeroPolicy stage_three = ZERO_POLICY(3, 2, false, true, false, NULL, NULL); // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = {moments, false, NULL, NULL, false, false, 5}, far_away = {moments, true, NULL, NULL, false, false, 5};
-static const Offload stored = {moments, false, moments, "", false, false, 5},
-                     stored_far = {moments, true, moments, "", false, false, 5}; // all of these on disk
+static const Offload coming = OFFLOAD(moments, false, NULL, false, false, 5), far_away = OFFLOAD(moments, true, NULL, false, false, 5);
+static const Offload stored = OFFLOAD(moments, false, moments, false, false, 5),
+                     stored_far = OFFLOAD(moments, true, moments, false, false, 5); // all of these on disk
 // Gradients, of up to 4 blocks.
 static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
-static const Offload sums = {gradients, false, NULL, NULL, true, false, 7};
+static const Offload sums = OFFLOAD(gradients, false, NULL, true, false, 7);
 // All, of delayed updates.
 static unsigned char everything[] = {39, 39, 39, 39, 39, 39, 39};
-static const Offload one_step_late = {everything, true, NULL, NULL, true, true, 7};
-static const ZeroPolicy delayed = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &one_step_late};
-static const ZeroPolicy far_sums = {2, 1, false, false, false, {8, 256}, {4, 256}, true, false, false, false, NULL, &sums};
-static const ZeroPolicy device_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &coming};
+static const Offload one_step_late = OFFLOAD(everything, true, NULL, true, true, 7);
+static const ZeroPolicy delayed = ZERO_STAGE(2, true, &one_step_late);
+static const ZeroPolicy far_sums = ZERO_STAGE(2, true, &sums);
+static const ZeroPolicy device_updates = ZERO_STAGE(0, false, &coming);
 // The same with the parameters and the activations of 4 blocks.
 enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, FAR_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS, STASH_BLOCK = FAR_BLOCK | 1 << STATE_ACTIVATIONS };
 static unsigned char all_kinds[] = {FAR_STATES, FAR_STATES, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, FAR_STATES};
-static const Offload all_on_host = {all_kinds, true, NULL, NULL, false, false, 7};
-static const ZeroPolicy everything_far = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &all_on_host};
-static const ZeroPolicy host_updates = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &far_away};
-static const ZeroPolicy device_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored};
-static const ZeroPolicy host_reads = {0, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, &stored_far};
+static const Offload all_on_host = OFFLOAD(all_kinds, true, NULL, false, false, 7);
+static const ZeroPolicy everything_far = ZERO_STAGE(0, false, &all_on_host);
+static const ZeroPolicy host_updates = ZERO_STAGE(0, false, &far_away);
+static const ZeroPolicy device_reads = ZERO_STAGE(0, false, &stored);
+static const ZeroPolicy host_reads = ZERO_STAGE(0, false, &stored_far);
 typedef enum { NOT_CLIPPED, CLIPPED_BY_UNIT, CLIPPED_FLAT, CLIP_STYLES } ClipStyle;
 static UnitMap map_of(int layers, const ZeroPolicy *policy, int ranks, ClipStyle style) {
     GptConfig config = {layers, 1, 4, 8, 128, 4};
@@ -215,13 +215,11 @@ static void test_sequential_programs_are_valid(void **state) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
         for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : recompute ? FAR_BLOCK : STASH_BLOCK; }
-        const Offload offload = {kinds, samples % 2, NULL, NULL, false, false, layers + 3};
+        const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, false, layers + 3);
         const Offload *far[] = {NULL, NULL, &offload, samples % 2 ? &sums : &one_step_late};
         for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
             const bool quantized = j / 8 == 1, partition = j / 4 % 2;
-            ZeroPolicy policy = {j % 4,     partition ? ranks : 1,           quantized, quantized, false, {8, 256},
-                                 {4, 256},  ceil_div(samples, ranks) > rows, false,     false,     false, NULL,
-                                 far[j / 8]};
+            ZeroPolicy policy = ZERO_POLICY(j % 4, partition ? ranks : 1, quantized, ceil_div(samples, ranks) > rows, false, NULL, far[j / 8]);
             Program p = sharded(layers, ranks, samples, rows, recompute, &policy);
             if (!schedule_validate(&p, error, sizeof error)) {
                 fail_msg("layers %d ranks %d samples %d rows %d recompute %d policy %d: %s", layers, ranks, samples, rows, recompute, j, error);
@@ -260,8 +258,7 @@ static void test_clipped_programs_are_valid(void **state) {
         int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3, stage = i / 252 % 4;
         ClipStyle style = i / 1008 ? CLIPPED_FLAT : CLIPPED_BY_UNIT;
         bool lends = style == CLIPPED_BY_UNIT && i / 5 % 2; // logits are made again for the gradient of wte
-        ZeroPolicy policy = {stage, stage == 3 ? ranks : 1, false, false, false, {8, 256}, {4, 256}, ceil_div(samples, ranks) > rows, lends, false, false, NULL,
-                             NULL};
+        ZeroPolicy policy = ZERO_POLICY(stage, stage == 3 ? ranks : 1, false, ceil_div(samples, ranks) > rows, lends, NULL, NULL);
         Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy, style);
         policy.lends = false;
         Program q = sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
@@ -587,6 +584,7 @@ static const Damage damages[] = {
      "rank 2: NORM unit -1 storage -1 micro-batch -1: storage 0 is not reduced"},
     {"wte reduced in another order on a replica", BASE_SPLIT, 2, ACT_REDUCE, 0, -1, MOVE_DOWN, 4,
      "rank 2: REDUCE of storage 4 where rank 1 has REDUCE of storage 0"},
+    {"wte not gathered on the last stage", BASE_JOIN, 2, ACT_PREFETCH, 0, -1, DROP, 0, "rank 2: nothing of storage -1 where rank 0 has PREFETCH of storage 0"},
     {"a storage of another stage updated", BASE_SPLIT, 0, ACT_UPDATE, 2, -1, STORAGE, 3, "rank 0: UPDATE unit -1 storage 3 micro-batch -1: needs REDUCE"},
     {"remade for the next micro-batch", BASE_REMADE, 0, ACT_RECOMPUTE, 1, 0, MICRO, 1, "rank 0: RECOMPUTE unit 1 storage -1 micro-batch 1: rows differ from"},
     {"not remade in a pipeline", BASE_REMADE, 2, ACT_RECOMPUTE, 2, 1, DROP, 0,
@@ -826,7 +824,7 @@ static void test_simulated_times(void **state) {
 static void test_simulated_gathers(void **state) {
     (void)state;
     const UnitCosts costs = {0, 0, 0, 0, 0, 1};
-    const ZeroPolicy policy = {3, 1, false, false, false, {8, 256}, {4, 256}, false, false, false, false, NULL, NULL};
+    const ZeroPolicy policy = ZERO_STAGE(3, false, NULL);
     Program p = sharded(1, 1, 1, 1, false, &policy);
     double busy;
     assert_true(schedule_simulate(&p, cost_of, &costs, &busy) == 11);
