@@ -56,9 +56,13 @@ static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun)
 }
 // A checkpoint may share where the flags, which --compat is about, do not tell.
 static void check_begun(const Trainer *t) {
-    const bool private_run = options_private(&t->options, &t->given), plans = options_plans(&t->options) || t->options.plan;
+    const Options *o = &t->options;
+    const bool private_run = options_private(o, &t->given), plans = options_plans(o) || o->plan;
+    if (t->model_begun.units && !o->resume && checkpoint_lies_in(o->model, o->out)) {
+        die(EXIT_INPUT, "give another --out", "--model %s lies in --out %s, whose checkpoints a new run moves out of the way", o->model, o->out);
+    }
     if (!share_is(&t->model.share) || !(private_run || plans)) { return; }
-    die(EXIT_INPUT, "give --delink, and each block gets its own", "--model %s: its blocks share, which does not go with %s", t->options.model,
+    die(EXIT_INPUT, "give --delink, and each block gets its own", "--model %s: its blocks share, which does not go with %s", o->model,
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 static void setup_model(Trainer *t) {
@@ -297,7 +301,8 @@ static void place_offload(Trainer *t) {
     const ZeroPolicy *policy = &t->store.policy;
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.storages = t->model.storages;
     t->offload.gradients = o->offload == OFFLOAD_AUTO && !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks;
-    t->offload.delays = o->offload_delay, t->offload.folder = o->offload_dir;
+    t->offload.when = o->offload_delay ? UPDATES_LATE : o->offload_early ? UPDATES_EARLY : UPDATES_LAST;
+    t->offload.folder = o->offload_dir;
     const OffloadScope scope = offload_scope(t);
     if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &scope)), offload_keep_gradients(&t->offload, &t->store); }
     do { offload_fill(offload_device(&t->offload, &scope), excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
@@ -308,7 +313,8 @@ static void setup_offload(Trainer *t) {
     const Options *o = &t->options;
     if (!options_offloads(o)) { return; }
     measure_offload(&t->rates, &t->cluster, &t->stream);
-    int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    const bool beside = o->offload_delay || o->offload_early;
+    int by_host = beside ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.by_host = by_host;
     place_offload(t);
