@@ -255,10 +255,10 @@ static inline int64_t offload_fill(OffloadTier tier, double excess) {
     free(fixed), offload_tier_free(&tier);
     return most;
 }
-// Where updates are delayed, gradients as well, and all masters.
+// Where updates are apart from the parameters in use, gradients as well, and all masters.
 static inline void offload_keep_gradients(Offload *o, const Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
-        if (o->delays && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
+        if (o->when != UPDATES_LAST && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
     }
 }
 static inline void offload_all(OffloadTier tier) {
@@ -287,7 +287,7 @@ static inline int64_t offload_element_bytes(const Store *s, int storage, bool in
     const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
     if (!o->by_host) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
     if (in) { return far ? 0 : size; }
-    return word - gradient + (!far && masters && !o->delays ? size : 0); // gradients, and parameters that are their own masters
+    return word - gradient + (!far && masters && o->when == UPDATES_LAST ? size : 0); // gradients, and parameters that are their own masters
 }
 // Does it bring parameters from the host? (hpZ: from the copies it does not.)
 static inline bool offload_brings(const Store *s, const Action *a) { return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage); }

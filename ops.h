@@ -185,9 +185,11 @@ typedef struct {
 static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
 static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
-// The same in the host's memory, by the host's threads; they return when done.
-static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
-static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
+// The same in the host's memory, by the host's threads; they return when done. old: where master, m (b) and v were before; NULL: in the same place.
+static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o,
+                           const float *const old[3]);
+static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o,
+                         const float *const old[2]);
 // partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
 // ops_alloc_host(): there after ops_wait()
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);

@@ -91,6 +91,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
     X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params|all", "what lies on the host: the optimizer's states, and blocks' parameters, and their activations; none; or, with --device-memory, for which the device has no room") \
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
     X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "", "the host updates by the gradient of the step before, while the next one computes (with --offload optimizer)") \
+    X(FLAG, "precision", offload_early, "offload-early", "", "0", 0, 1, "", "the host updates during the last backward pass as if the norm asked for nothing, again if it does; no bit differs (with --offload optimizer)") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
     X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G", "bytes that a rank may take of the host, with the states that lie there; empty: any")  \
     X(TEXT, "precision", offload_dir, "offload-dir", "", "", 0, 0, "folder", "on a disk, for what leaves the device and has no room in --host-memory; without that, for all of it")  \
@@ -470,6 +471,15 @@ static inline bool clash_delay_quantized(const Options *o, const OptionsGiven *g
 static inline bool clash_delay_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && (o->delink_at || o->delink_auto); }
 static inline bool clash_delay_dir(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && *o->offload_dir; }
 static inline bool clash_delay_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->delink_moments == DELINK_MEASURED; }
+// Early ones are its, too, by gradients that came there.
+static inline bool clash_early_offload(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->offload != OFFLOAD_OPTIMIZER; }
+static inline bool clash_early_update(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->offload_update == UPDATE_DEVICE; }
+static inline bool clash_early_delay(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->offload_delay; }
+static inline bool clash_early_private(const Options *o, const OptionsGiven *g) { return o->offload_early && options_private(o, g); }
+static inline bool clash_early_quantized(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->zero_quantized_gradients; }
+static inline bool clash_early_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && (o->delink_at || o->delink_auto); }
+static inline bool clash_early_dir(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && *o->offload_dir; }
+static inline bool clash_early_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->delink_moments == DELINK_MEASURED; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -638,6 +648,15 @@ static const OptionPair option_pairs[] = {
      clash_delay_delink},
     {"offload-delay", "offload-dir", "all states are updated on the host while the device computes, and none is on its way there", clash_delay_dir},
     {"offload-delay", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_delay_measured},
+    {"offload-early", "offload", "the host keeps gradients and all states: give --offload optimizer", clash_early_offload},
+    {"offload-early", "offload-update", "it is the host that updates while the device computes", clash_early_update},
+    {"offload-early", "offload-delay", "an update that is a step late does not wait for its norm", clash_early_delay},
+    {"offload-early", "dp-noise", "(or --dp-epsilon) the gradient of a private step gets its noise when it is whole", clash_early_private},
+    {"offload-early", "zero-quantized-gradients", "their sums stay on the device", clash_early_quantized},
+    {"offload-early", "delink-at", "(or --delink-auto) at the switch states pass through the host once: give --delink to a run that follows",
+     clash_early_delink},
+    {"offload-early", "offload-dir", "all states lie on the host twice, and none is on its way there", clash_early_dir},
+    {"offload-early", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_early_measured},
     {"offload-dir", "offload", "nothing leaves the device: give --device-memory, or --offload optimizer", clash_dir_offload},
     {"offload-dir", "delink-at", "(or --delink-auto) at the switch states pass through the host: give --delink to a run that follows", clash_dir_delink},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},

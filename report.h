@@ -797,12 +797,16 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
     if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
     const int64_t *stored = run->store->stored, each = max_i64(steps, 1), disk = run->store->disk ? run->store->disk->taken : 0;
     if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
+    if (store_guesses(run->store)) {
+        printf("updates before the norm was known: of %" PRId64 " steps, again after it in %" PRId64 " of them\n", run->store->earlies, run->store->redone);
+    }
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
     text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1], p->stored, p->stored, p->stored);
     text_add(&line, ",\"measured\":");
     json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps), moved_per_step(run, 1, steps), disk, stored[0] / each, stored[1] / each);
+    text_add(&line, ",\"early\":%" PRId64 ",\"redone\":%" PRId64, run->store->earlies, run->store->redone);
     text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);

@@ -286,7 +286,7 @@ static void place_offload(Trainer *t) {
     const ZeroPolicy *policy = &t->store.policy;
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.storages = t->model.storages;
     t->offload.gradients = o->offload == OFFLOAD_AUTO && !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks;
-    t->offload.delays = o->offload_delay;
+    t->offload.when = o->offload_delay ? UPDATES_LATE : o->offload_early ? UPDATES_EARLY : UPDATES_LAST;
     const OffloadScope scope = offload_scope(t);
     if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &scope)), offload_keep_gradients(&t->offload, &t->store); }
     do { offload_fill(offload_device(&t->offload, &scope), excess); } while (offload_agree(t->offload.host, &t->comm, t->model.storages));
@@ -297,7 +297,8 @@ static void setup_offload(Trainer *t) {
     const Options *o = &t->options;
     if (!options_offloads(o)) { return; }
     measure_offload(&t->rates, &t->cluster, &t->stream);
-    int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    const bool beside = o->offload_delay || o->offload_early;
+    int by_host = beside ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.by_host = by_host;
     place_offload(t);

@@ -159,7 +159,7 @@ static inline void store_masters_changed(Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         int64_t begin, n = store_own(s, i, &begin);
         if (!store_holds(s, i)) { continue; }
-        if (s->dtype != DTYPE_FP32 || store_delays(s)) {
+        if (s->dtype != DTYPE_FP32 || store_updates_apart(s)) {
             if (store_on_host(s, STATE_MASTER, i) || store_param_far(s, i)) {
                 store_round_far(s, i);
             } else {
@@ -464,17 +464,37 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
     store_update_parts(s, storage, &p, s->updates[storage], o);
     if (!p.by_host && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
 }
-// The same of masters and moments, whole, by the pending gradient, while the device computes with the version before: which is new when they are fetched.
+// The same of masters and moments, whole, where the device computes with the version before: which is new when they are fetched.
+static inline void store_update_apart(Store *s, int storage, int64_t step, OptimizerStep o) {
+    const UpdatePlaces p = store_apart_places(s, storage, step);
+    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
+}
+// By the pending gradient.
 static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
     if (!s->pending) { return; }
     for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->room[i].link); } // copies of fp32 masters that the step before began still read them
-    const UpdatePlaces p = store_delayed_places(s, storage, step);
-    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
+    store_update_apart(s, storage, step, o);
+}
+// By this step's, as soon as its sum is there, as if the norm asked for nothing.
+static inline void store_update_early(Store *s, int storage, int64_t step, OptimizerStep o) {
+    if (!s->early) { return; }
+    store_await_sum(s, storage);
+    store_update_apart(s, storage, step, o);
+}
+// After the norm: what was made early becomes the newest, or, if it was not made or the gradient is scaled, what is made now.
+static inline void store_confirm(Store *s, int storage, int64_t step, OptimizerStep o) {
+    if (!s->early || o.grad_scale != 1.0f) { store_update_apart(s, storage, step, o); }
+    s->turned[storage] = !s->turned[storage];
+}
+// The step is done: has its norm asked for something? The next one's updates are made early if not. All ranks know the same.
+static inline void store_learn(Store *s, bool held) {
+    s->earlies += s->early, s->redone += s->early && !held;
+    s->early = store_guesses(s) && held;
 }
 // A piece of what lies on the host, to the device, and from it to the host: before the update and after it, or, of one that the host makes, after it and
 // before. Then the parameters are new.
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
-    if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
+    if (store_updates_apart(s) && piece == 0) { s->updates[storage] += store_guesses(s) || s->pending; }
     store_move_piece(s, storage, piece, step, true);
     if (s->policy.offload->by_host && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
 }
@@ -496,7 +516,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
-    map.by_host = policy->offload && policy->offload->by_host, map.delays = policy->offload && policy->offload->delays;
+    map.by_host = policy->offload && policy->offload->by_host, map.when = policy->offload ? policy->offload->when : UPDATES_LAST;
     if (policy->offload) { map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map"); }
     for (int u = 1; u < m->units - 1 && map.stash; u++) {
         int used[2];
@@ -630,7 +650,8 @@ static inline int lower_next_in_room(const UnitMap *map, const Schedule *s, int 
     return next;
 }
 // EVICT_SUM after REDUCE of what lies on the host. Where the storage is one rank's, at once, and FETCH_SUM of the one that comes next into the room, if it has
-// been there; else behind the unit that follows, beside whose work the sum travels between the ranks, or when its room is needed.
+// been there; else behind the unit that follows, beside whose work the sum travels between the ranks, or when its room is needed. What several stages use
+// leaves after all else: its sum waits for other stages, which may wait for messages of this rank.
 static inline void lower_sums(const UnitMap *map, Schedule *in) {
     Schedule out = {NULL, 0, 0};
     bool *left = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
@@ -643,7 +664,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
             waits = -1;
         }
         schedule_add(&out, a);
-        if (far && map->sums[a.storage] == SUM_IS_ADDED) { waits = a.storage; }
+        if (far && map->sums[a.storage] == SUM_IS_ADDED && !map->tied[a.storage]) { waits = a.storage; }
         if (!far || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
         left[a.storage] = true;
         schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
@@ -651,6 +672,10 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
         if (next >= 0 && left[next]) { schedule_add(&out, action_make(ACT_FETCH_SUM, -1, next, -1)); }
     }
     if (waits >= 0) { schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1)); }
+    for (int i = 0; i < in->count; i++) {
+        const Action a = in->actions[i];
+        if (a.kind == ACT_REDUCE && map->sums[a.storage] && map->tied[a.storage]) { schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1)); }
+    }
     free(left);
     schedule_free(in);
     *in = out;
@@ -687,8 +712,9 @@ static inline void lower_update(const UnitMap *map, const bool *used, Schedule *
     }
 }
 // The same of an update that was made while the step computed.
-static inline void lower_delayed_fetch(const UnitMap *map, Schedule *s, int storage) {
+static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
     Action fetch = action_make(ACT_FETCH, -1, storage, -1);
+    if (map->when == UPDATES_EARLY) { schedule_add(s, action_make(ACT_CONFIRM, -1, storage, -1)); }
     for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
 }
 // Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which the gradients that they need are written over.
@@ -705,6 +731,30 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
         if (a.kind == ACT_FORWARD && next >= 0) { schedule_add(&out, action_make(ACT_UPDATE, -1, next, -1)), left[next] = false; }
     }
     free(left);
+    schedule_free(in);
+    *in = out;
+}
+// Early UPDATEs, in the order in which sums leave for the last time. Each stands in front of the next EVICT_SUM by the same link, since it waits for this: by
+// then the device has the work of two more units before it. Behind the last message of a rank, which others wait for.
+static inline void lower_early_updates(const UnitMap *map, Schedule *in) {
+    Schedule out = {NULL, 0, 0};
+    int *last = (int *)checked_malloc(2 * (size_t)map->storages * sizeof(int), "lowering"), *queue = last + map->storages, head = 0, tail = 0, sent = -1;
+    for (int i = 0; i < in->count; i++) {
+        const Action *a = &in->actions[i];
+        if (a->kind == ACT_EVICT_SUM) { last[a->storage] = i; }
+        if (action_sends(a->kind)) { sent = i; }
+    }
+    for (int i = 0; i <= in->count; i++) {
+        const bool end = i == in->count, leaves = !end && in->actions[i].kind == ACT_EVICT_SUM;
+        int due = end ? tail : head; // of the queue, up to here
+        for (int k = head; k < tail && leaves && i > sent; k++) {
+            if (queue[k] % ROOMS == in->actions[i].storage % ROOMS) { due = k + 1; }
+        }
+        for (; head < due; head++) { schedule_add(&out, action_make(ACT_UPDATE, -1, queue[head], -1)); }
+        if (!end) { schedule_add(&out, in->actions[i]); }
+        if (leaves && last[in->actions[i].storage] == i) { queue[tail++] = in->actions[i].storage; }
+    }
+    free(last);
     schedule_free(in);
     *in = out;
 }
@@ -725,7 +775,8 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
         waits |= s->actions[i].kind == ACT_EVICT_SUM;
     }
-    int at[2] = {map->delays ? map->storages : 0, 0}, read[2] = {0, 0};
+    const bool last = map->when == UPDATES_LAST;
+    int at[2] = {last ? 0 : map->storages, 0}, read[2] = {0, 0};
     lower_first_reads(map, used, s, read);
     for (int i = 0; i < MOVING_PIECES && !waits; i++) { lower_next_piece(map, used, s, at); }
     schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
@@ -733,8 +784,8 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
-        if (used[storage] && map->delays) { lower_delayed_fetch(map, s, storage); }
-        if (used[storage] && !map->delays) { lower_update(map, used, s, storage, at, read); }
+        if (used[storage] && !last) { lower_fetches(map, s, storage); }
+        if (used[storage] && last) { lower_update(map, used, s, storage, at, read); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);
@@ -748,7 +799,8 @@ static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool trainin
         if (!training) { continue; }
         lower_reductions(&p->map, &p->rank[r], p->micro_batches);
         lower_sums(&p->map, &p->rank[r]);
-        if (p->map.delays) { lower_delayed_updates(&p->map, &p->rank[r]); }
+        if (p->map.when == UPDATES_LATE) { lower_delayed_updates(&p->map, &p->rank[r]); }
+        if (p->map.when == UPDATES_EARLY) { lower_early_updates(&p->map, &p->rank[r]); }
         lower_updates(&p->map, &p->rank[r]);
     }
 }

@@ -245,8 +245,8 @@ static inline void keep_gradient(Trainer *t, const Schedule *schedule, int *at, 
 static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
     int at = 0;
     const Schedule *schedule = &t->program.rank[t->comm.rank];
-    const OptimizerStep delayed = make_update(&t->options, lr, t->progress.pending_norm);
-    executor_run(&t->executor, schedule, &at, pass, &delayed, t->progress.step, norm);
+    const OptimizerStep before = make_update(&t->options, lr, store_delays(&t->store) ? t->progress.pending_norm : 0); // of updates before NORM
+    executor_run(&t->executor, schedule, &at, pass, &before, t->progress.step, norm);
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
@@ -260,6 +260,7 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
         executor_run(&t->executor, schedule, &at, pass, &update, t->progress.step, norm);
         t->progress.updates++;
     }
+    store_learn(&t->store, !skip && make_update(&t->options, lr, *norm).grad_scale == before.grad_scale);
     if (!skip) { return; }
     t->executor.action = NULL; // the updates do not run
     store_skip_updates(&t->store);

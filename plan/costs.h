@@ -177,7 +177,7 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
         double start = seconds_now();
         ops_from_host(s, here, there, bytes), ops_wait(s);
         const double moved = seconds_now();
-        ops_adamw_host(s, state, state, DTYPE_FP32, state + n, state + 2 * n, state + 3 * n, n, o);
+        ops_adamw_host(s, state, state, DTYPE_FP32, state + n, state + 2 * n, state + 3 * n, n, o, IN_PLACE);
         rates->link_bytes_per_s = fmax(rates->link_bytes_per_s, (double)bytes / (moved - start));
         rates->host_bytes_per_s = fmax(rates->host_bytes_per_s, 28 * (double)n / (seconds_now() - moved));
     }
@@ -480,7 +480,8 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
     const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->by_host;
-    return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * (store->adam ? 28 : 20) /
+    const double bytes = store_guesses(store) ? (store->adam ? 40 : 28) : store->adam ? 28 : 20; // memory that is written besides what is read is read, too
+    return elements / (double)(store_updates_apart(store) ? 1 : max_i64(1, store->pieces[storage])) * bytes /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // A piece's way between host and disk, beside all else.
@@ -547,7 +548,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
     case ACT_NORM: cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s; break; // with its noise
-    case ACT_UPDATE: *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) = update_seconds(c, store, a->storage); break;
+    case ACT_UPDATE: *(store_updates_apart(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_STASH:

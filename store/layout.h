@@ -99,7 +99,7 @@ typedef struct {
     unsigned char *disk; // [storages] bits of the optimizer's among them that lie on a disk (store/disk.h) and come to the host for their update; NULL: none
     const char *folder;  // where
     bool gradients;      // they may lie there
-    bool delays;         // all do, and updates are of the step before
+    UpdateTime when;     // but for LAST all do, and all masters
     int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small

@@ -80,19 +80,20 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf host[HOST_KINDS]; // [kinds] what lies on the host
-    int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
-    int *first_piece;       // [storages] pieces of the storages before
-    size_t room_bytes;      // of an OffloadRoom
-    int *first_stored;      // [storages] pieces on disk of the storages before
-    int64_t *disk_at;       // [storages + 1] where in the file its pieces begin; the last: the file's bytes
-    size_t disk_room_bytes; // of a DiskRoom
-    size_t sum_bytes;       // of a SumRoom
-    Shelf layers, measured; // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
-    Shelf looked;           // with policy.looks: slices of the gradient of the layer before
-    Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t room_elements;  // of a relay's rooms for parameters that come for a use
+    Shelf host[HOST_KINDS];   // [kinds] what lies on the host
+    Shelf spare[STATE_V + 1]; // [kinds] of early updates: where these write the optimizer's, beside those that they read
+    int *pieces;              // [storages] that such states go in for their update; 0: all are on the device
+    int *first_piece;         // [storages] pieces of the storages before
+    size_t room_bytes;        // of an OffloadRoom
+    int *first_stored;        // [storages] pieces on disk of the storages before
+    int64_t *disk_at;         // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    size_t disk_room_bytes;   // of a DiskRoom
+    size_t sum_bytes;         // of a SumRoom
+    Shelf layers, measured;   // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
+    Shelf looked;             // with policy.looks: slices of the gradient of the layer before
+    Shelf making, coming;     // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;             // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements;    // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
     Shelf offload_rooms, sum_rooms;
@@ -130,10 +131,13 @@ typedef struct {
     size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
     int held;                           // storages acquired now
     StoreNoise noise;
-    bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
-    bool pending;   // of delayed updates: the host has a gradient, of the step before
-    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;  // ... this. The owner sets both before it fills the masters
+    bool *noised;            // [storages] the gradient of this step has its noise, and no update yet
+    bool pending;            // of delayed updates: the host has a gradient, of the step before
+    bool *turned;            // [storages] of early updates: the newest states are on the spare shelves
+    bool early;              // this step's updates are made before its norm is known
+    int64_t earlies, redone; // such steps; those of them whose updates did not hold
+    bool by_chance;          // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;           // ... this. The owner sets both before it fills the masters
 } Store;
 
 // With policy.measures: are the gradients of a storage's layers apart?
@@ -282,7 +286,11 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
-static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
+static inline UpdateTime store_update_time(const Store *s) { return s->policy.offload ? s->policy.offload->when : UPDATES_LAST; }
+static inline bool store_delays(const Store *s) { return store_update_time(s) == UPDATES_LATE; }
+static inline bool store_guesses(const Store *s) { return store_update_time(s) == UPDATES_EARLY; }
+// Does the device compute with other parameters than the masters that an update makes? Then these are apart in fp32, too.
+static inline bool store_updates_apart(const Store *s) { return store_update_time(s) != UPDATES_LAST; }
 // Of the longest piece of a storage, on its way, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
 // where the host does, a gradient and parameters that do not.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
@@ -364,13 +372,15 @@ static inline void store_plan_offload(Store *s) {
     Shelf *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s) : kind == STATE_V && !s->adam;
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_updates_apart(s) : kind == STATE_V && !s->adam;
         ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
         *device[kind] = shelf_plan(&s->layout, plan);
         for (size_t i = 0; i < storages; i++) { there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind); }
         plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
         s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+        plan.layout = store_guesses(s) ? plan.layout : SHELF_NONE;
+        s->spare[kind] = shelf_plan(&s->layout, plan), s->spare[kind].far = true;
     }
     for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
         const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
@@ -458,6 +468,7 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
     size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;
     for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
+    for (int kind = 0; kind <= STATE_V; kind++) { bytes += s->spare[kind].held; }
     return bytes;
 }
 

@@ -86,6 +86,10 @@ static inline void store_allocate_offload(Store *s) {
         shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
         pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
     }
+    for (int kind = 0; kind <= STATE_V; kind++) {
+        shelf_allocate(&s->spare[kind], MEMORY_OPTIMIZER, "states on the host");
+        pinned = pinned && (s->spare[kind].pinned || !s->spare[kind].base);
+    }
     shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states"), shelf_allocate(&s->sum_rooms, MEMORY_BUFFERS, "sums of gradients");
     for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) { s->adding[i].at = (float *)(void *)(s->sum_rooms.base + (size_t)i * s->sum_bytes); }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
@@ -134,6 +138,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->begun = (bool *)checked_calloc((size_t)s->model->config.layers, sizeof(bool), "store");
     s->layer_reduces = (CommHandle *)checked_calloc((size_t)s->model->config.layers, sizeof(CommHandle), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
+    s->turned = (bool *)checked_calloc(n, sizeof(bool), "store"), s->early = store_guesses(s);
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
     for (int i = 0; i < s->model->storages; i++) { s->fresh[i] = true; }
     s->partials = (double *)memory_take_host(store_partials(s) * sizeof(double), "norm partials");
@@ -155,6 +160,7 @@ static inline void store_free_shelves(Store *s, bool far) {
         if (shelves[i]->far == far) { shelf_free(shelves[i]); }
     }
     for (int kind = 0; far && kind < HOST_KINDS; kind++) { shelf_free(&s->host[kind]); }
+    for (int kind = 0; far && kind <= STATE_V; kind++) { shelf_free(&s->spare[kind]); }
     if (far) { return; }
     ops_free(s->unpacked), ops_free(s->parcel_base);
     s->unpacked = s->parcel_base = NULL;
@@ -181,7 +187,7 @@ static inline void store_free(Store *s) {
     layout_free(&s->layout), party_free(&s->world);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates),
         free(s->restarted);
-    free(s->sums), free(s->noised), free(s->unpacked_at), free(s->begun), free(s->layer_reduces);
+    free(s->sums), free(s->noised), free(s->turned), free(s->unpacked_at), free(s->begun), free(s->layer_reduces);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
@@ -203,14 +209,17 @@ static inline bool store_has_state(const Store *s, StateKind kind) {
 }
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
 static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
-    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s); // parameters are their own masters
+    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_updates_apart(s); // parameters are their own masters
     return own ? store_param_far(s, storage) : (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
 }
 static inline bool store_on_disk(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind); }
+static inline float *store_host_state(const Store *s, StateKind kind, int storage, bool spare) {
+    return (float *)(void *)shelf_slice(spare ? &s->spare[kind] : &s->host[kind], storage);
+}
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    assert(!store_on_disk(s, kind, storage));                                                                                     // it has no place in memory
-    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
-    if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
+    assert(!store_on_disk(s, kind, storage)); // it has no place in memory
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_updates_apart(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
+    if (store_on_host(s, kind, storage)) { return store_host_state(s, kind, storage, kind <= STATE_V && s->turned[storage]); }
     const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }

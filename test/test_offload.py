@@ -9,6 +9,7 @@
                 that the message names runs, and a byte less does not
     Resume      bit-equal across budgets
     Delay       the recurrence is that of --cyclic v1, which has a program of its own; no bit depends on ranks' stages, nor on a resume
+    Early       updates before the norm is known: no bit differs, whether it asks for clipping, for no update, or for nothing
     Disk        the same of what lies there, in any budget of the host; nothing stays behind, and what fails is told by whom it fails
     Delink      a switch from shared to real blocks: bit-equal to one without offload; budgets hold in both phases and between them
     Emulated    the GPU's build: copies on streams of their own, in adversarial order; the host's update to rounding
@@ -307,7 +308,7 @@ class Delay(Check):
 
     def test_bits(self):
         """The first step updates nothing, and the second makes the update that a run without delay makes in the first. Stages are alike."""
-        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, micro_batch=1), dict(ranks=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16")], 2):
+        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, micro_batch=1), dict(ranks=3, dtype="bf16"), dict(ranks=2, pipeline="2", dtype="bf16"), dict(ranks=2, pipeline="2", share="all")], 2):
             like = as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout
             stages = [dict(layout, **DELAY, zero=zero, steps=2) for zero in ((0, 1, 2, 3) if ALL else (0, random.Random(SEED).randint(1, 3)))]
             plain, none, one, *jobs = self.trained([dict(like, lr_schedule="constant", warmup=0, steps=1), dict(layout, steps=0), dict(layout, **DELAY, steps=1), *stages])
@@ -336,6 +337,97 @@ class Delay(Check):
         one, plain, two = self.trained([dict(begun, steps=1), dict(begun, steps=1, offload_delay=None), dict(begun, steps=2)])
         self.assertEqual(one.weights, first.weights)
         self.assertEqual(two.weights, plain.weights)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+EARLY = dict(offload="optimizer", offload_early=1)
+
+
+class Early(Check):
+    LAYOUTS = [dict(), dict(micro_batch=8), dict(dtype="bf16"), dict(dtype="bf16", stochastic_rounding=1, micro_batch=1), dict(optimizer="sgd", lr="1e-2", momentum=0.9), dict(optimizer="sgd", dtype="bf16"),
+               dict(recompute="block", threads=3), dict(weight_decay=0.1, share="2x2"), dict(share="all", dtype="bf16"), dict(ranks=2, micro_batch=1), dict(ranks=3, zero=1, dtype="bf16"), dict(ranks=2, zero=2, micro_batch=1),
+               dict(ranks=3, zero=3, micro_batch=1), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2), dict(ranks=2, zero=3, zero_quantized_weights=1, dtype="bf16"), dict(ranks=2, pipeline="2"),
+               dict(ranks=4, pipeline="3:1,3:3", zero=1, dtype="bf16", micro_batch=4), dict(ranks=3, pipeline="3", pipeline_schedule="zero-bubble"), dict(ranks=2, pipeline="2", share="all", zero=2),
+               dict(ranks=2, zero=3, reduce_dtype="bf16")]
+
+    def counted(self, job, clip):
+        """Steps whose updates were made early, and in vain: those that follow a step whose norm asked for nothing."""
+        early, redone, guesses = 0, 0, True
+        skipped = set(map(int, re.findall(r"step (\d+): update skipped", job.err)))
+        for step, (norm,) in enumerate(job.steps("grad_norm"), 1):
+            held = step not in skipped and (not clip or float(norm) <= clip)
+            early, redone, guesses = early + guesses, redone + (guesses and not held), held
+        return dict(early=early, redone=redone)
+
+    def assert_early(self, job, clip, what):
+        end = job.end()["offload"]
+        self.assertEqual({key: end[key] for key in ("early", "redone")}, self.counted(job, clip), what)
+        return end["early"], end["redone"]
+
+    def test_bits(self):
+        """Of steps that are clipped and of others, and where evaluations and texts are between them."""
+        for layout in sample(self.LAYOUTS, 4):
+            base = dict(GOES_ON, **as_stage_two(layout)) if layout.get("ranks", 1) > 1 else dict(GOES_ON, **layout)
+            free, = self.trained([dict(base, steps=8, grad_clip=0)])
+            norms = sorted(float(norm) for norm, in free.steps("grad_norm"))
+            clip = (norms[-3] + norms[-2]) / 2
+            plain, job, never = self.trained([dict(base, steps=8, grad_clip=clip), *[dict(layout, **GOES_ON, **EARLY, steps=8, grad_clip=limit) for limit in (clip, 0)]])
+            self.assert_same(job, plain, layout)
+            self.assertEqual(job.of("val"), plain.of("val"), layout)
+            self.assert_same(never, free, layout)
+            early, redone = self.assert_early(job, clip, layout)
+            self.assertTrue(0 < redone < early, (layout, early, redone))
+            self.assertEqual(self.assert_early(never, 0, layout), (8, 0))
+
+    def test_no_update(self):
+        """Of outliers and of numbers that are not finite: what was made early is dropped, the states stay."""
+        for layout in sample([dict(), dict(dtype="bf16"), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=2, pipeline="2"), dict(optimizer="sgd", lr="1e-2", share="2")], 2):
+            like = as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout
+            plain, = self.trained([dict(steps=0, **{key: value for key, value in layout.items() if key in ("dtype", "share")})])
+            bad = os.path.join(scratch(), "model.bin")
+            with open(bad, "wb") as file:
+                file.write(plain.weights[:-4] + struct.pack("<f", float("inf")))
+            outliers = dict(skip_loss_z=0.001, steps=140, lr="1e-5", shuffle=1)  # from step 128 on, about half of the updates
+            for case in (outliers, dict(model=bad, steps=3, dtype=None))[:1 if "share" in layout else 2]:
+                plain, job = self.trained([dict(like, **case), dict(layout, **EARLY, **case)])
+                self.assert_same(job, plain, (layout, case))
+                self.assertIn("update skipped", job.err, (layout, case))
+                self.assertGreater(self.assert_early(job, 1.0, (layout, case))[1], 0)
+
+    def test_resume(self):
+        """At any step, with and without the flag before and after."""
+        for layout in sample([dict(), dict(dtype="bf16", stochastic_rounding=1), dict(ranks=2, zero=2), dict(ranks=2, pipeline="2", dtype="bf16")], 1):
+            whole, = self.trained([layout])
+            for stop, before, after in sample([(stop, a, b) for stop in (1, 2, 3, 4) for a in (EARLY, dict()) for b in (EARLY, dict(offload="optimizer")) if a or "offload_early" in b], 3):
+                out = os.path.join(scratch(), "out")
+                train(**{**RUN, **layout, **before, "out": out, "steps": stop, "save_every": stop})
+                job, = self.trained([dict(layout, **after, out=out, resume=1)])
+                self.assertEqual(job.steps("loss", "grad_norm"), whole.steps("loss", "grad_norm")[stop:], (layout, stop, before, after))
+                self.assertEqual(job.weights, whole.weights, (layout, stop, before, after))
+
+    def test_formulas(self):
+        """Of one rank: the host has all states twice, the gradient, and two rooms of new parameters; these come once a step, and sums of blocks as they do without."""
+        micros = 4
+        for layout, states, size in ((dict(dtype="fp32"), 3, 4), (dict(dtype="bf16"), 3, 2), (dict(dtype="fp32", optimizer="sgd"), 2, 4)):
+            job = train(**RUN, **layout, **EARLY)
+            sums = ELEMENTS + (micros - 1) * LAYERS * BLOCK  # those of embeddings leave once
+            bytes_there = 2 * 4 * states * ELEMENTS + 4 * ELEMENTS + 2 * PIECE * size
+            self.assertEqual(job.end()["offload"]["measured"], {"bytes": bytes_there, "in": size * ELEMENTS + 4 * (micros - 1) * LAYERS * BLOCK, "out": 4 * sums, **NO_DISK}, layout)
+            self.assertEqual(measured(job)["optimizer"], 0, layout)
+
+    def test_schedule(self):
+        """Each update stands behind its gradient's way to the host, most of them among the last backward pass, and all before the norm."""
+        actions = [re.split(r" +", line.strip()) for line in train(**RUN, **EARLY, show_schedule=1).out.splitlines() if re.match(r" +\d+ [A-Z]", line)]
+        order = [(words[1], int(words[3])) if words[2:3] == ["storage"] else (words[1], None) for words in actions]
+        last = max(at for at, (kind, _) in enumerate(order) if kind == "BACKWARD_WEIGHT")
+        updates = {storage: at for at, (kind, storage) in enumerate(order) if kind == "UPDATE"}
+        self.assertEqual(sorted(updates), list(range(len(STORAGES))))
+        for storage, at in updates.items():
+            self.assertIn(("EVICT_SUM", storage), order[:at])
+            self.assertNotIn(("EVICT_SUM", storage), order[at:])
+            self.assertLess(at, order.index(("NORM", None)))
+            self.assertGreater(order.index(("CONFIRM", storage)), order.index(("NORM", None)))
+        self.assertGreaterEqual(sum(at < last for at in updates.values()), LAYERS - 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -554,6 +646,18 @@ class Emulated(Check):
             if layout.get("dtype") != "bf16":  # the same on the processor; without the delay losses are 2e-4 apart
                 processor, = self.trained([dict(layout, **{**DELAY, "steps": 3})])
                 self.assert_close(two.losses(), processor.losses(), 1e-6, layout)
+
+    def test_early(self):
+        """Copies in adversarial order change nothing of what the host makes, whether the norm asks for something or not."""
+        for layout in sample([dict(), dict(dtype="bf16", micro_batch=1), dict(ranks=2, zero=2, micro_batch=1), dict(ranks=2, zero=3, dtype="bf16"), dict(ranks=2, pipeline="2")], 2):
+            base = dict(as_stage_two(layout) if layout.get("ranks", 1) > 1 else layout, steps=4, binary=EMULATED, offload="optimizer", offload_update="host", environment={"EMU_SEED": str(SEED), "EMU_GPUS": "4"})
+            free, = self.trained([dict(base, grad_clip=0)])
+            norms = sorted(float(norm) for norm, in free.steps("grad_norm"))
+            clip = (norms[1] + norms[2]) / 2
+            plain, *jobs = self.trained([dict(base, grad_clip=clip), *[dict(base, offload_early=1, grad_clip=clip, environment={"EMU_SEED": str(SEED + k), "EMU_GPUS": "4"}) for k in (0, 1)]])
+            for job in jobs:
+                self.assert_same(job, plain, layout)
+                self.assertGreater(job.end()["offload"]["early"], job.end()["offload"]["redone"], layout)
 
     def test_memory_that_is_not_pinned(self):
         base = dict(steps=2, binary=EMULATED, dtype="bf16")
