@@ -830,6 +830,14 @@ static inline void store_count_updates(Store *s, const Progress *p) {
         s->updates[i] = p->updates, s->restarted[i] = gpt_storage_class(s->model, i) == STORAGE_BLOCK ? p->restarted : 0;
     }
 }
+// Does a checkpoint's folder lie in OUT?
+static inline bool checkpoint_lies_in(const char *folder, const char *out) {
+    char *path = realpath(folder, NULL), *there = realpath(out, NULL);
+    const size_t n = there ? strlen(there) : 0;
+    const bool lies = path && there && !strncmp(path, there, n) && path + n == strrchr(path, '/');
+    free(path), free(there);
+    return lies;
+}
 // The model of a checkpoint's folder; false where there is no such folder. All ranks call it.
 static inline bool checkpoint_model(const char *folder, GptConfig *config, GptShare *share) {
     struct stat info;

@@ -56,9 +56,13 @@ static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun)
 }
 // A checkpoint may share where the flags, which --compat is about, do not tell.
 static void check_begun(const Trainer *t) {
-    const bool private_run = options_private(&t->options, &t->given), plans = options_plans(&t->options) || t->options.plan;
+    const Options *o = &t->options;
+    const bool private_run = options_private(o, &t->given), plans = options_plans(o) || o->plan;
+    if (t->model_begun.units && !o->resume && checkpoint_lies_in(o->model, o->out)) {
+        die(EXIT_INPUT, "give another --out", "--model %s lies in --out %s, whose checkpoints a new run moves out of the way", o->model, o->out);
+    }
     if (!share_is(&t->model.share) || !(private_run || plans)) { return; }
-    die(EXIT_INPUT, "give --delink, and each block gets its own", "--model %s: its blocks share, which does not go with %s", t->options.model,
+    die(EXIT_INPUT, "give --delink, and each block gets its own", "--model %s: its blocks share, which does not go with %s", o->model,
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
 static void setup_model(Trainer *t) {

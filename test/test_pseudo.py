@@ -542,9 +542,11 @@ class Refusals(test_train.TestCase):
         begun = os.path.join(shared, "step_00000001")
         cases = ((dict(delink=1), "no blocks that share"), (dict(model=real, delink=1), "no blocks that share"), (dict(delink_at=2), "--delink-at with --share"),
                  (dict(share="1", delink_at=2), "none can be delinked"), (dict(share="6x1", delink_auto=1), "none can be delinked"), (dict(model=scratch(), delink=1), "no checkpoint"), (dict(model=real, share="all"), "not the same"),
+                 (dict(model=begun, delink=1, out=os.path.join(shared, "..", "out")), "lies in --out"),
                  *((dict(model=begun, **with_), "its blocks share") for with_ in (dict(dp_noise=1), dict(dp_epsilon=8), dict(pipeline="auto"), dict(plan=1))),
                  (dict(model=os.path.join(out, "none"), delink=1), "--model"), (dict(delink_moments="sum"), "mean|measured|reset"))
         self.check_refused(cases)
+        self.assertEqual(test_train.checkpoints(shared), [1], "it is where it was")
 
     def test_shares(self):
         self.check_refused([(dict(share=share), "--share") for share in ("", "some", "0", "7", "-1", "2x2", "x3", "3x", "0x6", "2x3x1", "1e1", "99999999999999999999", "2 ", " 2")])
