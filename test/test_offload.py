@@ -145,7 +145,8 @@ class Gradients(Check):
         for (layout, update), job in zip(cases, self.trained(budgets)):
             expect = expected[layouts.index(layout)]
             self.assert_same(job, expect, (layout, update))
-            self.assertLess(measured(job)["gradients"], measured(expect)["gradients"], (layout, update))
+            less = self.assertLessEqual if "pipeline" in layout and "share" in layout else self.assertLess  # a stage's only block has no other to share a room with
+            less(measured(job)["gradients"], measured(expect)["gradients"], (layout, update))
 
     def test_formulas(self):
         """One rank's sums of blocks leave in each micro-batch and come back but for the first; of two ranks they leave. Blocks have two rooms. Nothing else moves for them."""
