@@ -171,7 +171,7 @@ static inline int64_t store_own_part(const Store *s, int storage, const TensorPa
 }
 
 // Room for the compute-precision copies of the largest unit that this rank computes, or of the head and a block, since wte may stay
-// (UnitMap: lent).
+// (UnitMap: lent). Where the embedding follows the head, in evaluations, wte stays, too, and what is behind lnf's place comes on top.
 static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const ZeroPolicy *policy) {
     const GptModel *m = l->model;
     size_t most = 0, block = (size_t)round_up(m->class_elements[STORAGE_BLOCK] * (int64_t)ops_real_bytes(), 64);
@@ -184,6 +184,7 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
             bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
         }
         if (unit == m->units - 1 && policy->lends) { bytes += block; }
+        if (unit == 0) { bytes += (size_t)round_up(m->class_elements[STORAGE_LNF] * (int64_t)ops_real_bytes(), 64); }
         if (mine && bytes > most) { most = bytes; }
     }
     return most;

@@ -69,6 +69,13 @@ class HellaSwag(TestCase):
         self.assertNotEqual(self.best, self.by_sum, "by the mean, not the sum")
         self.assertNotEqual(self.best, self.by_row, "of the completion, not of the row")
 
+    def test_tables_larger_than_a_block(self):
+        """In bf16 units have copies in fp32, and wte's stays from the head of a micro-batch to the embedding of the next one."""
+        shape, many = "layers=1,heads=2,channels=8,vocab=800", shard([i * i % 797 for i in range(600)])
+        for layout in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2"), dict(ranks=2, cyclic="v1"), dict(cyclic="v2", grad_clip=None, cyclic_stages=2)):
+            one, four = (train(**dict(model=shape, train=many, val=many, dtype="bf16", steps=1, val_every=1, val_batches=2, batch_tokens=8 * T, micro_batch=b, **layout)) for b in (8, 1))
+            self.assert_close([float(e["loss"]) for e in four.of("val")], [float(e["loss"]) for e in one.of("val")], SAME, layout)
+
     def test_every_layout(self):
         """Every third label is not what the oracle chooses; test_other_settings has only those that are."""
         n = len(self.best)

@@ -308,7 +308,7 @@ class Equality(Check):
     VARIANTS = [dict(zero=1, optimizer="sgd", lr=0.1), dict(zero=2, shuffle=1), dict(zero=3), dict(zero=3, recompute="block"), dict(recompute="block", windows="document"),
                 dict(zero=3, dtype="bf16"), dict(zero=2, dtype="bf16", recompute="block"), dict(windows="document", shuffle=1, zero=1), dict(grad_clip=0.1, zero=2),
                 dict(ranks_per_node=2, zero=3), dict(ranks_per_node=1), dict(optimizer="sgd", momentum=0.9, lr=0.05, grad_clip=0), dict(threads=2, zero=1),
-                dict(lr_schedule="cosine", warmup=2, lr=0.01, zero=3)]
+                dict(lr_schedule="cosine", warmup=2, lr=2e-3, zero=3)]  # larger rates enlarge what rounding leaves apart
 
     def test_variants(self):
         """Whatever combines with a pipeline. The first has a stage of one block whose replicas have rows in turns, and gather them alike."""
