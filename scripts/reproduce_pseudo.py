@@ -56,8 +56,8 @@ class Plan:
 PLANS = {
     "quick": Plan(steps=500, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.5),
                   budgets={"4": ("1e-3/1e-3", "2e-3/1e-3")}, left=(0.1,), seeds=(1,), timed_steps=WARMUP + 10, rounds=1),
-    "full": Plan(steps=3000, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("1e-3", "2e-3", "4e-3", "8e-3")}, switches=(0.1, 0.25, 0.5),
-                 budgets={share: ("2e-3/1e-3", "4e-3/1e-3", "4e-3/2e-3") for share in ("2", "4")},
+    "full": Plan(steps=3000, rates={True: ("5e-4", "1e-3", "2e-3"), False: ("2e-3", "4e-3", "8e-3", "1.6e-2")}, switches=(0.1, 0.25, 0.5),
+                 budgets={share: ("4e-3/1e-3", "4e-3/2e-3", "8e-3/4e-3") for share in ("2", "4")},
                  left=(0.1, 0.2), seeds=(1, 2, 3), timed_steps=WARMUP + 30, rounds=3),
 }
 
