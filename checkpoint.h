@@ -58,7 +58,7 @@ static inline StatePiece state_piece_written(const Store *s, int kind, int stora
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
         piece.count = store_keeps_previous(s, storage) && s->comm->rank == s->policy.relay->keeper[storage] ? gpt_storage_elements(s->model, storage) : 0;
-    } else if (store_holds(s, storage) && (kind != STATE_MEASURED || store_measures(s, storage))) {
+    } else if (store_holds(s, storage)) {
         piece.count = store_own(s, storage, &piece.begin);
     }
     return piece;
@@ -99,43 +99,34 @@ static inline bool state_piece_fits(const Store *s, const GptModel *from, const 
            (p->state >= STATE_PREVIOUS || store_has_state(s, (StateKind)p->state));
 }
 
-// What a state of a storage of `from` is in the store, of one that is a copy of it; -1: nothing. What was measured takes the place of v where a layer
-// shares no more.
-static inline int state_becomes(const Store *s, const GptModel *from, int kind, int storage, int copy) {
-    const bool replaced = s->takes_measured && gpt_storage_shared_by(from, storage) > 1 && gpt_storage_shared_by(s->model, copy) == 1;
-    if (kind == STATE_MEASURED) { return replaced ? STATE_V : store_has_state(s, STATE_MEASURED) ? STATE_MEASURED : -1; }
-    if (kind == STATE_GRADIENT && !store_delays(s)) { return -1; }
-    return kind == STATE_V && replaced ? -1 : kind;
-}
+// Does the store want a state that a file has?
+static inline bool state_taken(const Store *s, StateKind kind) { return kind != STATE_RETIRED && (kind != STATE_GRADIENT || store_delays(s)); }
 // Which elements of a state of a storage this rank has: *first and how many.
 static inline int64_t state_own(const Store *s, StateKind kind, int storage, int64_t *first) {
-    if (kind == STATE_MEASURED && !store_measures(s, storage)) { return 0; }
     if (kind != STATE_PREVIOUS) { return store_own(s, storage, first); }
     *first = 0;
     return store_keeps_previous(s, storage) ? gpt_storage_elements(s->model, storage) : 0;
 }
 // Does this rank want anything of elements [begin, end) of a storage of `from`: itself, or its copies?
 static inline bool state_wanted(const Store *s, const GptModel *from, const StatePiece *p) {
-    for (int i = 0; i < s->model->storages; i++) {
-        const int kind = state_becomes(s, from, (int)p->state, (int)p->storage, i);
-        if (kind < 0 || gpt_storage_source(from, s->model, i) != p->storage) { continue; }
-        int64_t first, own = state_own(s, (StateKind)kind, i, &first);
+    for (int i = 0; state_taken(s, (StateKind)p->state) && i < s->model->storages; i++) {
+        if (gpt_storage_source(from, s->model, i) != p->storage) { continue; }
+        int64_t first, own = state_own(s, (StateKind)p->state, i, &first);
         if (own && p->begin < first + own && p->begin + p->count > first) { return true; }
     }
     return false;
 }
 // n elements of a state of a storage of `from`, from element `at` on, which lie in state_piece: what is in my slices, of it or its copies, goes
 // into the store.
-static inline void state_piece_take(Store *s, const GptModel *from, StateKind of, int storage, int64_t at, int64_t n) {
-    for (int i = 0; i < s->model->storages; i++) {
-        const int kind = state_becomes(s, from, of, storage, i);
-        if (kind < 0 || gpt_storage_source(from, s->model, i) != storage) { continue; }
-        int64_t first = 0, own = state_own(s, (StateKind)kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
+static inline void state_piece_take(Store *s, const GptModel *from, StateKind kind, int storage, int64_t at, int64_t n) {
+    for (int i = 0; state_taken(s, kind) && i < s->model->storages; i++) {
+        if (gpt_storage_source(from, s->model, i) != storage) { continue; }
+        int64_t first = 0, own = state_own(s, kind, i, &first), low = max_i64(at, first), high = min_i64(at + n, first + own);
         if (low >= high) { continue; }
         if (kind == STATE_PREVIOUS) {
             previous_from_host(s, i, at, n);
         } else {
-            store_write_state(s, (StateKind)kind, i, low - first, high - low, state_piece.floats + (low - at));
+            store_write_state(s, kind, i, low - first, high - low, state_piece.floats + (low - at));
         }
     }
 }
@@ -211,7 +202,6 @@ typedef struct {
     int64_t position;    // samples consumed
     int64_t updates;     // of the moments
     int64_t delinked;    // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
-    int64_t unlike;      // looks in a row at which most neighbours that share had unlike gradients (--delink-auto)
     int64_t restarted;   // of their moments' counters, updates before they began (store.h)
     double pending_norm; // of the gradient that waits for its update (--offload-delay)
     OutlierWindow loss, norm;
@@ -291,24 +281,13 @@ static inline bool manifest_text(const char *text, const char *key, const char *
     return true;
 }
 
-// Which blocks share: N that follow each other, Nx: those of one place modulo N, or the first layer of each one's group.
-static inline void manifest_add_share(TextBuffer *t, const GptModel *m) {
-    const int64_t layers = m->config.layers, blocks = m->storages - 3;
-    const GptShare runs = gpt_share(layers, m->users[0], 0), cycles = gpt_share(layers, 1, blocks);
-    if (share_same(&m->share, &runs)) {
-        text_add(t, ",share=%d", (int)m->users[0]);
-    } else if (share_same(&m->share, &cycles)) {
-        text_add(t, ",share=%" PRId64 "x", blocks);
-    } else {
-        for (int64_t l = 0; l < layers; l++) { text_add(t, "%s%d", l ? "." : ",share=", (int)m->share.first[l]); }
-    }
-}
 static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool adam) {
     const GptConfig *c = &m->config;
+    const GptShare *share = &m->share;
     text_add(t,
              "model layers=%" PRId64 ",heads=%" PRId64 ",channels=%" PRId64 ",vocab=%" PRId64 ",padded_vocab=%" PRId64 ",max_seq_len=%" PRId64 ",optimizer=%s",
              c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, adam ? "adamw" : "sgd");
-    if (share_is(&m->share)) { manifest_add_share(t, m); }
+    if (share_is(*share)) { text_add(t, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run), share->cycle ? "x" : ""); }
     text_add(t, "\n");
 }
 
@@ -347,23 +326,14 @@ static inline char *manifest_read(const char *folder, char *why, size_t why_byte
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Folders
-// The same from the text behind "share=", up to the end of the line; false where it is no such thing.
+// Which blocks share, from the text behind "share=", up to the end of the line: N that follow each other, or Nx: those of one place modulo N. False where it
+// is no such thing.
 static inline bool manifest_share(const char *text, int64_t layers, GptShare *share) {
     char *end = NULL;
     const int64_t n = strtoll(text, &end, 10);
-    if (end == text || n < 0 || n > layers) { return false; }
-    if (*end != '.') {
-        const bool cycle = *end == 'x';
-        if (n) { *share = gpt_share(layers, n, cycle ? n : 0); }
-        return n && end[cycle] == '\n';
-    }
-    for (int64_t l = 0; l < layers; l++, text = end + 1) {
-        const int64_t first = strtoll(text, &end, 10);
-        if (end == text || *end != (l + 1 < layers ? '.' : '\n') || first < 0 || first > l || (first < l && share->first[first] != first)) { return false; }
-        share->first[l] = (uint16_t)first;
-    }
-    share_close(share, layers);
-    return true;
+    const bool cycle = *end == 'x', good = n >= 1 && n <= layers && end[cycle] == '\n';
+    if (good) { *share = gpt_share(layers, n, cycle ? n : 0); }
+    return good;
 }
 // The model of a checkpoint's manifest; false where the text has none. optimizer: at least 8 characters.
 static inline bool manifest_model(const char *text, GptConfig *c, GptShare *share, char *optimizer) {
@@ -498,7 +468,6 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     text_add(&t, "train_gpt checkpoint 1\n");
     manifest_add_model(&t, s->model, s->adam);
     text_add(&t, "step %" PRId64 "\nposition %" PRId64 "\nupdates %" PRId64 "\n", p->step, p->position, p->updates);
-    if (p->unlike) { text_add(&t, "unlike %" PRId64 "\n", p->unlike); }
     if (s->pending) { text_add(&t, "pending %a\n", p->pending_norm); }
     if (p->delinked) { text_add(&t, "delinked %" PRId64 "\nrestarted %" PRId64 "\n", p->delinked, p->restarted); }
     bool shown = !*p->privacy || !strcmp(p->privacy, "none"); // what private steps lost is not for who reads checkpoints
@@ -593,7 +562,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
     bool good = same && manifest_int(text, "step", &p->step) && manifest_int(text, "position", &p->position) && manifest_int(text, "updates", &p->updates) &&
                 manifest_window(text, "losses", &p->loss) && manifest_window(text, "norms", &p->norm) && manifest_int(text, "files", &files) &&
                 files <= MANIFEST_FILES && manifest_count_or_none(text, "delinked", &p->delinked) && manifest_count_or_none(text, "restarted", &p->restarted) &&
-                manifest_count_or_none(text, "unlike", &p->unlike) && manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
+                manifest_text(text, "privacy", "none", p->privacy, sizeof p->privacy);
     for (int i = 0; good && s->version && i < s->model->storages; i++) { s->version[i] = resumes ? p->step : 0; }
     if (same && !good) { snprintf(why, why_bytes, "%s/manifest: a field is missing or out of range", folder); }
     for (int64_t i = 0; good && i < files; i++) {
@@ -608,8 +577,7 @@ static inline bool checkpoint_load(const char *folder, Store *s, const GptModel 
         int storage = i % from->storages;
         const int64_t elements = gpt_storage_elements(from, storage);
         const StateKind kind = (StateKind)(i / from->storages);
-        const bool measured = kind == STATE_MEASURED && (s->policy.measures || s->takes_measured) && gpt_storage_shared_by(from, storage) > 1 && p->updates;
-        int64_t expected = kind >= STATE_PREVIOUS ? (filled[i] || measured ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
+        int64_t expected = kind >= STATE_PREVIOUS ? (filled[i] ? elements : 0) : store_has_state(s, kind) ? elements : 0; // none: that run had none
         good = filled[i] == expected;
         if (!good) { snprintf(why, why_bytes, "%s: %s of storage %d is not %s", folder, state_names[kind], storage, filled[i] ? "whole" : "there"); }
     }
@@ -643,6 +611,8 @@ static inline bool checkpoint_model(const char *folder, GptConfig *config, GptSh
     if (stat(folder, &info) || !S_ISDIR(info.st_mode)) { return false; }
     char *text = manifest_read(folder, why, sizeof why);
     const bool good = text && manifest_model(text, config, share, optimizer);
+    const char *line = text ? manifest_line(text, "model") : NULL;
+    if (line && !good) { snprintf(why, sizeof why, "a model that this program does not know: %.*s", (int)strcspn(line, "\n"), line); }
     if (!good) { die(EXIT_INPUT, "--model takes a descriptor, a model file, or the folder of a checkpoint", "%s: no checkpoint: %s", folder, why); }
     gpt_config_check(config, folder);
     free(text);

@@ -382,7 +382,7 @@ static inline int cyclic_stages(const Options *o, const GptModel *m, int ranks) 
 static inline void cyclic_check_share(const CyclicPlan *p, const GptModel *m, const char *share) {
     for (int64_t layer = 0; layer < m->config.layers && p->mode != CYCLIC_DATA; layer++) {
         const int first = cyclic_stage_of_unit(p, gpt_unit_of_storage(m, gpt_storage_of_layer(m, layer)));
-        if (first == cyclic_stage_of_unit(p, (int)layer + 1) && gpt_layer_follows(m, layer)) { continue; }
+        if (first == cyclic_stage_of_unit(p, (int)layer + 1) && (!m->share.cycle || layer < m->share.cycle)) { continue; }
         die(EXIT_INPUT, "choose --cyclic-mode data, or a --cyclic-cut between blocks that share",
             "--share %s: blocks of one stage may share here, those that follow each other; block %" PRId64 " does not", share, layer);
     }

@@ -155,36 +155,23 @@ static const TensorSpec tensor_specs[TENSORS] = {
     {"lnfb", STORAGE_LNF, 1, OF_ONE, 1, OF_CHANNELS, false, INIT_ZERO},
 };
 
-// Which blocks use one storage: groups of any blocks.
+// Which blocks use one storage: so many that follow each other; or, where cycle is not 0, each block l that of l modulo cycle.
 typedef struct {
-    bool any;                   // false: none is shared, and the table is 0
-    uint16_t first[GPT_LAYERS]; // [layers] the first layer of each one's group
+    int64_t run, cycle;
 } GptShare;
-static const GptShare GPT_SHARE_NONE = {false, {0}};
-static inline bool share_is(const GptShare *s) { return s->any; }
-static inline bool share_same(const GptShare *a, const GptShare *b) { return !memcmp(a->first, b->first, sizeof a->first) && a->any == b->any; }
-// After its table has been filled.
-static inline void share_close(GptShare *s, int64_t layers) {
-    s->any = false;
-    for (int64_t l = 0; l < layers; l++) { s->any = s->any || s->first[l] != l; }
-    if (!s->any) { *s = GPT_SHARE_NONE; }
-}
-// So many that follow each other; or, where cycle is not 0, each block l with l modulo cycle.
+static const GptShare GPT_SHARE_NONE = {1, 0};
+static inline bool share_is(GptShare s) { return s.run > 1 || s.cycle; }
+static inline bool share_same(GptShare a, GptShare b) { return a.run == b.run && a.cycle == b.cycle; }
+// The same groups are the same numbers.
 static inline GptShare gpt_share(int64_t layers, int64_t run, int64_t cycle) {
-    GptShare s = GPT_SHARE_NONE;
-    for (int64_t l = 0; l < layers; l++) { s.first[l] = (uint16_t)(cycle ? l % cycle : l - l % run); }
-    share_close(&s, layers);
-    return s;
+    const GptShare all = {layers, 0}, runs = {run, 0}, cycles = {1, cycle};
+    if (!cycle) { return runs; }
+    return cycle == 1 ? all : cycle < layers ? cycles : GPT_SHARE_NONE;
 }
 
 typedef struct {
     GptConfig config;
     GptShare share;
-    uint16_t storage_of[GPT_LAYERS];         // [layers]
-    uint16_t user[GPT_LAYERS];               // [layers] which of its storage's layers one is, from 0
-    uint16_t next[GPT_LAYERS];               // [layers] the next one that uses its storage; 0: it is the last
-    uint16_t first[GPT_LAYERS];              // [storages of blocks] the first layer that uses it
-    uint16_t users[GPT_LAYERS];              // [storages of blocks]
     int units, storages;                     // L + 2; 3 and those of blocks: L where none is shared
     int64_t tensor_elements[TENSORS];        // of one layer
     int64_t tensor_offset[TENSORS];          // inside its storage
@@ -192,22 +179,11 @@ typedef struct {
     int64_t parameters;                      // over all storages, vocabulary padding included
 } GptModel;
 
-// Storages of blocks are numbered in the order of their first layers. Returns how many there are.
-static inline int64_t gpt_map_layers(GptModel *m) {
-    int64_t blocks = 0;
-    for (int64_t l = 0; l < m->config.layers; l++) {
-        const int64_t first = share_is(&m->share) ? m->share.first[l] : l;
-        m->storage_of[l] = first == l ? (uint16_t)(2 + blocks++) : m->storage_of[first];
-        m->user[l] = m->users[m->storage_of[l] - 2]++;
-    }
-    for (int64_t l = m->config.layers - 1; l >= 0; l--) { m->next[l] = m->first[m->storage_of[l] - 2], m->first[m->storage_of[l] - 2] = (uint16_t)l; }
-    return blocks;
-}
 static inline GptModel gpt_model_shared(GptConfig config, GptShare share) {
     GptModel m;
+    const int64_t blocks = share.cycle ? share.cycle : ceil_div(config.layers, share.run); // storages of blocks
     memset(&m, 0, sizeof m);
     m.config = config, m.share = share;
-    const int64_t blocks = gpt_map_layers(&m);
     m.units = (int)config.layers + 2;
     m.storages = (int)blocks + 3;
     int64_t quantity[] = {1, config.channels, config.padded_vocab, config.max_seq_len};
@@ -227,17 +203,12 @@ static inline StorageClass gpt_storage_class(const GptModel *m, int storage) {
     return storage == 0 ? STORAGE_WTE : storage == 1 ? STORAGE_WPE : storage == m->storages - 1 ? STORAGE_LNF : STORAGE_BLOCK;
 }
 static inline int64_t gpt_storage_elements(const GptModel *m, int storage) { return m->class_elements[gpt_storage_class(m, storage)]; }
-static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) { return m->storage_of[layer]; }
+static inline int gpt_storage_of_layer(const GptModel *m, int64_t layer) { return 2 + (int)(m->share.cycle ? layer % m->share.cycle : layer / m->share.run); }
 // The layers that use a storage of blocks, one after another; -1: there is no more.
-static inline int64_t gpt_first_layer(const GptModel *m, int storage) { return m->first[storage - 2]; }
-static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) { return m->next[layer] ? m->next[layer] : -1; }
-static inline int64_t gpt_layer_user(const GptModel *m, int64_t layer) { return m->user[layer]; }
-// Does a layer use the storage of the one before it, or is it the first to use its own? Blocks that share follow each other where all of them do.
-static inline bool gpt_layer_follows(const GptModel *m, int64_t layer) { return !m->user[layer] || m->storage_of[layer - 1] == m->storage_of[layer]; }
-static inline bool gpt_layers_follow(const GptModel *m, int storage) {
-    bool follow = true;
-    for (int64_t layer = gpt_first_layer(m, storage); layer >= 0; layer = gpt_next_layer(m, layer)) { follow = follow && gpt_layer_follows(m, layer); }
-    return follow;
+static inline int64_t gpt_first_layer(const GptModel *m, int storage) { return (storage - 2) * (m->share.cycle ? 1 : m->share.run); }
+static inline int64_t gpt_next_layer(const GptModel *m, int64_t layer) {
+    const int64_t next = layer + (m->share.cycle ? m->share.cycle : 1);
+    return next < m->config.layers && gpt_storage_of_layer(m, next) == gpt_storage_of_layer(m, layer) ? next : -1;
 }
 // The storage of `from` that one of `to` is a copy of, where both have the same layers, and those that share one in `to` do so in `from`.
 static inline int gpt_storage_source(const GptModel *from, const GptModel *to, int storage) {
@@ -252,7 +223,9 @@ static inline int gpt_unit_of_storage(const GptModel *m, int storage) {
 }
 // How many layers' gradients a storage's is the mean of. The two uses of wte are summed: they are one tensor's, by the model's definition.
 static inline int64_t gpt_storage_shared_by(const GptModel *m, int storage) {
-    return gpt_storage_class(m, storage) == STORAGE_BLOCK ? m->users[storage - 2] : 1;
+    if (gpt_storage_class(m, storage) != STORAGE_BLOCK) { return 1; }
+    const int64_t first = gpt_first_layer(m, storage);
+    return m->share.cycle ? ceil_div(m->config.layers - first, m->share.cycle) : min_i64(m->share.run, m->config.layers - first);
 }
 
 static inline UnitClass gpt_unit_class(const GptModel *m, int unit) { return unit == 0 ? UNIT_EMBEDDING : unit < m->units - 1 ? UNIT_BLOCK : UNIT_HEAD; }

@@ -6,7 +6,7 @@
 //            updates, all kinds of a storage where the host does, which has them in its hands anyway. Then activations, of the first blocks first, which
 //            wait longest; where blocks are computed again, what goes into them. That goes on until the device's budget holds; what still has room then
 //            comes back, from what went last.
-// Gradients  where the device needs less for them, then: not those of private runs, of quantized reductions, or of layers that are measured apart.
+// Gradients  where the device needs less for them, then: not those of private runs, or of quantized reductions.
 // Parameters of blocks, which take turns in rooms; not those that several stages use, nor quantized ones, whose records stay on the device.
 // Budgets    of the device: all kinds of memory of report.h together. Of the host: what the process takes there, and these states. Of the optimizer's what the
 //            host has no room for lies on disk (store/disk.h), in the same order, kind by kind; where the host has no budget, and a disk is given, all of it.
@@ -259,7 +259,7 @@ static inline int64_t offload_fill(OffloadTier tier, double excess) {
 // Where updates are apart from the parameters in use, gradients as well, and all masters.
 static inline void offload_keep_gradients(Offload *o, const Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
-        if (o->when != UPDATES_LAST && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
+        if (o->delays && store_holds(s, i)) { o->host[i] |= 1 << STATE_MASTER | 1 << STATE_GRADIENT; }
     }
 }
 static inline void offload_all(OffloadTier tier) {
@@ -288,7 +288,7 @@ static inline int64_t offload_element_bytes(const Store *s, int storage, bool in
     const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
     if (!o->by_host) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
     if (in) { return far ? 0 : size; }
-    return word - gradient + (!far && masters && o->when == UPDATES_LAST ? size : 0); // gradients, and parameters that are their own masters
+    return word - gradient + (!far && masters && !o->delays ? size : 0); // gradients, and parameters that are their own masters
 }
 // Does it bring parameters from the host? (hpZ: from the copies it does not.)
 static inline bool offload_brings(const Store *s, const Action *a) { return a->kind == ACT_PREFETCH && !a->near && store_param_far(s, a->storage); }

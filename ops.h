@@ -185,11 +185,9 @@ typedef struct {
 static void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
 // b = momentum b + g + wd p; p -= lr b
 static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
-// The same in the host's memory, by the host's threads; they return when done. old: where master, m (b) and v were before; NULL: in the same place.
-static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o,
-                           const float *const old[3]);
-static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o,
-                         const float *const old[2]);
+// The same in the host's memory, by the host's threads; they return when done.
+static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
+static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
 // partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
 // ops_alloc_host(): there after ops_wait()
 static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
@@ -197,7 +195,6 @@ static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n);  
 static void ops_norm_partials_host(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk); // the same two, as ops_adamw_host
 static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r);           // to bf16
 static void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n);
-static void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add); // v = keep v + add grad^2
 
 // --- quantization: n elements, which begin with a block, as records of quantize.h -------------------------------------
 // The same bits for any thread count, and on both builds (but for which NaN). Records are aligned to 4 bytes.

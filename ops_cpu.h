@@ -922,24 +922,16 @@ static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwt
 
 // --- optimizers and norms --------------------------------------------------------------------------------------------
 static inline void ops_adamw(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
-    ops_adamw_host(s, master, param, dtype, m, v, grad, n, o, IN_PLACE);
+    ops_adamw_host(s, master, param, dtype, m, v, grad, n, o);
 }
 static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
-    ops_sgd_host(s, master, param, dtype, b, grad, n, o, IN_PLACE);
+    ops_sgd_host(s, master, param, dtype, b, grad, n, o);
 }
 
 static inline void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk) {
     ops_norm_partials_host(s, partials, x, n, chunk);
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) { ops_accumulate_host(s, out, in, n); }
-static inline void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add) {
-#pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
-#pragma omp simd
-        for (int64_t i = b * BLOCK; i < min_i64(n, (b + 1) * BLOCK); i++) { v[i] = keep * v[i] + add * grad[i] * grad[i]; }
-        poll_after_block(s, b);
-    }
-}
 
 #include "kernels/clip_cpu.h"     // the rest of the contract: what each sample adds to a gradient
 #include "kernels/noise_cpu.h"    // noise

@@ -704,10 +704,6 @@ __global__ void add_kernel(float *to, const float *x, int64_t n) {
     const int64_t i = thread_index();
     if (i < n) { to[i] += x[i]; }
 }
-__global__ void second_moment_kernel(float *v, const float *grad, int64_t n, float keep, float add) {
-    const int64_t i = thread_index();
-    if (i < n) { v[i] = keep * v[i] + add * grad[i] * grad[i]; }
-}
 template <class R> __global__ void gelu_backward_kernel(R *d, const R *pre_gelu, int64_t n) { // d *= GELU'(pre_gelu)
     const int64_t i = thread_index();
     if (i >= n) { return; }
@@ -859,10 +855,6 @@ static inline void ops_norm_partials(Stream *s, double *partials, const float *x
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
     cudaStream_t stream = enter(s);
     if (n) { LAUNCH(add_kernel, blocks_for(n, THREADS), THREADS, 0, stream, out, in, n); }
-}
-static inline void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add) {
-    cudaStream_t stream = enter(s);
-    if (n) { LAUNCH(second_moment_kernel, blocks_for(n, THREADS), THREADS, 0, stream, v, grad, n, keep, add); }
 }
 
 #include "kernels/quantize_cuda.cuh" // the rest of the contract

@@ -32,7 +32,7 @@ enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                                       
 enum { GRADIENT_BITS_4, GRADIENT_BITS_8 };                                           // order of --zero-gradient-bits
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, OFFLOAD_ALL }; // order of --offload
 enum { UPDATE_HOST, UPDATE_DEVICE, UPDATE_AUTO };                                    // order of --offload-update
-enum { DELINK_MEAN, DELINK_MEASURED, DELINK_RESET };                                 // order of --delink-moments
+enum { DELINK_MEAN, DELINK_RESET };                                                  // order of --delink-moments
 enum { DP_FLAT, DP_UNIT, DP_STAGE };                                                 // order of --dp-clip-style; --dp-clip-function: ClipFunction of ops.h
 enum { DP_SEQUENCE, DP_DOCUMENT };                                                   // order of --dp-unit
 enum { DP_RDP, DP_PRV };                                                             // order of --dp-accountant
@@ -91,7 +91,6 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
     X(PICK, "precision", offload, "offload", "", "auto", 0, 0, "auto|none|optimizer|params|all", "what lies on the host: the optimizer's states, and blocks' parameters, and their activations; none; or, with --device-memory, for which the device has no room") \
     X(PICK, "precision", offload_update, "offload-update", "", "auto", 0, 0, "host|device|auto", "who updates what lies on the host; auto: who is faster here") \
     X(FLAG, "precision", offload_delay, "offload-delay", "", "0", 0, 1, "", "the host updates by the gradient of the step before, while the next one computes (with --offload optimizer)") \
-    X(FLAG, "precision", offload_early, "offload-early", "", "0", 0, 1, "", "the host updates during the last backward pass as if the norm asked for nothing, again if it does; no bit differs (with --offload optimizer)") \
     X(TEXT, "precision", device_memory, "device-memory", "", "", 0, 0, "16G", "bytes that a rank may take of its device, with K, M, G or T; empty: any")  \
     X(TEXT, "precision", host_memory, "host-memory", "", "", 0, 0, "64G", "bytes that a rank may take of the host, with the states that lie there; empty: any")  \
     X(TEXT, "precision", offload_dir, "offload-dir", "", "", 0, 0, "folder", "on a disk, for what leaves the device and has no room in --host-memory; without that, for all of it")  \
@@ -117,12 +116,8 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
     X(TEXT, "pseudo", share, "share", "", "none", 0, 0, "none|all|N|AxB", "blocks that share one storage: all, N that follow each other, or A distinct blocks repeated B times") \
     X(NUM, "pseudo", share_lr, "share-lr", "", "0", 0, 1e6, "", "learning rate while blocks share, on the same schedule; 0: --lr") \
     X(INT, "pseudo", delink_at, "delink-at", "", "0", 0, 1e12, "steps", "after so many steps each block gets a copy of what it shared, and trains on with it; 0: never") \
-    X(FLAG, "pseudo", delink_auto, "delink-auto", "", "0", 0, 1, "", "do so when the gradients of more than half of the neighbours that share have become unlike, three looks in a row") \
-    X(FLAG, "pseudo", delink_gradual, "delink-gradual", "", "0", 0, 1, "", "step by step: groups are cut in two, at --delink-at and each --delink-every steps in halves, with --delink-auto where gradients are unlike") \
-    X(INT, "pseudo", delink_every, "delink-every", "", "1000", 1, 1e12, "steps", "from look to look of --delink-auto, one of which takes as many passes without an update as blocks share; from cut to cut of --delink-gradual") \
-    X(NUM, "pseudo", delink_below, "delink-below", "", "0.5", 0, 1, "cosine", "of two gradients that are unlike") \
     X(FLAG, "pseudo", delink, "delink", "", "0", 0, 1, "", "begin so with --model FOLDER, a checkpoint whose blocks share") \
-    X(PICK, "pseudo", delink_moments, "delink-moments", "", "mean", 0, 0, "mean|measured|reset", "what copies begin with: the moments of the mean gradient; m so, and v as measured layer by layer; none") \
+    X(PICK, "pseudo", delink_moments, "delink-moments", "", "mean", 0, 0, "mean|reset", "what copies begin with: the moments of the mean gradient; none") \
     X(INT, "pseudo", delink_warmup, "delink-warmup", "", "0", 0, 1e12, "steps", "the learning rate rises again from 0 after the switch")                      \
     X(NUM, "privacy", dp_epsilon, "dp-epsilon", "", "0", 0, 1000, "", "a private run, which stops before it gives away more; the noise is found for --steps where --dp-noise is not given; 0: off") \
     X(NUM, "privacy", dp_noise, "dp-noise", "", "0", 0, 1e4, "thresholds", "a private run with noise of this standard deviation; 0, where it is given: clips, but nothing is private") \
@@ -468,18 +463,8 @@ static inline bool clash_delay_private(const Options *o, const OptionsGiven *g) 
     return o->offload_delay && (o->dp_epsilon > 0 || g->at[OPTION_INDEX_dp_noise]);
 }
 static inline bool clash_delay_quantized(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->zero_quantized_gradients; }
-static inline bool clash_delay_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && (o->delink_at || o->delink_auto); }
+static inline bool clash_delay_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->delink_at; }
 static inline bool clash_delay_dir(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && *o->offload_dir; }
-static inline bool clash_delay_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_delay && o->delink_moments == DELINK_MEASURED; }
-// Early ones are its, too, by gradients that came there.
-static inline bool clash_early_offload(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->offload != OFFLOAD_OPTIMIZER; }
-static inline bool clash_early_update(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->offload_update == UPDATE_DEVICE; }
-static inline bool clash_early_delay(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->offload_delay; }
-static inline bool clash_early_private(const Options *o, const OptionsGiven *g) { return o->offload_early && options_private(o, g); }
-static inline bool clash_early_quantized(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->zero_quantized_gradients; }
-static inline bool clash_early_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && (o->delink_at || o->delink_auto); }
-static inline bool clash_early_dir(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && *o->offload_dir; }
-static inline bool clash_early_measured(const Options *o, const OptionsGiven *g) { return (void)g, o->offload_early && o->delink_moments == DELINK_MEASURED; }
 static inline bool clash_cluster_nodes(const Options *o, const OptionsGiven *g) { return *o->cluster && g->at[OPTION_INDEX_ranks_per_node]; }
 static inline bool clash_momentum_adamw(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_momentum] && o->optimizer != OPTIMIZER_SGD; }
 static inline bool clash_beta_sgd(const Options *o, const OptionsGiven *g) {
@@ -580,32 +565,13 @@ static inline bool clash_cyclic_loss_z(const Options *o, const OptionsGiven *g) 
 static inline bool clash_cyclic_grad_z(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && o->skip_grad_z > 0; }
 static inline bool clash_cyclic_cluster(const Options *o, const OptionsGiven *g) { return (void)g, options_cyclic(o) && *o->cluster; }
 static inline bool options_shares(const Options *o) { return strcmp(o->share, "none") != 0; }
-static inline bool options_switches(const Options *o) { return o->delink_at || o->delink_auto; } // from shared to real, within the run
+static inline bool options_switches(const Options *o) { return o->delink_at; } // from shared to real, within the run
 static inline bool options_ends_shared(const Options *o) { return o->delink_at && o->steps >= 0 && o->delink_at >= o->steps; } // a first part of a run
 static inline bool clash_delink_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && !options_shares(o); }
 static inline bool clash_rate_share(const Options *o, const OptionsGiven *g) { return (void)g, o->share_lr > 0 && !options_shares(o); }
-static inline bool clash_auto_share(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && !options_shares(o); }
-static inline bool clash_auto_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && (o->delink_at || o->delink); }
-static inline bool clash_every_auto(const Options *o, const OptionsGiven *g) {
-    return g->at[OPTION_INDEX_delink_every] && !o->delink_auto && !(o->delink_gradual && o->delink_at);
-}
-static inline bool clash_gradual_at(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_gradual && !options_switches(o); }
-static inline bool clash_below_auto(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_delink_below] && !o->delink_auto; }
-static inline bool clash_auto_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && *o->profile_steps; }
-static inline bool clash_auto_cyclic(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && options_cyclic(o); }
-static inline bool clash_auto_feedback(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_auto && o->zero_error_feedback; }
 static inline bool clash_delink_twice(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && o->delink; }
 static inline bool clash_moments_delink(const Options *o, const OptionsGiven *g) {
-    const bool measures = options_shares(o) && o->delink_moments == DELINK_MEASURED; // for a run that follows
-    return g->at[OPTION_INDEX_delink_moments] && !options_switches(o) && !o->delink && !measures;
-}
-static inline bool options_measures(const Options *o) { return o->delink_moments == DELINK_MEASURED; }
-static inline bool clash_measured_sgd(const Options *o, const OptionsGiven *g) { return (void)g, options_measures(o) && o->optimizer != OPTIMIZER_ADAMW; }
-static inline bool clash_measured_quantized(const Options *o, const OptionsGiven *g) {
-    return (void)g, options_measures(o) && options_shares(o) && o->zero_quantized_gradients;
-}
-static inline bool clash_measured_cyclic(const Options *o, const OptionsGiven *g) {
-    return (void)g, options_measures(o) && options_shares(o) && options_cyclic(o);
+    return g->at[OPTION_INDEX_delink_moments] && !options_switches(o) && !o->delink;
 }
 static inline bool clash_rise_delink(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_warmup && !options_switches(o); }
 static inline bool clash_delink_profile(const Options *o, const OptionsGiven *g) { return (void)g, o->delink_at && *o->profile_steps; }
@@ -643,19 +609,8 @@ static const OptionPair option_pairs[] = {
     {"offload-delay", "offload-update", "it is the host that updates while the device computes", clash_delay_update},
     {"offload-delay", "dp-noise", "(or --dp-epsilon) the gradient of a private step gets its noise on the device", clash_delay_private},
     {"offload-delay", "zero-quantized-gradients", "their sums stay on the device", clash_delay_quantized},
-    {"offload-delay", "delink-at", "(or --delink-auto) a gradient that waits is of a model that is gone: give --delink to a run that follows",
-     clash_delay_delink},
+    {"offload-delay", "delink-at", "a gradient that waits is of a model that is gone: give --delink to a run that follows", clash_delay_delink},
     {"offload-delay", "offload-dir", "all states are updated on the host while the device computes, and none is on its way there", clash_delay_dir},
-    {"offload-delay", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_delay_measured},
-    {"offload-early", "offload", "the host keeps gradients and all states: give --offload optimizer", clash_early_offload},
-    {"offload-early", "offload-update", "it is the host that updates while the device computes", clash_early_update},
-    {"offload-early", "offload-delay", "an update that is a step late does not wait for its norm", clash_early_delay},
-    {"offload-early", "dp-noise", "(or --dp-epsilon) the gradient of a private step gets its noise when it is whole", clash_early_private},
-    {"offload-early", "zero-quantized-gradients", "their sums stay on the device", clash_early_quantized},
-    {"offload-early", "delink-at", "(or --delink-auto) at the switch states pass through the host once: give --delink to a run that follows",
-     clash_early_delink},
-    {"offload-early", "offload-dir", "all states lie on the host twice, and none is on its way there", clash_early_dir},
-    {"offload-early", "delink-moments", "what is measured needs the gradients of layers that share, which stay on the device", clash_early_measured},
     {"offload-dir", "offload", "nothing leaves the device: give --device-memory, or --offload optimizer", clash_dir_offload},
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
@@ -726,19 +681,8 @@ static const OptionPair option_pairs[] = {
     {"delink-at", "share", "no blocks share: give --share all", clash_delink_share},
     {"delink-at", "delink", "one is for the begin of a run, one for later: give one", clash_delink_twice},
     {"delink-at", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_delink_profile},
-    {"delink-auto", "share", "no blocks share: give --share all", clash_auto_share},
-    {"delink-auto", "delink-at", "there is one switch: give one of them, or --delink", clash_auto_at},
-    {"delink-gradual", "delink-at", "needs it or --delink-auto: they say when", clash_gradual_at},
-    {"delink-every", "delink-auto", "needs it or --delink-gradual: nothing is looked at, and there is one switch", clash_every_auto},
-    {"delink-below", "delink-auto", "only it looks at gradients", clash_below_auto},
-    {"delink-auto", "profile-steps", "one schedule is profiled, and there are two: give it to the run after --resume", clash_auto_profile},
-    {"delink-auto", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_auto_cyclic},
-    {"delink-auto", "zero-error-feedback", "looks quantize gradients too, and would leave errors of theirs", clash_auto_feedback},
-    {"delink-moments", "delink-at", "needs it, --delink-auto or --delink: nothing is copied", clash_moments_delink},
-    {"delink-moments", "optimizer", "sgd has no second moment to be measured", clash_measured_sgd},
-    {"delink-moments", "zero-quantized-gradients", "measured gradients of layers are summed one by one, as they are", clash_measured_quantized},
-    {"delink-moments", "cyclic", "where steps overlap, a layer's gradient of a step is not there apart to be measured", clash_measured_cyclic},
-    {"delink-warmup", "delink-at", "needs it or --delink-auto; a run that begins with --delink has --warmup", clash_rise_delink},
+    {"delink-moments", "delink-at", "needs it or --delink: nothing is copied", clash_moments_delink},
+    {"delink-warmup", "delink-at", "needs it; a run that begins with --delink has --warmup", clash_rise_delink},
     {"share", "pipeline", "auto and --plan do not know that blocks share their parameters: give the stages", clash_share_auto},
     {"share", "dp-noise", "(or --dp-epsilon) the norm of what a sample adds to a shared block is not known layer by layer", clash_share_private},
     {"delink-at", "cyclic", "micro-batches of two steps are under way at the switch: give --delink to a run that follows", clash_delink_cyclic},

@@ -7,14 +7,9 @@
 // Delinked   at --delink-at, or at the beginning with --delink, each block gets a copy of the storage it shared, and of its moments. So the function is
 //            the same, bit by bit, and so are the first updates but for the gradients, which are now each layer's own. The moments of the mean gradient
 //            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
-//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew; measured: v is the moving average of
-//            the mean of the layers' squares, measured while they share (planned.h: measured). Each layer's gradient is apart until the end of a step then.
-// Gradual    --delink-gradual cuts groups in two, again and again: halves at given steps, or before the layer whose gradient is least like that of the one
-//            before it (SWE-M). Each cut is a switch as above, to a model in which fewer blocks share.
+//            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
 // Switch     a change of layout between two steps. Of the model before only states stay, and these leave the device, so that nothing is there twice: the
-//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (train_gpt.c: foresee).
-// When       --delink-auto looks every --delink-every steps whether the gradients of layers that follow each other have become unlike (SWE-A). A look
-//            makes them one by one, in passes of the step's samples without an update: so it needs no memory but a slice, and any layout can.
+//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (engine/placing.h: foresee).
 //            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
@@ -41,48 +36,11 @@ static inline GptShare share_parse(const char *text, int64_t layers) {
     }
     return gpt_share(layers, layers, a);
 }
-// Are groups of `of` cut into those of `parts`?
-static inline bool share_is_cut(const GptShare *of, const GptShare *parts, int64_t layers) {
-    for (int64_t l = 0; share_is(parts) && l < layers; l++) {
-        if (!share_is(of) || of->first[l] != of->first[parts->first[l]]) { return false; }
-    }
-    return true;
-}
-// The groups of a model cut in two, or more, before each layer that is marked. [layers]
-static inline GptShare share_cut(const GptModel *m, const bool *cut) {
-    GptShare parts = GPT_SHARE_NONE;
-    for (int i = 2; i < m->storages - 1; i++) {
-        int64_t first = gpt_first_layer(m, i);
-        for (int64_t layer = first; layer >= 0; layer = gpt_next_layer(m, layer)) {
-            first = cut[layer] ? layer : first;
-            parts.first[layer] = (uint16_t)first;
-        }
-    }
-    share_close(&parts, m->config.layers);
-    return parts;
-}
-// How a gradual delink cuts groups: in halves, of an odd number the first one is longer; and, for forecasts of cuts that nobody knows yet, in pairs, and in
-// single layers but for the first pair: whatever takes most memory on the way is one of these.
-typedef enum { CUT_HALVES, CUT_PAIRS, CUT_ALL_BUT_ONE } ShareCut;
-static inline GptShare share_parts(const GptModel *m, ShareCut how) {
-    bool *cut = (bool *)checked_calloc((size_t)m->config.layers, sizeof(bool), "groups"), pair = false;
-    for (int64_t l = 0; l < m->config.layers; l++) {
-        const int64_t users = gpt_storage_shared_by(m, gpt_storage_of_layer(m, l)), user = gpt_layer_user(m, l);
-        const bool kept = how == CUT_ALL_BUT_ONE && user == 1 && !pair;
-        cut[l] = user && !kept && (how == CUT_HALVES ? user == ceil_div(users, 2) : how == CUT_ALL_BUT_ONE || user % 2 == 0);
-        pair = pair || kept;
-    }
-    const GptShare parts = share_cut(m, cut);
-    free(cut);
-    return parts;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Delinking
 
-// Of moments that begin anew nothing is copied; what was measured takes the place of v.
+// Of moments that begin anew nothing is copied.
 static inline bool delink_copies(const Store *from, int kind, int storage, int64_t moments) {
-    if (kind == STATE_MEASURED && !store_measures(from, storage)) { return false; }
     return kind == STATE_MASTER || (kind != STATE_PREVIOUS && (moments != DELINK_RESET || gpt_storage_class(from->model, storage) != STORAGE_BLOCK));
 }
 // Bytes of my slice of a state that is copied.
@@ -143,7 +101,7 @@ static inline void delink_clear_moments(Store *to) {
         }
     }
 }
-// Fills the masters and moments of `to`, in whose model fewer blocks share than in `from`'s. packed: of delink_pack, given back storage by storage.
+// Fills the masters and moments of `to`, in whose model no blocks share as they do in `from`'s. packed: of delink_pack, given back storage by storage.
 // *p: notes it. All ranks call it.
 static inline void delink_states(Store *to, const Store *from, float **packed, int64_t moments, Progress *p) {
     for (int kind = STATE_MASTER; kind < STATE_KINDS; kind++) {
@@ -161,65 +119,8 @@ static inline void delink_states(Store *to, const Store *from, float **packed, i
 // What --share-lr and --delink-warmup make of the learning rate of a step, as a factor.
 static inline double delink_rate(const Options *o, const GptModel *m, const Progress *p) {
     const int64_t since = p->step - p->delinked;
-    const double shared = share_is(&m->share) && o->share_lr > 0 && o->lr > 0 ? o->share_lr / o->lr : 1;
+    const double shared = share_is(m->share) && o->share_lr > 0 && o->lr > 0 ? o->share_lr / o->lr : 1;
     return shared * (p->delinked && since < o->delink_warmup ? (double)(since + 1) / (double)o->delink_warmup : 1);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Looking whether it is time (--delink-auto)
-enum { LOOKS_IN_A_ROW = 3 };
-typedef struct {
-    double *cosine; // [layers] of its gradient and that of the layer before it of those that share with it; NAN: it is the first
-    int pairs, unlike;
-    double *square; // [storages] of the layer before
-} Look;
-static inline Look look_make(const GptModel *m) {
-    Look look = {(double *)checked_calloc((size_t)m->config.layers, sizeof(double), "look"), 0, 0,
-                 (double *)checked_calloc((size_t)m->storages, sizeof(double), "look")};
-    for (int64_t layer = 0; layer < m->config.layers; layer++) { look.cosine[layer] = (double)NAN; }
-    return look;
-}
-static inline void look_free(Look *look) { free(look->cosine), free(look->square); }
-// How many layers the largest group has.
-static inline int64_t look_passes(const GptModel *m) {
-    int64_t most = 0;
-    for (int i = 0; i < m->storages; i++) { most = max_i64(most, gpt_storage_shared_by(m, i)); }
-    return most;
-}
-// The gradient of each storage's `user`-th layer is there. |a + b|^2 = |a|^2 + |b|^2 + 2 ab. All ranks call it, and get the same.
-static inline void look_at(Look *look, Store *s, int64_t user, int64_t step, double below) {
-    for (int i = 0; i < s->model->storages; i++) {
-        if (gpt_storage_shared_by(s->model, i) <= max_i64(1, user)) { continue; }
-        double square, both;
-        int64_t layer = gpt_first_layer(s->model, i);
-        while (gpt_layer_user(s->model, layer) < user) { layer = gpt_next_layer(s->model, layer); }
-        store_look(s, i, step, &square, &both);
-        const double norms = sqrt(square * look->square[i]), product = (both - square - look->square[i]) / 2;
-        if (user) {
-            look->cosine[layer] = norms > 0 ? product / norms : 0;
-            look->pairs++, look->unlike += !(norms > 0 && product >= below * norms);
-        }
-        look->square[i] = square;
-    }
-}
-// A group is cut in two before the layer whose gradient is least like that of the one before it, where they are unlike (SWE-M).
-static inline GptShare look_cut(const Look *look, const GptModel *m, double below) {
-    bool *cut = (bool *)checked_calloc((size_t)m->config.layers, sizeof(bool), "groups");
-    for (int i = 2; i < m->storages - 1; i++) {
-        int64_t least = -1; // the first layer has no cosine
-        for (int64_t layer = gpt_next_layer(m, gpt_first_layer(m, i)); layer >= 0; layer = gpt_next_layer(m, layer)) {
-            if (look->cosine[layer] < below && (least < 0 || look->cosine[layer] < look->cosine[least])) { least = layer; }
-        }
-        if (least >= 0) { cut[least] = true; }
-    }
-    const GptShare parts = share_cut(m, cut);
-    free(cut);
-    return parts;
-}
-// Is it time? More than half of the pairs were unlike, and so at the looks before.
-static inline bool look_decide(const Look *look, Progress *p) {
-    p->unlike = 2 * look->unlike > look->pairs ? p->unlike + 1 : 0;
-    return p->unlike >= LOOKS_IN_A_ROW;
 }
 
 #endif

@@ -145,9 +145,7 @@ static inline void predict_program_traffic(const RunFacts *run, const Program *p
         }
         if (store->policy.relay) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
-            for (int64_t times = action_times(store, a); times > 0; times--) {
-                comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
-            }
+            comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
         }
     }
 }
@@ -703,34 +701,15 @@ static inline void json_add_predicted(Prediction *p, TextBuffer *line) {
     json_add_field(line, "step_ms", p->step_s * 1000), json_add_field(line, "idle", p->idle);
     text_add(line, "}");
 }
-// Blocks that shared their parameters have their own now, or fewer share them: predictions are of the run from here on.
+// Blocks that shared their parameters have their own now: predictions are of the run from here on.
 static inline void report_delink(const RunFacts *run, int64_t step, ProgressBar *bar, Log *log) {
-    const int storages = run->model->storages - 3;
     progress_break(bar);
-    printf("step %5" PRId64 " | delinked: %d storages for %" PRId64 " blocks from here on, %.1f M parameters in all; memory of rank 0:\n", step, storages,
+    printf("step %5" PRId64 " | delinked: each of %" PRId64 " blocks has its own parameters from here on, %.1f M in all; memory of rank 0:\n", step,
            run->model->config.layers, (double)run->model->parameters / 1e6);
     print_memory(run->predicted->memory, run->predicted->host, NULL, 0);
     TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"storages\":%d,\"first\":[", step, run->model->parameters,
-             storages);
-    for (int64_t l = 0; l < run->model->config.layers; l++) {
-        text_add(&line, "%s%" PRId64, l ? "," : "", gpt_first_layer(run->model, gpt_storage_of_layer(run->model, l)));
-    }
-    text_add(&line, "],\"predicted\":");
+    text_add(&line, "{\"event\":\"delink\",\"step\":%" PRId64 ",\"parameters\":%" PRId64 ",\"predicted\":", step, run->model->parameters);
     json_add_predicted(run->predicted, &line);
-    text_add(&line, "}");
-    log_line(log, &line);
-}
-
-// What --delink-auto saw before a step.
-static inline void report_look(int64_t step, const double *cosine, int64_t layers, int pairs, int unlike, int64_t in_a_row, double seconds, ProgressBar *bar,
-                               Log *log) {
-    progress_break(bar);
-    printf("step %5" PRId64 " | gradients of %d of %d neighbours that share are unlike, %" PRId64 " looks in a row\n", step, unlike, pairs, in_a_row);
-    TextBuffer line = {NULL, 0, 0};
-    text_add(&line, "{\"event\":\"look\",\"step\":%" PRId64 ",\"unlike\":%d,\"in_a_row\":%" PRId64 ",\"cosines\":[", step, unlike, in_a_row);
-    for (int64_t i = 0; i < layers; i++) { text_add(&line, i ? "," : ""), json_add_number(&line, cosine[i]); }
-    text_add(&line, "]"), json_add_field(&line, "ms", 1000 * seconds);
     text_add(&line, "}");
     log_line(log, &line);
 }
@@ -801,16 +780,12 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
     if (run->comm->ranks > 1) { printf("traffic a step, measured:\n"), print_traffic(per_step); }
     const int64_t *stored = run->store->stored, each = max_i64(steps, 1), disk = run->files[0].taken + run->files[1].taken;
     if (p->offloaded) { print_bytes("offloaded", (double)p->offloaded, (double)memory_on_host); }
-    if (store_guesses(run->store)) {
-        printf("updates before the norm was known: of %" PRId64 " steps, again after it in %" PRId64 " of them\n", run->store->earlies, run->store->redone);
-    }
     TextBuffer line = {NULL, 0, 0};
     text_add(&line, "{\"event\":\"end\",\"memory\":{\"predicted\":"), json_add_memory(&line, p->memory, p->host);
     text_add(&line, ",\"measured\":"), json_add_memory(&line, memory_taken, host);
     text_add(&line, "},\"offload\":{\"predicted\":"), json_add_offload(&line, p->offloaded, p->moved[0], p->moved[1], p->disk, p->stored, p->stored);
     text_add(&line, ",\"measured\":");
     json_add_offload(&line, memory_on_host, moved_per_step(run, 0, steps), moved_per_step(run, 1, steps), disk, stored[0] / each, stored[1] / each);
-    text_add(&line, ",\"early\":%" PRId64 ",\"redone\":%" PRId64, run->store->earlies, run->store->redone);
     text_add(&line, "},\"traffic\":{\"predicted\":"), json_add_traffic(&line, p->traffic, total[0]);
     text_add(&line, ",\"measured\":"), json_add_traffic(&line, per_step, total[1]);
     text_add(&line, "},\"step_ms\":{\"predicted\":"), json_add_number(&line, p->step_s * 1000);

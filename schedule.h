@@ -57,7 +57,6 @@ typedef enum {
     ACT_EVICT_STASH, // and their way there
     ACT_FETCH_SUM,   // of a storage: the sum of its gradient, from the host to be added to
     ACT_EVICT_SUM,   // and its way there
-    ACT_CONFIRM,     // of a storage: an update that was made before NORM holds, or is made again
     ACTION_KINDS
 } ActionKind;
 static const char *const action_names[ACTION_KINDS] = {
@@ -66,7 +65,7 @@ static const char *const action_names[ACTION_KINDS] = {
     "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_TALLY",
     "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
     "ADD",          "TALLY",          "FETCH",           "EVICT",           "READ",      "WRITE",       "FETCH_STASH",
-    "EVICT_STASH",  "FETCH_SUM",      "EVICT_SUM",       "CONFIRM",
+    "EVICT_STASH",  "FETCH_SUM",      "EVICT_SUM",
 };
 static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
 static inline bool action_reads_parameters(ActionKind kind) { return kind == ACT_FORWARD || kind == ACT_BACKWARD_INPUT || kind == ACT_RECOMPUTE; }
@@ -115,9 +114,6 @@ typedef enum {
 // adds while it computes; or there, added to what is there already.
 typedef enum { SUM_STAYS, SUM_COMES_BACK, SUM_IS_ADDED } SumPlace;
 
-// When the updates of a step are made: behind NORM; while the next step computes; or before NORM, as if it would say nothing, and again if it does (CONFIRM).
-typedef enum { UPDATES_LAST, UPDATES_LATE, UPDATES_EARLY } UpdateTime;
-
 // What the plan must know of the model and of its states: which storages a unit uses, and which of them share rooms.
 typedef struct {
     int units, storages;
@@ -131,7 +127,7 @@ typedef struct {
     int *pieces;                 // [storages] that its states on the host go in, to be updated; 0: there are none
     bool by_host;                // then the host updates them: gradients leave by EVICT, parameters come by FETCH; else states come, and go back
     bool *on_disk;               // [storages] some of them come to the host by READ first, and leave it by WRITE
-    UpdateTime when;             // but for LAST the host makes them whole, beside what is computed by the version before
+    bool delays;                 // the host makes them whole, one step late, beside what is computed by the version before
     SumPlace *sums;              // [storages] where the sum of its gradient is between micro-batches
     int *stage;                  // [units] of a pipeline in which samples are clipped; NULL: it is one stage, or they are not
     bool *stash;                 // [units] activations are on the host between the forward and the backward pass; NULL: of none

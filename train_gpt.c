@@ -37,23 +37,22 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 static GptShare setup_share(Trainer *t, const GptConfig *config, GptShare begun) {
     const Options *o = &t->options;
     const GptShare asked = share_parse(o->share, config->layers);
-    const bool shares = share_is(&asked);
-    if (o->delink && !share_is(&begun)) {
+    const bool shares = share_is(asked);
+    if (o->delink && !share_is(begun)) {
         die(EXIT_INPUT, "give it --model FOLDER, a checkpoint of such a run", "--delink: %s has no blocks that share", o->model);
     }
     if (options_switches(o) && !shares) {
         die(EXIT_INPUT, "give --share all, N or AxB of more blocks, or leave it out", "--share %s: no two blocks of this model share, so none can be delinked",
             o->share);
     }
-    if (shares && t->model_file && !share_same(&asked, &begun)) {
+    if (shares && t->model_file && !share_same(asked, begun)) {
         die(EXIT_INPUT, "begin with a descriptor, such as d12", "--share %s with --model %s: its blocks are not the same", o->share, o->model);
     }
     const GptShare first = !t->model_begun.units ? asked : o->delink ? GPT_SHARE_NONE : begun;
     GptConfig of = *config;
     GptShare newest = first;
     if (o->resume && options_switches(o) && !checkpoint_newest_model(o->out, &t->comm, &of, &newest)) { newest = first; }
-    const bool on_its_way = share_is(&newest) && o->delink_gradual && share_is_cut(&first, &newest, config->layers);
-    return share_is(&newest) && !on_its_way ? first : newest;
+    return share_is(newest) ? first : newest;
 }
 // A checkpoint may share where the flags, which --compat is about, do not tell.
 static void check_begun(const Trainer *t) {
@@ -62,7 +61,7 @@ static void check_begun(const Trainer *t) {
     if (t->model_begun.units && !o->resume && checkpoint_lies_in(o->model, o->out)) {
         die(EXIT_INPUT, "give another --out", "--model %s lies in --out %s, whose checkpoints a new run moves out of the way", o->model, o->out);
     }
-    if (!share_is(&t->model.share) || !(private_run || plans)) { return; }
+    if (!share_is(t->model.share) || !(private_run || plans)) { return; }
     die(EXIT_INPUT, "give --delink, and each block gets its own", "--model %s: its blocks share, which does not go with %s", o->model,
         private_run ? "private training (--dp-noise, --dp-epsilon)" : "--pipeline auto and --plan");
 }
@@ -344,59 +343,18 @@ static void between_steps(Trainer *t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // From shared to real blocks, between two steps. What works with the states is made anew: the plan of the store, the schedules, the executor.
 
-// The gradients of this step of the layers that share, one of each storage at a time, in passes without an update. What they send is not of the steps.
-// Returns whether it is time for these groups.
-static bool look(Trainer *t, GptShare *next) {
-    int64_t sent[COMM_KINDS][LINK_KINDS], moved[2];
-    const double start = seconds_now();
-    Look seen = look_make(&t->model);
-    Pass pass = make_pass(t, 0);
-    store_settle(&t->store);
-    memcpy(sent, t->comm.bytes, sizeof sent), memcpy(moved, t->store.moved, sizeof moved);
-    for (int64_t user = 0; user < look_passes(&t->model); user++) {
-        int at = 0;
-        double norm;
-        t->executor.alone = user;
-        executor_run(&t->executor, &t->program.rank[t->comm.rank], &at, &pass, NULL, t->progress.step, &norm);
-        look_at(&seen, &t->store, user, t->progress.step, t->options.delink_below);
-    }
-    t->executor.alone = -1, t->executor.action = NULL;
-    memcpy(t->comm.bytes, sent, sizeof sent), memcpy(t->store.moved, moved, sizeof moved);
-    bool now = false;
-    if (t->options.delink_gradual) {
-        *next = look_cut(&seen, &t->model, t->options.delink_below), now = !share_same(next, &t->model.share);
-    } else {
-        now = look_decide(&seen, &t->progress);
-    }
-    if (t->comm.rank == 0) {
-        report_look(t->progress.step, seen.cosine, t->model.config.layers, seen.pairs, seen.unlike, t->progress.unlike, seconds_now() - start, &t->bar,
-                    &t->log);
-    }
-    look_free(&seen);
-    return now;
-}
-// *next: which blocks share after it.
-static bool delink_due(Trainer *t, GptShare *next) {
+static bool delink_due(const Trainer *t) {
     const Options *o = &t->options;
-    const int64_t step = t->progress.step;
-    *next = GPT_SHARE_NONE;
-    if (!share_is(&t->model.share)) { return false; }
-    if (o->delink_auto) { return step && step % o->delink_every == 0 && look(t, next); }
-    if (o->delink_gradual) { *next = share_parts(&t->model, CUT_HALVES); }
-    const bool again = o->delink_gradual && t->progress.delinked;
-    return o->delink_at && step >= o->delink_at && (!again || (step - o->delink_at) % o->delink_every == 0);
+    return share_is(t->model.share) && options_switches(o) && t->progress.step >= o->delink_at;
 }
-// What no model needs any more of the two files.
+// What is on disk is this model's alone from here on.
 static void give_back_files(Trainer *t) {
-    int64_t *needed = t->file_bytes, mine = t->number % 2;
-    if (!share_is(&t->model.share)) {
-        disk_free_file(&t->files[!mine]), disk_cut_file(&t->files[mine], store_disk_bytes(&t->store));
-        needed[!mine] = 0, needed[mine] = store_disk_bytes(&t->store);
-    }
-    needed[mine] = max_i64(needed[mine], store_disk_bytes(&t->store)), t->predicted.disk = needed[0] + needed[1];
+    const int mine = t->number;
+    disk_free_file(&t->files[!mine]), disk_cut_file(&t->files[mine], store_disk_bytes(&t->store));
+    t->file_bytes[!mine] = 0, t->file_bytes[mine] = t->predicted.disk = store_disk_bytes(&t->store);
 }
 // All that lies on the device is given back, then taken anew: states pass through the host, or the disk.
-static void delink(Trainer *t, GptShare next) {
+static void delink(Trainer *t) {
     const GptModel shared = t->model;
     const Offload offload = t->offload;
     const int64_t moments = t->options.delink_moments;
@@ -408,7 +366,7 @@ static void delink(Trainer *t, GptShare next) {
     float **packed = delink_pack(&before, moments);
     comm_share_none(&t->comm), store_leave_states(&before), ops_free(t->stream.workspace);
     memcpy(memory_taken, t->before, sizeof memory_taken);
-    t->number++, plan_model(t, gpt_model_shared(shared.config, next), leaves);
+    t->number++, plan_model(t, gpt_model(shared.config), leaves);
     store_join(&t->store, &t->comm);
     RunFacts facts = run_facts(t);
     predict(&facts);
@@ -520,8 +478,7 @@ static void train(Trainer *t) {
     e->first_step = t->first_step;
     between_steps(t);
     while (t->progress.step < t->end && !t->stopping) {
-        GptShare next;
-        if (delink_due(t, &next)) { delink(t, next); }
+        if (delink_due(t)) { delink(t); }
         train_step(t);
         between_steps(t);
     }

@@ -56,8 +56,6 @@ static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage
     m[0] = inside, m[1] = between;
     return storage > b->last ? 0 : party->across.n > 1 ? 2 : 1;
 }
-// How many times: once for each layer's gradient that is apart.
-static inline int64_t store_reduce_times(const Store *s, int storage) { return store_measures(s, storage) ? gpt_storage_shared_by(s->model, storage) : 1; }
 
 // Bytes of memory that a gather's or a reduction's records take beside the messages: written by those who quantize, read by those who add.
 static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
@@ -159,7 +157,7 @@ static inline void store_masters_changed(Store *s) {
     for (int i = 0; i < s->model->storages; i++) {
         int64_t begin, n = store_own(s, i, &begin);
         if (!store_holds(s, i)) { continue; }
-        if (s->dtype != DTYPE_FP32 || store_updates_apart(s)) {
+        if (s->dtype != DTYPE_FP32 || store_delays(s)) {
             if (store_on_host(s, STATE_MASTER, i) || store_param_far(s, i)) {
                 store_round_far(s, i);
             } else {
@@ -186,51 +184,8 @@ static inline void store_initialise(Store *s, uint64_t seed) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Verbs: gradients
 
-// The same of layers whose gradients are apart: where each contributes to, what sums them over the ranks, and over the layers.
-static inline float *store_layer_gradient(Store *s, int storage, int64_t layer, bool *accumulate) {
-    *accumulate = s->begun[layer], s->begun[layer] = true;
-    return store_layer(s, storage, gpt_layer_user(s->model, layer));
-}
-static inline void store_reduce_layers(Store *s, int storage, int64_t step) {
-    int64_t begin;
-    const int64_t elements = gpt_storage_elements(s->model, storage);
-    store_own(s, storage, &begin);
-    for (int64_t layer = gpt_first_layer(s->model, storage); layer >= 0; layer = gpt_next_layer(s->model, layer)) {
-        float *grad = store_layer(s, storage, gpt_layer_user(s->model, layer));
-        if (!s->begun[layer]) { ops_zero(s->stream, grad, (size_t)elements * sizeof(float)); }
-        s->begun[layer] = false;
-        comm_label(s->comm, "gradient", storage, step);
-        s->layer_reduces[layer] = comm_reduce_scatter(s->comm, &store_party(s, storage)->all, grad, grad + begin, store_slices(s, storage), s->wire);
-    }
-}
-static inline void store_sum_layers(Store *s, int storage) {
-    int64_t begin, n = store_own(s, storage, &begin);
-    float *slice = (float *)(void *)shelf_slice(&s->grads, storage);
-    for (int64_t layer = gpt_first_layer(s->model, storage); n && layer >= 0; layer = gpt_next_layer(s->model, layer)) {
-        const int64_t user = gpt_layer_user(s->model, layer);
-        comm_wait(s->comm, s->layer_reduces[layer]);
-        if (user) {
-            ops_accumulate(s->stream, slice, store_layer(s, storage, user) + begin, n);
-        } else {
-            ops_copy(s->stream, slice, store_layer(s, storage, 0) + begin, (size_t)n * sizeof(float));
-        }
-    }
-}
-// The moving average of the mean of the layers' squares, of gradients that are clipped as the update's.
-static inline void store_measure_layers(Store *s, int storage, const OptimizerStep *o) {
-    const int64_t users = gpt_storage_shared_by(s->model, storage);
-    int64_t begin, n = store_own(s, storage, &begin);
-    const float add = (1.0f - o->beta2) * o->grad_scale * o->grad_scale / (float)users;
-    for (int64_t user = 0; user < users; user++) {
-        ops_second_moment(s->stream, store_state(s, STATE_MEASURED, storage), store_layer(s, storage, user) + begin, n, user ? 1.0f : o->beta2, add);
-    }
-}
 // Waits for the reduction of a storage's gradient; then its room is free.
 static inline void store_finish_reduce(Store *s, int storage) {
-    if (store_measures(s, storage)) {
-        store_sum_layers(s, storage);
-        return;
-    }
     comm_wait(s->comm, s->reducing[storage]);
     if (!s->folds[storage]) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
@@ -332,10 +287,6 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
 // All contributions of this rank are in: starts summing over those who hold the storage. All of them call it, storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
     bool accumulate, add = s->summed[storage] && !store_sum_place(s, storage);
-    if (store_measures(s, storage)) {
-        store_reduce_layers(s, storage, step);
-        return;
-    }
     if (s->fresh[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
     s->fresh[storage] = true, s->summed[storage] |= !store_sum_place(s, storage);
     if (s->batch_of[storage] >= 0) {
@@ -390,13 +341,6 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
         for (int64_t k = ceil_div(store_own_elements(s, i), NORM_CHUNK); k > 0; k--) { exact_add(sum, mean * mean * *partial++); }
     }
 }
-static inline double store_sum_of_ranks(Store *s, ExactSum sum) {
-    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
-    for (int r = 0; r < s->comm->ranks; r++) {
-        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
-    }
-    return exact_value(sum);
-}
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
@@ -408,27 +352,12 @@ static inline double store_norm(Store *s, int64_t step) {
     store_finish_sums(s);
     store_add_all_noise(s, step);
     store_measure(s, 0, s->model->storages, step, &sum);
-    return sqrt(store_sum_of_ranks(s, sum));
+    comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
+    for (int r = 0; r < s->comm->ranks; r++) {
+        if (r != s->comm->rank) { exact_join(&sum, &s->sums[r]); }
+    }
+    return sqrt(exact_value(sum));
 }
-// The sum of squares of a storage of which these are the slices; all ranks call it.
-static inline double store_squares(Store *s, int storage, const float *slice) {
-    const int64_t n = store_own_elements(s, storage);
-    ExactSum sum;
-    memset(&sum, 0, sizeof sum);
-    if (n) { ops_norm_partials(s->stream, s->partials, slice, n, NORM_CHUNK); }
-    ops_wait(s->stream);
-    for (int64_t k = 0; k < ceil_div(n, NORM_CHUNK); k++) { exact_add(&sum, s->partials[k]); }
-    return store_sum_of_ranks(s, sum);
-}
-// The gradient of one of a storage's layers is there alone: its squared norm, and that of its sum with the one at the look before. All ranks call it.
-static inline void store_look(Store *s, int storage, int64_t step, double *square, double *sum_square) {
-    const int64_t n = store_own_elements(s, storage);
-    float *before = (float *)(void *)shelf_slice(&s->looked, storage), *grad = store_sum(s, storage, step);
-    if (n) { ops_accumulate(s->stream, before, grad, n); }
-    *sum_square = store_squares(s, storage, before), *square = store_squares(s, storage, grad);
-    if (n) { ops_copy(s->stream, before, grad, (size_t)n * sizeof(float)); }
-}
-
 // Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.
 static inline void store_forget_errors(Store *s, int storage) {
     if (s->errors.base && store_holds(s, storage)) {
@@ -437,11 +366,10 @@ static inline void store_forget_errors(Store *s, int storage) {
 }
 
 // The first piece of a storage's update is about to be made: counts it.
-static inline void store_begin_update(Store *s, int storage, int64_t step, const OptimizerStep *o) {
+static inline void store_begin_update(Store *s, int storage, int64_t step) {
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
     if (s->policy.relay) { store_begin_version(s, storage, step + 1); }
     s->noised[storage] = false;
-    if (store_measures(s, storage)) { store_measure_layers(s, storage, o); }
     if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
 // Of these elements, by the version's number, weight decay on 2-D tensors only.
@@ -459,42 +387,22 @@ static inline void store_update_parts(Store *s, int storage, const UpdatePlaces 
 }
 // One optimizer update of my slice of a storage, or of one of its pieces (store/host.h), by the gradient of a step. All members call it.
 static inline void store_update(Store *s, int storage, int64_t step, OptimizerStep o, int piece) {
-    if (piece == 0) { store_begin_update(s, storage, step, &o); }
+    if (piece == 0) { store_begin_update(s, storage, step); }
     const UpdatePlaces p = store_update_places(s, storage, step, piece);
     store_update_parts(s, storage, &p, s->updates[storage], o);
     if (!p.by_host && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
 }
-// The same of masters and moments, whole, where the device computes with the version before: which is new when they are fetched.
-static inline void store_update_apart(Store *s, int storage, int64_t step, OptimizerStep o) {
-    const UpdatePlaces p = store_apart_places(s, storage, step);
-    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
-}
-// By the pending gradient.
+// The same of masters and moments, whole, by the pending gradient, while the device computes with the version before: which is new when they are fetched.
 static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
     if (!s->pending) { return; }
     for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->room[i].link); } // copies of fp32 masters that the step before began still read them
-    store_update_apart(s, storage, step, o);
-}
-// By this step's, as soon as its sum is there, as if the norm asked for nothing.
-static inline void store_update_early(Store *s, int storage, int64_t step, OptimizerStep o) {
-    if (!s->early) { return; }
-    store_await_sum(s, storage);
-    store_update_apart(s, storage, step, o);
-}
-// After the norm: what was made early becomes the newest, or, if it was not made or the gradient is scaled, what is made now.
-static inline void store_confirm(Store *s, int storage, int64_t step, OptimizerStep o) {
-    if (!s->early || o.grad_scale != 1.0f) { store_update_apart(s, storage, step, o); }
-    s->turned[storage] = !s->turned[storage];
-}
-// The step is done: has its norm asked for something? The next one's updates are made early if not. All ranks know the same.
-static inline void store_learn(Store *s, bool held) {
-    s->earlies += s->early, s->redone += s->early && !held;
-    s->early = store_guesses(s) && held;
+    const UpdatePlaces p = store_delayed_places(s, storage, step);
+    store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
 }
 // A piece of what lies on the host, to the device, and from it to the host: before the update and after it, or, of one that the host makes, after it and
 // before. Then the parameters are new.
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
-    if (store_updates_apart(s) && piece == 0) { s->updates[storage] += store_guesses(s) || s->pending; }
+    if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
     store_move_piece(s, storage, piece, step, true);
     if (s->policy.offload->by_host && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
 }
@@ -516,7 +424,7 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
-    map.by_host = policy->offload && policy->offload->by_host, map.when = policy->offload ? policy->offload->when : UPDATES_LAST;
+    map.by_host = policy->offload && policy->offload->by_host, map.delays = policy->offload && policy->offload->delays;
     if (policy->offload) { map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map"); }
     for (int u = 1; u < m->units - 1 && map.stash; u++) {
         int used[2];
@@ -719,7 +627,6 @@ static inline void lower_update(const UnitMap *map, const bool *used, Schedule *
 // The same of an update that was made while the step computed.
 static inline void lower_fetches(const UnitMap *map, Schedule *s, int storage) {
     Action fetch = action_make(ACT_FETCH, -1, storage, -1);
-    if (map->when == UPDATES_EARLY) { schedule_add(s, action_make(ACT_CONFIRM, -1, storage, -1)); }
     for (; fetch.use < map->pieces[storage]; fetch.use++) { schedule_add(s, fetch); }
 }
 // Delayed UPDATEs, one behind each forward of the step's first micro-batches, in the order in which the gradients that they need are written over.
@@ -736,30 +643,6 @@ static inline void lower_delayed_updates(const UnitMap *map, Schedule *in) {
         if (a.kind == ACT_FORWARD && next >= 0) { schedule_add(&out, action_make(ACT_UPDATE, -1, next, -1)), left[next] = false; }
     }
     free(left);
-    schedule_free(in);
-    *in = out;
-}
-// Early UPDATEs, in the order in which sums leave for the last time. Each stands in front of the next EVICT_SUM by the same link, since it waits for this: by
-// then the device has the work of two more units before it. Behind the last message of a rank, which others wait for.
-static inline void lower_early_updates(const UnitMap *map, Schedule *in) {
-    Schedule out = {NULL, 0, 0};
-    int *last = (int *)checked_malloc(2 * (size_t)map->storages * sizeof(int), "lowering"), *queue = last + map->storages, head = 0, tail = 0, sent = -1;
-    for (int i = 0; i < in->count; i++) {
-        const Action *a = &in->actions[i];
-        if (a->kind == ACT_EVICT_SUM) { last[a->storage] = i; }
-        if (action_sends(a->kind)) { sent = i; }
-    }
-    for (int i = 0; i <= in->count; i++) {
-        const bool end = i == in->count, leaves = !end && in->actions[i].kind == ACT_EVICT_SUM;
-        int due = end ? tail : head; // of the queue, up to here
-        for (int k = head; k < tail && leaves && i > sent; k++) {
-            if (queue[k] % ROOMS == in->actions[i].storage % ROOMS) { due = k + 1; }
-        }
-        for (; head < due; head++) { schedule_add(&out, action_make(ACT_UPDATE, -1, queue[head], -1)); }
-        if (!end) { schedule_add(&out, in->actions[i]); }
-        if (leaves && last[in->actions[i].storage] == i) { queue[tail++] = in->actions[i].storage; }
-    }
-    free(last);
     schedule_free(in);
     *in = out;
 }
@@ -780,8 +663,7 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
         waits |= s->actions[i].kind == ACT_EVICT_SUM;
     }
-    const bool last = map->when == UPDATES_LAST;
-    int at[2] = {last ? 0 : map->storages, 0}, read[2] = {0, 0};
+    int at[2] = {map->delays ? map->storages : 0, 0}, read[2] = {0, 0};
     lower_first_reads(map, used, s, read);
     for (int i = 0; i < MOVING_PIECES && !waits; i++) { lower_next_piece(map, used, s, at); }
     schedule_add(s, action_make(ACT_NORM, -1, -1, -1));
@@ -789,8 +671,8 @@ static inline void lower_updates(const UnitMap *map, Schedule *s) {
     for (int storage = 0; storage < map->storages; storage++) {
         Action gather = action_make(ACT_PREFETCH, -1, storage, -1);
         gather.version = 1;
-        if (used[storage] && !last) { lower_fetches(map, s, storage); }
-        if (used[storage] && last) { lower_update(map, used, s, storage, at, read); }
+        if (used[storage] && map->delays) { lower_fetches(map, s, storage); }
+        if (used[storage] && !map->delays) { lower_update(map, used, s, storage, at, read); }
         if (used[storage] && !map->gathers[storage]) { schedule_add(s, gather); }
     }
     free(used);
@@ -804,8 +686,7 @@ static inline void zero_lower(Program *p, const ZeroPolicy *policy, bool trainin
         if (!training) { continue; }
         lower_reductions(&p->map, &p->rank[r], p->micro_batches);
         lower_sums(&p->map, &p->rank[r]);
-        if (p->map.when == UPDATES_LATE) { lower_delayed_updates(&p->map, &p->rank[r]); }
-        if (p->map.when == UPDATES_EARLY) { lower_early_updates(&p->map, &p->rank[r]); }
+        if (p->map.delays) { lower_delayed_updates(&p->map, &p->rank[r]); }
         lower_updates(&p->map, &p->rank[r]);
     }
 }

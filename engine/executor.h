@@ -229,13 +229,10 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
         case ACT_UPDATE:
             if (store_delays(e->store)) {
                 store_update_delayed(e->store, a->storage, of, *optimizer);
-            } else if (store_guesses(e->store)) {
-                store_update_early(e->store, a->storage, of, *optimizer);
             } else {
                 store_update(e->store, a->storage, of, *optimizer, a->use);
             }
             break;
-        case ACT_CONFIRM: store_confirm(e->store, a->storage, of, *optimizer); break;
         case ACT_FETCH: store_fetch(e->store, a->storage, a->use, of); break;
         case ACT_EVICT: store_evict(e->store, a->storage, a->use, of); break;
         case ACT_FETCH_STASH:

@@ -115,7 +115,6 @@ typedef struct {
     float *host_logits;              // (Vp)
     float *host_weights;             // (rows) of clipped samples
     double *losses, *right;          // [samples of a pass] of each one, for a Pass
-    int64_t alone;                   // of the layers that share a storage only this one's gradient is made; -1: all are
     double *message;                 // [samples of a pass + ranks] of executor_share()
     int64_t *part;                   // [ranks + 1] whose part is which
     const Real **held;               // [storages] acquired parameters
@@ -268,7 +267,6 @@ static inline Executor executor_plan(const GptModel *m, ExecutorShape shape, siz
     Executor e;
     memset(&e, 0, sizeof e);
     const size_t units = (size_t)m->units, layers = (size_t)m->config.layers;
-    e.alone = -1;
     e.model = m, e.shape = shape, e.backs = executor_backs(&shape), e.clips = shape.clip.on ? max_i64(1, shape.limits.clips) : 0;
     e.slot = (Slot *)checked_calloc((size_t)shape.limits.slots, sizeof(Slot), "executor");
     for (int64_t i = 0; i < shape.limits.slots; i++) {

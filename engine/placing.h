@@ -17,11 +17,8 @@ static inline void setup_store(Trainer *t) {
     ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
     if (t->cyclic.rule) { policy.relay = &t->relay; }
     if (t->offload.host) { policy.offload = &t->offload; }
-    policy.looks = o->delink_auto && share_is(&t->model.share);
-    policy.measures = o->delink_moments == DELINK_MEASURED && share_is(&t->model.share);
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->store.takes_measured = o->delink_moments == DELINK_MEASURED;
-    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed, t->store.file = &t->files[t->number % 2];
+    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed, t->store.file = &t->files[t->number];
 }
 static inline void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
@@ -79,7 +76,7 @@ static inline double host_excess(const Trainer *t) {
 // Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
 static inline void place_on_disk(Trainer *t) {
     if (!t->offload.disk) { t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"); }
-    const bool all = !*t->options.host_memory || (t->crowded && share_is(&t->model.share));
+    const bool all = !*t->options.host_memory || (t->crowded && share_is(t->model.share));
     const double excess = host_excess(t);
     const OffloadScope scope = offload_scope(t);
     if (all) { offload_all(offload_host(&t->offload, &scope)); }
@@ -88,13 +85,10 @@ static inline void place_on_disk(Trainer *t) {
     } while (offload_agree(t->offload.disk, &t->comm, t->model.storages));
     plan_again(t);
 }
-// What this model, the number-th of the run, needs of the disk; where cuts are not known, any may be of either number. The first that needs it measures it.
+// What this model, the number-th of the run, needs of the disk. The first that needs it measures it.
 static inline void note_disk(Trainer *t, int number) {
-    const bool any = t->options.delink_auto && t->options.delink_gradual && number;
     if (!t->offload.disk) { return; }
-    for (int i = 0; i < 2; i++) {
-        if (any || number % 2 == i) { t->file_bytes[i] = max_i64(t->file_bytes[i], store_disk_bytes(&t->store)); }
-    }
+    t->file_bytes[number] = max_i64(t->file_bytes[number], store_disk_bytes(&t->store));
     RunFacts facts = run_facts(t);
     if (!t->cluster.nodes) { check_disk(&facts, t->file_bytes[0] + t->file_bytes[1]); }
     if (!(t->rates.disk_bytes_per_s < (double)INFINITY)) { measure_disk(&t->rates, &t->cluster, &t->store, &t->comm); }
@@ -122,8 +116,8 @@ static inline void place_offload(Trainer *t) {
     const double excess = (double)memory_device(memory) - option_size("device-memory", o->device_memory);
     const ZeroPolicy *policy = &t->store.policy;
     t->offload.host = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"), t->offload.storages = t->model.storages;
-    t->offload.gradients = o->offload == OFFLOAD_AUTO && !t->privacy.on && !policy->quantized_gradients && !policy->measures && !policy->looks;
-    t->offload.when = o->offload_delay ? UPDATES_LATE : o->offload_early ? UPDATES_EARLY : UPDATES_LAST;
+    t->offload.gradients = o->offload == OFFLOAD_AUTO && !t->privacy.on && !policy->quantized_gradients;
+    t->offload.delays = o->offload_delay;
     t->offload.folder = o->offload_dir;
     const OffloadScope scope = offload_scope(t);
     if (o->offload >= OFFLOAD_OPTIMIZER) { offload_all(offload_device(&t->offload, &scope)), offload_keep_gradients(&t->offload, &t->store); }
@@ -135,8 +129,7 @@ static inline void setup_offload(Trainer *t) {
     const Options *o = &t->options;
     if (!options_offloads(o)) { return; }
     measure_offload(&t->rates, &t->cluster, &t->stream);
-    const bool beside = o->offload_delay || o->offload_early;
-    int by_host = beside ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
     comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
     t->offload.by_host = by_host;
     place_offload(t);
@@ -152,50 +145,33 @@ static inline void plan_model(Trainer *t, GptModel model, size_t passing) {
     if (options_offloads(&t->options)) { place_offload(t); }
     if (t->offload.host && *t->options.offload_dir) { place_on_disk(t); }
 }
-// What a model that follows in this run, the number-th, will need, before anything is allocated. passing: of the states of the one before it; returns its own.
-static inline size_t foresee(Trainer *t, GptModel model, int number, size_t passing) {
+// What the model that follows in this run, which shares nothing, will need, before anything is allocated.
+static inline void foresee(Trainer *t) {
     const GptModel now = t->model;
     const Store store = t->store;
     const Program program = t->program, evaluation = t->evaluation;
     const ExecutorShape shape = t->shape;
     const Offload offload = t->offload;
-    plan_model(t, model, passing);
-    note_disk(t, number);
+    const size_t passing = delink_host_bytes(&store, t->options.delink_moments);
+    plan_model(t, gpt_model(now.config), passing);
+    note_disk(t, 1);
     RunFacts facts = run_facts(t);
     facts.predicted = &t->later;
     predict(&facts);
     t->later.passing = passing, t->later.host += passing;
     needs_add(&t->needs, &t->later);
     if (!t->options.dry_run && !t->options.show_schedule) { check_memory(&facts); }
-    passing = delink_host_bytes(&t->store, t->options.delink_moments);
     store_free(&t->store), program_free(&t->program), program_free(&t->evaluation), free(t->offload.host), free(t->offload.disk);
     t->passing = 0, t->model = now, t->store = store, t->program = program, t->evaluation = evaluation, t->shape = shape, t->offload = offload;
-    return passing;
 }
-// All that follow, the last of which shares nothing. Of cuts that depend on gradients, what may take most.
-static inline void foresee_switch(Trainer *t) {
-    const Options *o = &t->options;
-    GptModel m = t->model;
-    if (!options_switches(o) || !share_is(&m.share) || options_ends_shared(o)) { return; }
-    size_t passing = delink_host_bytes(&t->store, o->delink_moments);
-    int number = 1;
-    for (int cut = CUT_PAIRS; o->delink_gradual && cut <= CUT_ALL_BUT_ONE;) {
-        const GptShare parts = share_parts(&m, o->delink_auto ? (ShareCut)cut : CUT_HALVES);
-        const bool same = share_same(&parts, &m.share);
-        cut += o->delink_auto;
-        if (!share_is(&parts)) { break; }
-        m = gpt_model_shared(m.config, parts);
-        if (!same) { passing = foresee(t, m, number++, passing); }
-    }
-    foresee(t, gpt_model(m.config), number, passing);
-}
-// What the run will need: this model, and those that follow.
+// What the run will need: this model, and the one that follows.
 static inline void foresee_run(Trainer *t) {
     RunFacts facts = run_facts(t);
     memset(&t->needs, 0, sizeof t->needs), memset(t->file_bytes, 0, sizeof t->file_bytes);
     predict(&facts);
     needs_add(&t->needs, &t->predicted);
-    note_disk(t, 0), foresee_switch(t);
+    note_disk(t, 0);
+    if (options_switches(&t->options) && share_is(t->model.share) && !options_ends_shared(&t->options)) { foresee(t); }
     t->predicted.disk = t->file_bytes[0] + t->file_bytes[1];
 }
 // Where the host has no room for the states of two models at a switch, those that share have theirs on disk. Are plans new?

@@ -106,13 +106,12 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     if (room >= 0) { s->clock[rank] = fmax(s->clock[rank], s->stash[rank * STASH_ROOMS + room]); }
     if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { s->clock[rank] = fmax(s->clock[rank], s->sum[(int64_t)rank * s->program->map.storages + a->storage]); }
-    if (a->kind == ACT_NORM) {                                    // the first to pass sees everybody's time of arrival; the slowest decides for all
-        const bool early = s->program->map.when == UPDATES_EARLY; // these updates are done by then
-        for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(fmax(s->clock[r], s->comm[r]), early ? s->link[r] : 0)); }
+    if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
+        for (int r = 0; r < s->program->ranks && s->meeting < 0; r++) { slowest = fmax(slowest, fmax(s->clock[r], s->comm[r])); }
         if (s->meeting < 0) { s->meeting = slowest; }
         s->clock[rank] = s->meeting;
     }
-    const bool waits = a->kind == ACT_UPDATE && s->program->map.when == UPDATES_LAST && s->program->map.pieces && s->program->map.pieces[a->storage];
+    const bool waits = a->kind == ACT_UPDATE && !s->program->map.delays && s->program->map.pieces && s->program->map.pieces[a->storage];
     if (waits) { s->clock[rank] = fmax(s->clock[rank], s->link[rank]); }
     simulator_await_disk(s, rank, a);
     double begin = s->clock[rank];

@@ -48,8 +48,8 @@ typedef struct {
     int64_t resident;                           // bytes of the host that the process takes in any case, by which states go to the disk
     int64_t passing;                            // more of them where this model's states come from the one before it
     bool crowded;                               // the host has no room for both: what may lie on disk of models that share does
-    int number;                                 // of this model among those of the run
-    DiskFile files[2];                          // of models of even and odd number, in turns
+    int number;                                 // of this model: 0, and 1 after the switch
+    DiskFile files[2];                          // [number]
     int64_t file_bytes[2];                      // the most that these need
     // with what
     Store store;
@@ -252,8 +252,8 @@ static inline void keep_gradient(Trainer *t, const Schedule *schedule, int *at, 
 static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, double *norm) {
     int at = 0;
     const Schedule *schedule = &t->program.rank[t->comm.rank];
-    const OptimizerStep before = make_update(&t->options, lr, store_delays(&t->store) ? t->progress.pending_norm : 0); // of updates before NORM
-    executor_run(&t->executor, schedule, &at, pass, &before, t->progress.step, norm);
+    const OptimizerStep delayed = make_update(&t->options, lr, t->progress.pending_norm);
+    executor_run(&t->executor, schedule, &at, pass, &delayed, t->progress.step, norm);
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
     t->spent.telling_s += seconds_now() - look;
@@ -267,7 +267,6 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
         executor_run(&t->executor, schedule, &at, pass, &update, t->progress.step, norm);
         t->progress.updates++;
     }
-    store_learn(&t->store, !skip && make_update(&t->options, lr, *norm).grad_scale == before.grad_scale);
     if (!skip) { return; }
     t->executor.action = NULL; // the updates do not run
     store_skip_updates(&t->store);

@@ -12,7 +12,7 @@
 //            update that makes it; pieces of states that lie on the host come one after another, never more than two at once, each is updated while it is
 //            there, and goes back; sums of gradients that lie on the host leave their room before another gradient, or the next micro-batch's, is made there, and
 //            come back before that where it adds to them; where updates are delayed, they come before the new sum, and parameters are fetched when nothing uses
-//            them; updates that are made before NORM follow the whole sum, and CONFIRM follows both; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
+//            them; live activations and what was received fit the rank's limits; each unit computes each sample of the step once; all ranks
 //            start the collectives in which they both take part in one order.
 #ifndef VALIDATOR_H
 #define VALIDATOR_H
@@ -401,25 +401,9 @@ static inline void validate_sum(Validator *v, int rank, const Action *a) {
     *sum = leaves ? SUM_ON_HOST : SUM_IS_BACK;
     if (user) { *user = leaves ? -1 : a->storage; }
 }
-// An early UPDATE needs the whole gradient on the host, and NORM is still to come; CONFIRM follows both.
-static inline void validate_early(Validator *v, int rank, const Action *a) {
-    const UnitMap *map = &v->program->map;
-    const int at = rank * map->storages + a->storage, spans = map->reduces_often[a->storage] ? v->spans : 1;
-    int *done = a->kind == ACT_UPDATE ? v->begun : v->made;
-    bool whole = v->sum[at] == SUM_ON_HOST;
-    for (int i = 0; i < spans; i++) { whole = whole && v->reduced[validator_span(v, rank, i, a->storage)]; }
-    if (done[at]) { validator_fail(v, rank, a, "runs twice"); }
-    if (a->kind == ACT_UPDATE && (!whole || v->normed[rank])) { validator_fail(v, rank, a, "belongs between EVICT_SUM and NORM"); }
-    if (a->kind == ACT_CONFIRM && (!v->begun[at] || !v->normed[rank])) { validator_fail(v, rank, a, "needs UPDATE and NORM first"); }
-    done[at] = map->pieces[a->storage];
-}
 static inline void validate_update(Validator *v, int rank, const Action *a) {
     int at = rank * v->program->map.storages + a->storage;
-    if (v->program->map.when == UPDATES_EARLY) {
-        validate_early(v, rank, a);
-        return;
-    }
-    if (v->program->map.when == UPDATES_LATE) {
+    if (v->program->map.delays) {
         if (v->begun[at]) { validator_fail(v, rank, a, "runs twice"); }
         if (v->sum[at] != SUM_BEGINS && v->sum[at] != SUM_IN_ROOM) { validator_fail(v, rank, a, "its gradient is written over"); }
         v->begun[at] = v->made[at] = v->program->map.pieces[a->storage];
@@ -448,9 +432,8 @@ static inline void validate_piece(Validator *v, int rank, const Action *a) {
     if (begins && waits && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
         validator_fail(v, rank, a, "needs REDUCE and NORM first");
     }
-    const bool apart = map->when != UPDATES_LAST;
-    if (apart && v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
-    count[at]++, v->rooms[rank] += begins ? 1 : apart ? 0 : -1;
+    if (map->delays && v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
+    count[at]++, v->rooms[rank] += begins ? 1 : map->delays ? 0 : -1;
     if (!begins && map->by_host) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
 }
 
@@ -520,7 +503,6 @@ static inline void validator_visit(void *context, int rank, const Action *a, int
     case ACT_RELEASE: validate_release(v, rank, a); break;
     case ACT_REDUCE: validate_reduce(v, rank, a); break;
     case ACT_UPDATE: validate_update(v, rank, a); break;
-    case ACT_CONFIRM: validate_early(v, rank, a); break;
     case ACT_FETCH:
     case ACT_EVICT: validate_piece(v, rank, a); break;
     case ACT_FETCH_STASH:

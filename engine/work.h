@@ -295,13 +295,7 @@ static inline float *executor_room(Executor *e, const Action *a, int storage, bo
         executor_free_sum(e, storage);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
-    if (store_measures(e->store, storage)) { return store_layer_gradient(e->store, storage, a->unit - 1, accumulate); }
     return store_gradient(e->store, storage, accumulate);
-}
-// Is this the weight part of a unit that is not asked for?
-static inline bool executor_passes_over(const Executor *e, const Action *a) {
-    const bool block = a->unit > 0 && a->unit < e->model->units - 1;
-    return e->alone >= 0 && a->kind == ACT_BACKWARD_WEIGHT && (!block || gpt_layer_user(e->model, a->unit - 1) != e->alone);
 }
 // Activations of a block, or what goes into it, between their room and the host. Copies of a room follow each other, and what its unit did before.
 static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
@@ -324,7 +318,6 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
-    if (executor_passes_over(e, a)) { return; }
     const int room = action_awaits_stash(e->map, a);
     if (room >= 0) { ops_follow(e->stream, &e->stash_link[room]); }
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time

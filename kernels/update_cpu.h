@@ -32,13 +32,10 @@ static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, 
 }
 
 enum { NEAR = 1024 }; // elements updated, then rounded while they are in the nearest cache
-static const float *const IN_PLACE[3] = {NULL, NULL, NULL};
-static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o,
-                                  const float *const old[3]) {
+static inline void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o) {
     const float unbias_m = (float)(1.0 / (1.0 - pow((double)o.beta1, (double)o.step)));
     const float unbias_v = (float)(1.0 / (1.0 - pow((double)o.beta2, (double)o.step)));
     uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
-    const float *was = old[0] ? old[0] : master, *was_m = old[1] ? old[1] : m, *was_v = old[2] ? old[2] : v;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t b = 0; b < ceil_div(n, BLOCK); b++) {
         for (int64_t begin = b * BLOCK; begin < min_i64(n, (b + 1) * BLOCK); begin += NEAR) {
@@ -46,27 +43,25 @@ static inline void ops_adamw_host(Stream *s, float *master, void *param, DType d
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
                 const float g = grad[i] * o.grad_scale;
-                m[i] = o.beta1 * was_m[i] + (1.0f - o.beta1) * g;
-                v[i] = o.beta2 * was_v[i] + (1.0f - o.beta2) * g * g;
-                master[i] = was[i] - o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) + o.weight_decay * was[i]);
+                m[i] = o.beta1 * m[i] + (1.0f - o.beta1) * g;
+                v[i] = o.beta2 * v[i] + (1.0f - o.beta2) * g * g;
+                master[i] -= o.lr * (m[i] * unbias_m / (sqrtf(v[i] * unbias_v) + o.eps) + o.weight_decay * master[i]);
             }
             if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
         }
         poll_after_block(s, b);
     }
 }
-static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o,
-                                const float *const old[2]) {
+static inline void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o) {
     uint16_t *rounded = dtype == DTYPE_BF16 ? (uint16_t *)param : NULL;
-    const float *was = old[0] ? old[0] : master, *was_b = old[1] ? old[1] : b;
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t k = 0; k < ceil_div(n, BLOCK); k++) {
         for (int64_t begin = k * BLOCK; begin < min_i64(n, (k + 1) * BLOCK); begin += NEAR) {
             const int64_t end = min_i64(n, begin + NEAR);
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
-                b[i] = o.momentum * was_b[i] + grad[i] * o.grad_scale + o.weight_decay * was[i];
-                master[i] = was[i] - o.lr * b[i];
+                b[i] = o.momentum * b[i] + grad[i] * o.grad_scale + o.weight_decay * master[i];
+                master[i] -= o.lr * b[i];
             }
             if (rounded) { round_part(rounded, master, begin, end, o.rounding); }
         }

@@ -177,7 +177,7 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
         double start = seconds_now();
         ops_from_host(s, here, there, bytes), ops_wait(s);
         const double moved = seconds_now();
-        ops_adamw_host(s, state, state, DTYPE_FP32, state + n, state + 2 * n, state + 3 * n, n, o, IN_PLACE);
+        ops_adamw_host(s, state, state, DTYPE_FP32, state + n, state + 2 * n, state + 3 * n, n, o);
         rates->link_bytes_per_s = fmax(rates->link_bytes_per_s, (double)bytes / (moved - start));
         rates->host_bytes_per_s = fmax(rates->host_bytes_per_s, 28 * (double)n / (seconds_now() - moved));
     }
@@ -431,7 +431,6 @@ static inline int action_messages(const Store *store, const Action *a, ZeroMessa
     m[0] = store_gather_message(store, a->storage, a->near);
     return a->kind == ACT_PREFETCH;
 }
-static inline int64_t action_times(const Store *store, const Action *a) { return a->kind == ACT_REDUCE ? store_reduce_times(store, a->storage) : 1; }
 // Elements that a rank owns, as if slices were equal.
 static inline double store_share(const Store *s) {
     double elements = 0;
@@ -471,8 +470,7 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
         comm_bytes_sent(m[k].kind, g, g->me, m[k].bounds, m[k].element_bytes, sent);
         const bool spans = group_link(g, 0, g->n - 1) == LINK_INTER, goes[LINK_KINDS] = {g->n > 1 && (g->nodes > 1 || !spans), spans};
         for (int l = 0; l < LINK_KINDS; l++) {
-            const double once = (double)sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
-            const double seconds = once * (double)action_times(store, a);
+            const double seconds = (double)sent[l] / c->rates.message_bytes_per_s[l] + (goes[l] ? c->rates.message_s[l] : 0);
             cost.message_s += seconds, cost.compute_s += c->rates.lost[l] * seconds;
         }
     }
@@ -482,8 +480,8 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
     const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->by_host;
-    const double bytes = store_guesses(store) ? (store->adam ? 40 : 28) : store->adam ? 28 : 20; // memory that is written besides what is read is read, too
-    return elements / (double)(store_updates_apart(store) ? 1 : max_i64(1, store->pieces[storage])) * bytes /
+    const double bytes = store->adam ? 28 : 20; // memory that is written besides what is read is read, too
+    return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * bytes /
            (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // A piece's way between host and disk, beside all else.
@@ -550,7 +548,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
         cost.compute_s = store_converts(store->dtype) ? elements * (double)(dtype_size(store->dtype) + ops_real_bytes()) / c->rates.bytes_per_s : 0;
         break;
     case ACT_NORM: cost.compute_s = store_share(store) * (c->clip.on ? 12 : 4) / c->rates.bytes_per_s; break; // with its noise
-    case ACT_UPDATE: *(store_updates_apart(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) = update_seconds(c, store, a->storage); break;
+    case ACT_UPDATE: *(store_delays(store) && ops_memory_apart() ? &cost.message_s : &cost.compute_s) = update_seconds(c, store, a->storage); break;
     case ACT_FETCH:
     case ACT_EVICT: return move_cost(c, store, a);
     case ACT_FETCH_STASH:

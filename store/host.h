@@ -6,8 +6,6 @@
 //            there before its update, gone before the next one comes, and one room's piece comes while the other's goes.
 // Updates    by the device: states come, are updated by the same operation as ever, and go back: 8 bytes for each one of 4, and no bit differs.
 //            By the host: the gradient goes there (and parameters that are their own masters), and new parameters come back.
-//            Early ones (--offload-early) are made whole before the norm is known, from the newest states into the spare shelves: when it is, these become the
-//            newest, or they are written again, or stay what they were. No state is copied, and none is lost.
 // Sums       of gradients that lie on the host (SumPlace). A sum leaves when those of the storage's ranks are added up in the room. Where one rank holds the
 //            storage it comes back into the room before the next micro-batch, which adds to it as it computes; else the host adds, piece by piece, and not at
 //            once: when the piece after next comes. So sums have the bits that they have on the device, and at the update they are where the host wants them.
@@ -109,7 +107,7 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
     if (!n) { return; }
     if (!in) { ops_follow(&room->link, s->stream); }
     if (s->policy.offload->by_host) {
-        if (store_updates_apart(s)) {
+        if (store_delays(s)) {
             store_move_masters(s, storage, room, begin, n);
         } else {
             store_move_update(s, storage, room, begin, n, step, in);
@@ -122,8 +120,7 @@ static inline void store_move_piece(Store *s, int storage, int piece, int64_t st
 
 // What an update works on: `count` elements of a storage from `first` on, in the device's memory or the host's.
 typedef struct {
-    float *state[STATE_V + 1];     // [kinds]
-    const float *old[STATE_V + 1]; // [kinds] what they are made of; NULL: what is there
+    float *state[STATE_V + 1]; // [kinds]
     const float *gradient;
     char *parameters;
     int64_t first, count;
@@ -149,14 +146,12 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
     if (store_param_far(s, storage)) { p->parameters = (char *)place; }
 }
 // Of my whole slice, where the host has all that it takes: the device's parameters are another version.
-static inline UpdatePlaces store_apart_places(const Store *s, int storage, int64_t step) {
+static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int64_t step) {
     UpdatePlaces p;
     memset(&p, 0, sizeof p);
     p.count = store_own(s, storage, &p.first), p.gradient = store_sum(s, storage, step), p.by_host = true;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         p.state[kind] = store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
-        if (!p.state[kind] || !store_guesses(s)) { continue; }
-        p.old[kind] = p.state[kind], p.state[kind] = store_host_state(s, (StateKind)kind, storage, !s->turned[storage]);
     }
     return p;
 }
@@ -176,16 +171,14 @@ static inline UpdatePlaces store_update_places(Store *s, int storage, int64_t st
 // Some of them, from element `at` of the piece on.
 static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_t at, int64_t n, OptimizerStep o) {
     float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
-    const float *old[STATE_V + 1] = {NULL, NULL, NULL};
     const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // else masters alone
     void *parameters = p->parameters ? p->parameters + at * (int64_t)dtype_size(dtype) : (char *)(void *)master;
-    for (int kind = STATE_MASTER; kind <= STATE_V && p->old[kind]; kind++) { old[kind] = p->old[kind] + at; }
     if (s->adam && p->by_host) {
-        ops_adamw_host(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o, old);
+        ops_adamw_host(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
     } else if (s->adam) {
         ops_adamw(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
     } else if (p->by_host) {
-        ops_sgd_host(s->stream, master, parameters, dtype, m, p->gradient + at, n, o, old);
+        ops_sgd_host(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
     } else {
         ops_sgd(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
     }
@@ -246,11 +239,6 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
 // A gradient's room is written anew: what was in it has left.
 static inline void store_free_room(Store *s) {
     for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { ops_follow(s->stream, &s->room[i].link); }
-}
-// The one of this storage is whole. Whatever else came to be added is added, too.
-static inline void store_await_sum(Store *s, int storage) {
-    for (int i = 0; i < MOVING_PIECES; i++) { store_finish_adding(s, i); }
-    ops_wait(store_sum_link(s, storage));
 }
 // All sums on the host are whole.
 static inline void store_finish_sums(Store *s) {

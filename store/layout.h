@@ -82,7 +82,7 @@ typedef enum {
     STATE_M,
     STATE_V,
     STATE_PREVIOUS,
-    STATE_MEASURED,
+    STATE_RETIRED, // in files of older versions; passed over. Numbers are those of the files
     STATE_GRADIENT,
     STATE_KINDS, // of a checkpoint
     STATE_PARAMETERS = STATE_KINDS,
@@ -99,7 +99,7 @@ typedef struct {
     unsigned char *disk; // [storages] bits of the optimizer's among them that lie on a disk (store/disk.h) and come to the host for their update; NULL: none
     const char *folder;  // where
     bool gradients;      // they may lie there
-    UpdateTime when;     // but for LAST all do, and all masters
+    bool delays;         // updates are made one step late: then all do, and all masters
     int storages;
 } Offload;
 #ifndef OFFLOAD_PIECE // tests make it small
@@ -125,8 +125,6 @@ typedef struct {
     QuantFormat weights, gradients;
     bool accumulates;       // a step has several micro-steps
     bool lends;             // wte stays acquired from the head to the embedding (dp.h)
-    bool measures;          // gradients of layers that share a storage are apart until the end of a step (pseudo.h: measured)
-    bool looks;             // the gradient of a layer is compared with that of the one before it (pseudo.h: --delink-auto)
     const Relay *relay;     // NULL: states travel by collectives
     const Offload *offload; // NULL: all states are on the device
 } ZeroPolicy;
@@ -212,7 +210,7 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
         const bool same = i && !memcmp(used, used - p->stages, (size_t)p->stages); // as of the one before
         if (!same) { stages = placement_mark_ranks(p, used, marked, (int)ranks); }
         h.of[i] = same ? h.of[i - 1] : holders_list(&h, marked, (int)ranks);
-        h.tied[i] = stages > 1 || (gpt_storage_class(m, i) == STORAGE_BLOCK && !gpt_layers_follow(m, i));
+        h.tied[i] = stages > 1 || (m->share.cycle && gpt_storage_class(m, i) == STORAGE_BLOCK);
         h.turns[i] = gpt_storage_class(m, i) == STORAGE_BLOCK && !h.tied[i], h.blocks[h.of[i]] += h.turns[i];
     }
     free(marked), free(uses);
@@ -247,8 +245,8 @@ static inline bool zero_param_far(const ZeroPolicy *z, int storage) { return off
 static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) {
     return z->relay ? z->relay->guests : (z->stage >= 3 && !h->tied[storage]) || zero_param_far(z, storage);
 }
-static inline int zero_gradient_stage(const ZeroPolicy *z) { // those that wait stay whole; where sums leave the device, whole ones come and go
-    return z->measures ? (int)min_i64(z->stage, 1) : offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
+static inline int zero_gradient_stage(const ZeroPolicy *z) { // where sums leave the device, whole ones come and go
+    return offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
 }
 static inline SumPlace zero_sum_place(const Offload *o, const Holders *h, int storage) {
     const bool alone = holders_of(h, storage) == 1 && h->turns[storage];

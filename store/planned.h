@@ -81,7 +81,6 @@ typedef struct {
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
     Shelf host[HOST_KINDS];   // [kinds] what lies on the host
-    Shelf spare[STATE_V + 1]; // [kinds] of early updates: where these write the optimizer's, beside those that they read
     int *pieces;              // [storages] that such states go in for their update; 0: all are on the device
     int *first_piece;         // [storages] pieces of the storages before
     size_t room_bytes;        // of an OffloadRoom
@@ -89,8 +88,6 @@ typedef struct {
     int64_t *disk_at;         // [storages + 1] where in the file its pieces begin; the last: the file's bytes
     size_t disk_room_bytes;   // of a DiskRoom
     size_t sum_bytes;         // of a SumRoom
-    Shelf layers, measured;   // of layers that share, with policy.measures: their gradients, whole; v as it would be if each had its own
-    Shelf looked;             // with policy.looks: slices of the gradient of the layer before
     Shelf making, coming;     // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
     Shelf piling;             // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
     int64_t room_elements;    // of a relay's rooms for parameters that come for a use
@@ -115,9 +112,6 @@ typedef struct {
     CommHandle *reducing, *gathering;
     int64_t moved[2];          // bytes that came from the host, that went there
     int64_t stored[2];         // bytes that steps read from the disk, that they wrote
-    bool *begun;               // [layers] of those that share, with policy.measures: its gradient has a contribution
-    CommHandle *layer_reduces; // [layers]
-    bool takes_measured;       // what was measured becomes v, where states of shared blocks come from a file or another store
     int64_t *updates;          // updates so far: the version that exists
     int64_t *restarted;        // the version at which the moments began: their counter is the difference
     int64_t *version;          // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
@@ -134,15 +128,10 @@ typedef struct {
     StoreNoise noise;
     bool *noised;            // [storages] the gradient of this step has its noise, and no update yet
     bool pending;            // of delayed updates: the host has a gradient, of the step before
-    bool *turned;            // [storages] of early updates: the newest states are on the spare shelves
-    bool early;              // this step's updates are made before its norm is known
-    int64_t earlies, redone; // such steps; those of them whose updates did not hold
     bool by_chance;          // bf16 parameters are rounded stochastically, with draws that follow from ...
     uint64_t seed;           // ... this. The owner sets both before it fills the masters
 } Store;
 
-// With policy.measures: are the gradients of a storage's layers apart?
-static inline bool store_measures(const Store *s, int storage) { return s->policy.measures && gpt_storage_shared_by(s->model, storage) > 1; }
 static inline bool store_param_far(const Store *s, int storage) { return zero_param_far(&s->policy, storage); }
 static inline SumPlace store_sum_place(const Store *s, int storage) { return zero_sum_place(s->policy.offload, &s->layout.holders, storage); }
 static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
@@ -287,11 +276,8 @@ static inline void store_plan_relay(Store *s) {
     free(copies), free(room);
 }
 
-static inline UpdateTime store_update_time(const Store *s) { return s->policy.offload ? s->policy.offload->when : UPDATES_LAST; }
-static inline bool store_delays(const Store *s) { return store_update_time(s) == UPDATES_LATE; }
-static inline bool store_guesses(const Store *s) { return store_update_time(s) == UPDATES_EARLY; }
-// Does the device compute with other parameters than the masters that an update makes? Then these are apart in fp32, too.
-static inline bool store_updates_apart(const Store *s) { return store_update_time(s) != UPDATES_LAST; }
+// Does the device compute with the version before the masters that an update makes? Then these are apart in fp32, too.
+static inline bool store_delays(const Store *s) { return s->policy.offload && s->policy.offload->delays; }
 // Of the longest piece of a storage, on its way, if so much lay on the host. Where the device updates, states, gradients and parameters that lie there;
 // where the host does, a gradient and parameters that do not.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
@@ -373,15 +359,13 @@ static inline void store_plan_offload(Store *s) {
     Shelf *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
-        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_updates_apart(s) : kind == STATE_V && !s->adam;
+        const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s) : kind == STATE_V && !s->adam;
         ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
         *device[kind] = shelf_plan(&s->layout, plan);
         for (size_t i = 0; i < storages; i++) { there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind); }
         plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
         s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
-        plan.layout = store_guesses(s) ? plan.layout : SHELF_NONE;
-        s->spare[kind] = shelf_plan(&s->layout, plan), s->spare[kind].far = true;
     }
     for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
         const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
@@ -401,27 +385,6 @@ static inline void store_plan_offload(Store *s) {
     s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
     s->sum_rooms.far = true, s->sum_rooms.held = MOVING_PIECES * s->sum_bytes;
     store_plan_disk(s);
-}
-
-// My slices of the storages that blocks share.
-static inline Shelf store_plan_shared(const Store *s) {
-    const GptModel *m = s->model;
-    int *none = (int *)checked_calloc((size_t)m->storages, sizeof(int), "shelf");
-    Shelf shelf = shelf_plan_copies(m, none, sizeof(float));
-    for (int i = 0; i < m->storages; i++) {
-        shelf.slice[i] = (int64_t)shelf.held;
-        if (gpt_storage_shared_by(m, i) > 1) { shelf.held += (size_t)store_own_elements(s, i) * sizeof(float); }
-    }
-    free(none);
-    return shelf;
-}
-// Gradients of the layers that share.
-static inline Shelf store_plan_layers(const Store *s) {
-    int *users = (int *)checked_calloc((size_t)s->model->storages, sizeof(int), "shelf");
-    for (int i = 0; i < s->model->storages; i++) { users[i] = store_measures(s, i) && store_holds(s, i) ? (int)gpt_storage_shared_by(s->model, i) : 0; }
-    Shelf shelf = shelf_plan_copies(s->model, users, sizeof(float));
-    free(users);
-    return shelf;
 }
 
 // Decides where everything lies. Takes no memory but tables: predictions ask it, too. ranks (all of them, seen from the one whose store it
@@ -444,17 +407,15 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     s.secondary = shelf_plan(&s.layout, secondary);
     s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
     if (policy.relay) { store_plan_relay(&s); }
-    if (policy.measures) { s.layers = store_plan_layers(&s), s.measured = store_plan_shared(&s); }
-    if (policy.looks) { s.looked = store_plan_shared(&s); }
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     return s;
 }
 static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { // adds bytes of each kind
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
-    memory[MEMORY_GRADIENTS] += s->grads.held + s->layers.held;
-    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held + s->measured.held;
+    memory[MEMORY_GRADIENTS] += s->grads.held;
+    memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
     memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
-                              s->errors.held + s->looked.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
+                              s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
 }
 static inline size_t store_partials(const Store *s) { // of the norm
     size_t chunks = 0;
@@ -469,7 +430,6 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
     size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;
     for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
-    for (int kind = 0; kind <= STATE_V; kind++) { bytes += s->spare[kind].held; }
     return bytes;
 }
 

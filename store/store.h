@@ -44,11 +44,6 @@ static inline float *store_sum(const Store *s, int storage, int64_t step) {
     return (float *)(void *)shelf_slice(&s->grads, storage) + (places > 1 ? step % places * gpt_storage_elements(s->model, storage) : 0);
 }
 
-// The gradient of one of the layers that share a storage (the `user`-th), whole, where these are apart.
-static inline float *store_layer(const Store *s, int storage, int64_t user) {
-    return (float *)(void *)shelf_whole(&s->layers, storage) + user * gpt_storage_elements(s->model, storage);
-}
-
 // Where parameters are that came for a use.
 static inline char *store_guest(const Store *s, int storage, int room) {
     return shelf_slice(&s->params, storage) + room * s->room_elements * (int64_t)dtype_size(s->dtype);
@@ -86,10 +81,6 @@ static inline void store_allocate_offload(Store *s) {
         shelf_allocate(&s->host[kind], MEMORY_OPTIMIZER, "states on the host");
         pinned = pinned && (s->host[kind].pinned || !s->host[kind].base);
     }
-    for (int kind = 0; kind <= STATE_V; kind++) {
-        shelf_allocate(&s->spare[kind], MEMORY_OPTIMIZER, "states on the host");
-        pinned = pinned && (s->spare[kind].pinned || !s->spare[kind].base);
-    }
     shelf_allocate(&s->offload_rooms, MEMORY_BUFFERS, "rooms of offloaded states"), shelf_allocate(&s->sum_rooms, MEMORY_BUFFERS, "sums of gradients");
     for (int i = 0; i < MOVING_PIECES && s->sum_bytes; i++) { s->adding[i].at = (float *)(void *)(s->sum_rooms.base + (size_t)i * s->sum_bytes); }
     for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) {
@@ -120,8 +111,6 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     shelf_allocate(&s->grads, MEMORY_GRADIENTS, "gradients"), shelf_allocate(&s->master, MEMORY_OPTIMIZER, "fp32 parameters");
     shelf_allocate(&s->m, MEMORY_OPTIMIZER, "moments"), shelf_allocate(&s->v, MEMORY_OPTIMIZER, "moments");
     shelf_allocate(&s->codes, MEMORY_BUFFERS, "quantized parameters"), shelf_allocate(&s->errors, MEMORY_BUFFERS, "errors of quantized gradients");
-    shelf_allocate(&s->layers, MEMORY_GRADIENTS, "gradients of layers"), shelf_allocate(&s->measured, MEMORY_OPTIMIZER, "measured moments");
-    shelf_allocate(&s->looked, MEMORY_BUFFERS, "gradients of layers");
     store_allocate_offload(s);
     for (int i = 0; i < s->layout.holders.count; i++) {
         const Group *all = &s->layout.parties[i].all;
@@ -136,10 +125,7 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->reducing = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->gathering = (CommHandle *)checked_calloc(n, sizeof(CommHandle), "store");
     s->updates = (int64_t *)checked_calloc(n, sizeof(int64_t), "store"), s->restarted = (int64_t *)checked_calloc(n, sizeof(int64_t), "store");
-    s->begun = (bool *)checked_calloc((size_t)s->model->config.layers, sizeof(bool), "store");
-    s->layer_reduces = (CommHandle *)checked_calloc((size_t)s->model->config.layers, sizeof(CommHandle), "store");
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
-    s->turned = (bool *)checked_calloc(n, sizeof(bool), "store"), s->early = store_guesses(s);
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
     for (int i = 0; i < s->model->storages; i++) { s->fresh[i] = true; }
     s->partials = (double *)memory_take_host(store_partials(s) * sizeof(double), "norm partials");
@@ -155,13 +141,12 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
 
 // Gives back what lies on the device, or on the host; the rest of the store stays.
 static inline void store_free_shelves(Store *s, bool far) {
-    Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,    &s->secondary, &s->codes,         &s->errors,
-                        &s->making, &s->coming, &s->piling, &s->layers, &s->measured, &s->looked,    &s->offload_rooms, &s->sum_rooms};
+    Shelf *shelves[] = {&s->params, &s->master, &s->m,      &s->v,      &s->grads,         &s->secondary, &s->codes,
+                        &s->errors, &s->making, &s->coming, &s->piling, &s->offload_rooms, &s->sum_rooms};
     for (size_t i = 0; i < sizeof shelves / sizeof shelves[0]; i++) {
         if (shelves[i]->far == far) { shelf_free(shelves[i]); }
     }
     for (int kind = 0; far && kind < HOST_KINDS; kind++) { shelf_free(&s->host[kind]); }
-    for (int kind = 0; far && kind <= STATE_V; kind++) { shelf_free(&s->spare[kind]); }
     if (far) { return; }
     ops_free(s->unpacked), ops_free(s->parcel_base);
     s->unpacked = s->parcel_base = NULL;
@@ -188,7 +173,7 @@ static inline void store_free(Store *s) {
     layout_free(&s->layout), party_free(&s->world);
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates),
         free(s->restarted);
-    free(s->sums), free(s->noised), free(s->turned), free(s->unpacked_at), free(s->begun), free(s->layer_reduces);
+    free(s->sums), free(s->noised), free(s->unpacked_at);
     ops_free_host(s->partials);
     memset(s, 0, sizeof *s);
 }
@@ -202,26 +187,23 @@ static inline int64_t store_version(const Store *s) {
 
 // States by name: my slice of a storage, fp32, on the device or on the host; nothing to look at where there is no such state, or I own nothing.
 // The version before the newest is the whole storage's, of ranks that keep two.
-static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "measured v", "gradient"};
+static const char *const state_names[STATE_KINDS] = {"parameters", "m", "v", "previous parameters", "retired state", "gradient"};
 static inline bool store_has_state(const Store *s, StateKind kind) {
     if (kind == STATE_GRADIENT) { return s->pending; }
-    if (kind == STATE_MEASURED) { return s->policy.measures; }
+    if (kind == STATE_RETIRED) { return false; }
     return kind == STATE_PREVIOUS ? s->policy.relay != NULL : kind != STATE_V || s->adam;
 }
 static inline bool store_keeps_previous(const Store *s, int storage) { return s->policy.relay && s->policy.relay->places[storage] > 1; }
 static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
-    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_updates_apart(s); // parameters are their own masters
+    const bool own = kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s); // parameters are their own masters
     return own ? store_param_far(s, storage) : (kind <= STATE_V || kind == STATE_GRADIENT) && offload_has(s->policy.offload, storage, kind);
 }
 static inline bool store_on_disk(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind); }
-static inline float *store_host_state(const Store *s, StateKind kind, int storage, bool spare) {
-    return (float *)(void *)shelf_slice(spare ? &s->spare[kind] : &s->host[kind], storage);
-}
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
     assert(!store_on_disk(s, kind, storage)); // it has no place in memory
-    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_updates_apart(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
-    if (store_on_host(s, kind, storage)) { return store_host_state(s, kind, storage, kind <= STATE_V && s->turned[storage]); }
-    const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v, NULL, &s->measured, NULL};
+    if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
+    if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
+    const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v};
     return (float *)(void *)shelf_slice(shelves[kind], storage);
 }
 // Where in the file a state of a piece begins that has so many elements, the most of its storage, or fewer if it is the last.
