@@ -4,13 +4,12 @@
     scripts/reproduce_pseudo.sh --quick | --full [--part PART ...] [--steps N] [--into FOLDER] [--program FILE]
 
 quality  validation loss at equal tokens of text (data/text_bytes_*, `make data`), a GPT of 12 blocks: real from scratch; all blocks shared, and
-         delinked after several shares of the steps, at once or step by step, or when --delink-auto finds it is time; shared for ever. Each at its own
-         best learning rate.
+         delinked after several shares of the steps; shared for ever. Each at its own best learning rate.
 budget   what 0.6 of the time of training from scratch buys where a real step takes three times what a shared one does (that much of it shared, and
          the rest real): final validation losses beside that from scratch. Learning rates of both phases are tuned; they stay until the last fifth of
          the steps (wsd), and from scratch the better of this and cosine counts.
-moments  what copies begin with: the moments of the mean gradient, with and without a re-warm-up, v as measured layer by layer, none. At the
-         switch in the middle and the learning rate found for it.
+moments  what copies begin with: the moments of the mean gradient, with and without a re-warm-up, or none. At the switch in the middle and the
+         learning rate found for it.
 speed    step times of the shared and of the real model: on this machine as it is; with offload, where the device is as small as the shared model (or
          the least that the real one runs with), so that the real one's states lie on the host; and on an emulated cluster of 4 nodes
          (cluster.sh) whose link makes the real model's messages three times its compute. Joules where /sys/class/powercap can be read.
@@ -35,8 +34,6 @@ from reproduce_cyclic import CLUSTER, WARMUP, cluster_name, found_events, last_v
 RANKS = 4  # of the cluster: so many nodes with a rank each
 SLOW = 3  # messages of the real model over that link, where its compute takes 1
 MODEL = ("--model", "layers=12,heads=4,channels=64,vocab=256", "--seq-len", 32, "--micro-batch", 8, "--batch-tokens", 256, "--final-lr-fraction", 0)
-LOOKS = 50  # of --delink-auto in a run
-CUTS = 4  # of 12 blocks, until each is alone
 GOAL = 0.6  # of the time of training from scratch
 
 
@@ -64,11 +61,10 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is compared at its best learning rate. switch: the share of the steps in which blocks share; -1: as --delink-auto finds."""
+    """What is compared at its best learning rate. switch: the share of the steps in which blocks share."""
     switch: float = 0
     moments: str = "mean"
     warmup: float = 0  # the share of the steps after the switch in which the rate rises again
-    gradual: bool = False
     share: str = "all"
     length: float = 1  # steps, over those of training from scratch
     schedule: str = "cosine"
@@ -79,18 +75,16 @@ class Candidate:
         return self.share if self.length != 1 else self.switch != 0
 
     def __str__(self):
-        name = {0: "real from scratch", 1: "always shared", -1: "shared, then real: auto"}.get(self.switch) or f"shared for {100 * self.switch:g} %, then real"
-        name += (", step by step" if self.gradual else "") + (f", {self.moments}" if self.moments != "mean" else "") + (", re-warm-up" if self.warmup else "")
+        name = {0: "real from scratch", 1: "always shared"}.get(self.switch) or f"shared for {100 * self.switch:g} %, then real"
+        name += (f", {self.moments}" if self.moments != "mean" else "") + (", re-warm-up" if self.warmup else "")
         name += f", --share {self.share}, {self.length:.2f} times the steps" if self.length != 1 else ""
         return name + (f", {self.schedule}" if self.schedule != "cosine" else "")
 
     def flags(self, steps):
         if self.switch == 0:
             return []
-        when = ["--delink-auto", 1, "--delink-every", max(1, steps // LOOKS)] if self.switch < 0 else ["--delink-at", self.at(steps)]
         rise = ["--delink-warmup", max(1, round(self.warmup * steps))] if self.warmup else []
-        cuts = ["--delink-gradual", 1, *([] if self.switch < 0 else ["--delink-every", max(1, (steps - self.at(steps)) // (2 * CUTS))])] if self.gradual else []
-        return ["--share", self.share, *([] if self.switch == 1 else [*when, *cuts, "--delink-moments", self.moments, *rise])]
+        return ["--share", self.share, *([] if self.switch == 1 else ["--delink-at", self.at(steps), "--delink-moments", self.moments, *rise])]
 
     def at(self, steps):
         return max(1, round(self.switch * steps))
@@ -99,7 +93,7 @@ class Candidate:
         return max(1, round(self.length * of_scratch))
 
 
-REAL, SHARED, AUTO, STEPWISE, STEADY = Candidate(0), Candidate(1), Candidate(-1), Candidate(-1, gradual=True), Candidate(0, schedule="wsd")
+REAL, SHARED, STEADY = Candidate(0), Candidate(1), Candidate(0, schedule="wsd")
 JOULES = "joules a step"
 
 
@@ -138,15 +132,7 @@ def mean_curve(curves):
 # Losses
 
 def quality_runs(bench):
-    gradual = Candidate(bench.middle.switch, gradual=True)
-    return bench.best("quality", [REAL, *bench.switches, gradual, AUTO, STEPWISE, SHARED], bench.plan.rates)
-
-
-def switched_at(bench, rate):
-    """Where --delink-auto switched, of each seed; None: never."""
-    for seed in bench.plan.seeds:
-        log = bench.run(f"quality/{AUTO}, lr {rate}, seed {seed}".replace(", ", "_").replace(" ", ""), bench.command(AUTO, rate, seed))
-        yield next((event["step"] for event in found_events(log, "delink")), None)
+    return bench.best("quality", [REAL, *bench.switches, SHARED], bench.plan.rates)
 
 
 def loss_lines(bench, found, base):
@@ -160,13 +146,11 @@ def loss_lines(bench, found, base):
 def quality(bench):
     found = quality_runs(bench)
     means = {one: statistics.mean(losses) for one, (_, losses, _) in found.items()}
-    switches = ", ".join("never" if step is None else f"{step} of {bench.steps}" for step in switched_at(bench, found[AUTO][0]))
     told = "; ".join(f"{one}: {more(means[one] / means[REAL])}" for one in means if one not in (REAL, SHARED))
     spread = f"; seeds from scratch are {100 * (max(found[REAL][1]) / min(found[REAL][1]) - 1):.1f} % apart" if len(bench.plan.seeds) > 1 else "; one seed"
     claims = [["loss at equal tokens, shared then real, against real from scratch", "SWE (BERT-Large): better, by 36-54 % of what twice the steps bring", told,
                f"a small GPT on bytes, {bench.steps} steps, final validation loss" + spread],
-              ["loss at equal tokens, always shared", "ALBERT: clearly worse", more(means[SHARED] / means[REAL]), "the same"],
-              ["step of the switch that --delink-auto finds", "SWE-A: by correlation 0.5, three looks in a row", switches, f"{LOOKS} looks in a run"]]
+              ["loss at equal tokens, always shared", "ALBERT: clearly worse", more(means[SHARED] / means[REAL]), "the same"]]
     return loss_lines(bench, found, means[REAL]), claims
 
 
@@ -190,7 +174,7 @@ def budget(bench):
 def moments(bench):
     (rate, losses, curves), = (quality_runs(bench)[bench.middle],)
     share = bench.middle.switch
-    others = bench.best("moments", [Candidate(share, "mean", 0.02), Candidate(share, "measured"), Candidate(share, "reset"), Candidate(share, "reset", 0.02)], {True: (rate,)})
+    others = bench.best("moments", [Candidate(share, "mean", 0.02), Candidate(share, "reset"), Candidate(share, "reset", 0.02)], {True: (rate,)})
     found = {bench.middle: (rate, losses, curves), **others}
     base = statistics.mean(losses)
     told = "; ".join(f"{one}: {more(statistics.mean(other) / base)}" for one, (_, other, _) in others.items())

@@ -412,7 +412,30 @@ static void test_forged_manifests_are_refused(void **state) {
     free(whole.data);
     store_free(&s);
 }
-// Any groups of blocks that share come back from a manifest; whatever else stands there is refused. Cuts are cuts: halves, pairs, all but one pair.
+// Files of older versions may have moments that were measured layer by layer, as kind 4: they are passed over, and all else is loaded.
+static void test_retired_states_are_passed_over(void **state) {
+    (void)state;
+    Store s = make_store(DTYPE_FP32, true);
+    save_step(&s, 4, 0);
+    Bytes manifest = read_file(path_of("%s", files[1])), whole = read_file(path_of("%s", files[0]));
+    const int64_t lnf = model.storages - 1, elements = gpt_storage_elements(&model, (int)lnf), kinds[] = {4, 6};
+    char *text = (char *)manifest.data, *forged = calloc(whole.bytes + sizeof(StatePiece) + (size_t)elements * 4, 1);
+    for (int k = 0; k < 2; k++) { // of a kind that there never was they are not
+        StateHeader header;
+        const StatePiece piece = {kinds[k], lnf, 0, elements};
+        memcpy(&header, whole.data, sizeof header);
+        const size_t table = sizeof header + (size_t)header.pieces * sizeof piece;
+        header.pieces++;
+        memcpy(forged, whole.data, table), memcpy(forged, &header, sizeof header);
+        memcpy(forged + table, &piece, sizeof piece), memcpy(forged + table + sizeof piece, whole.data + table, whole.bytes - table);
+        write_file(path_of("%s", files[0]), forged, whole.bytes + sizeof piece + (size_t)elements * 4);
+        sign_state(text), sign_manifest(text);
+        assert_int_equal(loads(&s), kinds[k] == 4);
+    }
+    free(forged), free(manifest.data), free(whole.data);
+    store_free(&s);
+}
+// Which blocks share comes back from a manifest; whatever else stands there is refused, also groups of different lengths, which older versions had.
 static void test_shares(void **state) {
     (void)state;
     GptConfig of = config, read;
@@ -420,40 +443,27 @@ static void test_shares(void **state) {
     char optimizer[8], text[400];
     for (int round = 0; round < 300; round++) {
         of.layers = 1 + (int64_t)draw(12);
-        share =
-            round % 3 ? gpt_share(of.layers, 1 + (int64_t)draw((size_t)of.layers), round % 3 == 1 ? 0 : 1 + (int64_t)draw((size_t)of.layers)) : GPT_SHARE_NONE;
-        for (int64_t l = 0; round % 3 == 0 && l < of.layers; l++) { // each layer alone, or with one before it
-            const int64_t with = (int64_t)draw((size_t)l + 1);
-            share.first[l] = (uint16_t)(with < l ? share.first[with] : l);
-        }
-        if (round % 3 == 0) { share_close(&share, of.layers); }
+        const int64_t n = 1 + (int64_t)draw((size_t)of.layers);
+        const bool cycles = round % 2;
+        share = gpt_share(of.layers, n, cycles ? n : 0);
         GptModel m = gpt_model_shared(of, share);
         TextBuffer t = {NULL, 0, 0};
         manifest_add_model(&t, &m, true);
-        assert_true(manifest_model(t.text, &read, &back, optimizer) && read.layers == of.layers && share_same(&share, &back));
+        assert_true(manifest_model(t.text, &read, &back, optimizer) && read.layers == of.layers && share_same(share, back));
         free(t.text);
         int64_t users = 0;
         for (int i = 2; i < m.storages - 1; i++) {
-            for (int64_t l = gpt_first_layer(&m, i), n = 0; l >= 0; l = gpt_next_layer(&m, l), users++) {
-                assert_true(gpt_storage_of_layer(&m, l) == i && gpt_layer_user(&m, l) == n++ && (!share.any || share.first[l] == gpt_first_layer(&m, i)));
+            const int64_t before = users, first = gpt_first_layer(&m, i);
+            for (int64_t l = first; l >= 0; l = gpt_next_layer(&m, l), users++) {
+                assert_true(gpt_storage_of_layer(&m, l) == i && first == (cycles ? l % n : l / n * n));
             }
+            assert_int_equal(gpt_storage_shared_by(&m, i), users - before);
         }
         assert_int_equal(users, of.layers);
-        for (int cut = CUT_HALVES; cut <= CUT_ALL_BUT_ONE; cut++) {
-            const GptShare parts = share_parts(&m, (ShareCut)cut);
-            const GptModel after = gpt_model_shared(of, parts);
-            assert_true(share_is_cut(&share, &parts, of.layers));
-            if (cut == CUT_ALL_BUT_ONE && share.any) { assert_int_equal(after.storages - 3, of.layers - 1); }
-            for (int i = 2; i < m.storages - 1; i++) {
-                const int64_t n = gpt_storage_shared_by(&m, i), left = gpt_storage_shared_by(&after, gpt_storage_of_layer(&after, gpt_first_layer(&m, i)));
-                if (cut == CUT_HALVES) { assert_int_equal(left, ceil_div(n, 2)); }
-                if (cut == CUT_PAIRS) { assert_int_equal(left, min_i64(n, 2)); }
-            }
-        }
     }
     static const char *const forged[] = {
         "",           "0",          "-1", "7", "2y", "0x", "7x", "0.0", "0.0.0.0.0.0.0", "1.1.1.1.1.1", "0.0.1.0.0.0", "0.0.3.3.0.0", "0.0.0.0.0.-1",
-        "0..0.0.0.0", "0.0.0.0.0.", "all"};
+        "0..0.0.0.0", "0.0.0.0.0.", "all", "0.0.2.3.3.5"};
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
         snprintf(text, sizeof text, "model layers=6,heads=2,channels=16,vocab=101,padded_vocab=128,max_seq_len=16,optimizer=adamw,share=%s\n", forged[i]);
         assert_false(manifest_model(text, &read, &back, optimizer));
@@ -965,6 +975,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup(test_changed_bytes_are_refused, fresh),
         cmocka_unit_test_setup(test_forged_manifests_are_refused, fresh),
         cmocka_unit_test_setup(test_histories, fresh),
+        cmocka_unit_test(test_retired_states_are_passed_over),
         cmocka_unit_test(test_shares),
         cmocka_unit_test_setup(test_forged_pieces_are_refused, fresh),
         cmocka_unit_test_setup(test_what_is_no_checkpoint, fresh),

@@ -197,14 +197,7 @@ static void run(Rig *r, const Schedule *schedule, int step) {
         case ACT_ACQUIRE: check_acquired(r, store_acquire(s, a->storage, r->version + a->version), a->storage); break;
         case ACT_RELEASE: store_release(s, a->storage); break;
         case ACT_REDUCE: store_reduce(s, a->storage, step); break;
-        case ACT_UPDATE:
-            if (store_guesses(s)) {
-                store_update_early(s, a->storage, step, optimizer);
-            } else {
-                store_update(s, a->storage, step, optimizer, a->use);
-            }
-            break;
-        case ACT_CONFIRM: store_confirm(s, a->storage, step, optimizer); break;
+        case ACT_UPDATE: store_update(s, a->storage, step, optimizer, a->use); break;
         case ACT_FETCH: store_fetch(s, a->storage, a->use, step); break;
         case ACT_EVICT: store_evict(s, a->storage, a->use, step); break;
         case ACT_FETCH_SUM: store_fetch_sum(s, a->storage, step); break;
@@ -273,10 +266,7 @@ static void train_rig(Rig *r) {
     store_settle(&r->store);
     check_states(r, "initial states", 0);
     comm_reset_counters(&comm);
-    for (int step = 0; step < STEPS; step++) {
-        r->store.early = store_guesses(&r->store) && step % 2;
-        run(r, &r->program.rank[comm.rank], step);
-    }
+    for (int step = 0; step < STEPS; step++) { run(r, &r->program.rank[comm.rank], step); }
     store_settle(&r->store);
     check_traffic(r);
     if (r->setting.exact) { check_states(r, "states", STEPS); }
@@ -325,7 +315,7 @@ static void test_offload(void) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
             Setting s = setting_of(k / 6, (PipelineKind)(k % 3));
-            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, UPDATES_LAST, STORAGES);
+            const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, STORAGES);
             for (int storage = 0; storage < STORAGES; storage++) {
                 const int draw = (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
                 host[storage] = o.by_host ? by_host[draw] : by_device[draw];
@@ -335,20 +325,6 @@ static void test_offload(void) {
         }
     }
     report("states on the host under every placement and schedule");
-}
-// All of them, where updates are made before the norm is known, or after it, in turns.
-static void test_early(void) {
-    unsigned char host[STORAGES];
-    const Offload o = OFFLOAD(host, true, NULL, true, UPDATES_EARLY, STORAGES);
-    memset(host, OPTIMIZER_STATES | 1 << STATE_GRADIENT, sizeof host);
-    for (int i = 0; i < CASES; i++) {
-        for (int k = 0; k < 12 && cases[i].ranks == comm.ranks; k++) {
-            Setting s = setting_of(k / 3, (PipelineKind)(k % 3));
-            s.zero.offload = &o;
-            if (everything || k % 3 == (i + k / 3) % 3) { test_setting(&cases[i], &s); }
-        }
-    }
-    report("early updates under every placement and schedule");
 }
 static void test_plus_plus(void) {
     for (int i = 0; i < CASES; i++) {
@@ -427,7 +403,6 @@ int main(int argc, char **argv) {
     make_reference();
     test_stages();
     test_offload();
-    test_early();
     test_plus_plus();
     test_files();
     if (comm.rank == 0) {

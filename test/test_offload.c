@@ -91,15 +91,15 @@ static Placement draw_placement(const GptModel *m, int *ranks) {
 static ZeroPolicy draw_policy(void) {
     ZeroPolicy z;
     memset(&z, 0, sizeof z);
-    z.stage = draw(4), z.partition = 1, z.accumulates = toss(), z.quantized_weights = z.stage == 3 && !draw(4), z.measures = !draw(6);
+    z.stage = draw(4), z.partition = 1, z.accumulates = toss(), z.quantized_weights = z.stage == 3 && !draw(4);
     z.weights.bits = z.gradients.bits = 8, z.weights.block = z.gradients.block = 64 << draw(3);
     return z;
 }
-static Offload draw_offload(const GptModel *m, const ZeroPolicy *policy) {
+static Offload draw_offload(const GptModel *m) {
     Offload o;
     memset(&o, 0, sizeof o);
     o.host = calloc(2 * (size_t)m->storages, 1), o.disk = o.host + m->storages, o.storages = m->storages;
-    o.by_host = toss(), o.gradients = !policy->measures && toss();
+    o.by_host = toss(), o.gradients = toss();
     return o;
 }
 // Something has left already: what other ranks ask for, or --offload.
@@ -134,7 +134,7 @@ static void test_fill(void **state) {
         Group cluster = group_cluster(1, ranks), seen = group_seen_from(&cluster, draw(ranks));
         const ZeroPolicy policy = draw_policy();
         Store store = store_plan(&m, &seen, &placement, policy, toss() ? DTYPE_FP32 : DTYPE_BF16, DTYPE_FP32, toss());
-        Offload o = draw_offload(&m, &policy);
+        Offload o = draw_offload(&m);
         const Stage *stage = &placement.stage[placement_stage_of_rank(&placement, seen.me)];
         const OffloadScope f = {&store, toss(), toss(), 100 + draw(100000), 1 + draw(3), stage->first_unit, stage->first_unit + stage->units};
         fill_both_ways(&o, &f, false), fill_both_ways(&o, &f, true);

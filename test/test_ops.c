@@ -1500,11 +1500,6 @@ static void test_quantize_pieces(void **state) {
             check_moved(threads);
             ops_wait(&s);
             check_floats(t.expected, t.out, N);
-            for (int64_t i = 0; i < N; i++) { t.expected[i] = (float)(0.75 * t.out[i] + 0.5 * t.x[i] * t.x[i]); }
-            ops_second_moment(&s, t.out, t.x, N, 0.75f, 0.5f);
-            check_moved(threads);
-            ops_wait(&s);
-            for (int64_t i = 0; i < N; i++) { assert_false(fabsf(t.out[i] - t.expected[i]) > 1e-6f * (fabsf(t.expected[i]) + t.x[i] * t.x[i])); }
             free_stream(&s);
         }
         free_quant_trial(&t, 0);

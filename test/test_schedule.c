@@ -22,24 +22,22 @@ static const ZeroPolicy stage_two = ZERO_STAGE(2, true, NULL);
 static const ZeroPolicy stage_three = ZERO_POLICY(3, 2, false, true, false, NULL, NULL); // with secondary copies on pairs of ranks
 // The moments of all storages on the host: the device updates them, or the host does.
 static unsigned char moments[] = {6, 6, 6, 6, 6};
-static const Offload coming = OFFLOAD(moments, false, NULL, false, UPDATES_LAST, 5), far_away = OFFLOAD(moments, true, NULL, false, UPDATES_LAST, 5);
-static const Offload stored = OFFLOAD(moments, false, moments, false, UPDATES_LAST, 5),
-                     stored_far = OFFLOAD(moments, true, moments, false, UPDATES_LAST, 5); // all of these on disk
+static const Offload coming = OFFLOAD(moments, false, NULL, false, false, 5), far_away = OFFLOAD(moments, true, NULL, false, false, 5);
+static const Offload stored = OFFLOAD(moments, false, moments, false, false, 5),
+                     stored_far = OFFLOAD(moments, true, moments, false, false, 5); // all of these on disk
 // Gradients, of up to 4 blocks.
 static unsigned char gradients[] = {32, 32, 32, 32, 32, 32, 32};
-static const Offload sums = OFFLOAD(gradients, false, NULL, true, UPDATES_LAST, 7);
-// All, of delayed and of early updates.
+static const Offload sums = OFFLOAD(gradients, false, NULL, true, false, 7);
+// All, of delayed updates.
 static unsigned char everything[] = {39, 39, 39, 39, 39, 39, 39};
-static const Offload one_step_late = OFFLOAD(everything, true, NULL, true, UPDATES_LATE, 7);
-static const Offload before_norm = OFFLOAD(everything, true, NULL, true, UPDATES_EARLY, 7);
-static const ZeroPolicy early = ZERO_STAGE(2, true, &before_norm);
+static const Offload one_step_late = OFFLOAD(everything, true, NULL, true, true, 7);
 static const ZeroPolicy delayed = ZERO_STAGE(2, true, &one_step_late);
 static const ZeroPolicy far_sums = ZERO_STAGE(2, true, &sums);
 static const ZeroPolicy device_updates = ZERO_STAGE(0, false, &coming);
 // The same with the parameters and the activations of 4 blocks.
 enum { FAR_STATES = 1 << STATE_M | 1 << STATE_V, STASH_BLOCK = FAR_STATES | 1 << STATE_PARAMETERS | 1 << STATE_ACTIVATIONS };
 static unsigned char all_kinds[] = {FAR_STATES, FAR_STATES, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, STASH_BLOCK, FAR_STATES};
-static const Offload all_on_host = OFFLOAD(all_kinds, true, NULL, false, UPDATES_LAST, 7);
+static const Offload all_on_host = OFFLOAD(all_kinds, true, NULL, false, false, 7);
 static const ZeroPolicy everything_far = ZERO_STAGE(0, false, &all_on_host);
 static const ZeroPolicy host_updates = ZERO_STAGE(0, false, &far_away);
 static const ZeroPolicy device_reads = ZERO_STAGE(0, false, &stored);
@@ -171,8 +169,6 @@ typedef enum {
     BASE_SUMS,
     BASE_SUMS_ALONE,
     BASE_DELAYED,
-    BASE_EARLY,
-    BASE_EARLY_ALONE,
     BASE_DEVICE_READS,
     BASE_HOST_READS,
     BASE_FAR,
@@ -202,8 +198,6 @@ static Program base_program(Base base) {
     case BASE_HOST_UPDATES: return sharded(2, 1, 4, 2, false, &host_updates);
     case BASE_SUMS: return sharded(4, 2, 4, 1, false, &far_sums);
     case BASE_DELAYED: return sharded(4, 2, 4, 1, false, &delayed);
-    case BASE_EARLY: return sharded(4, 2, 4, 1, false, &early);
-    case BASE_EARLY_ALONE: return sharded(4, 1, 4, 2, false, &early);
     case BASE_SUMS_ALONE: return sharded(4, 1, 4, 2, false, &far_sums);
     case BASE_DEVICE_READS: return sharded(2, 1, 4, 2, false, &device_reads);
     case BASE_HOST_READS: return sharded(2, 1, 4, 2, false, &host_reads);
@@ -223,8 +217,8 @@ static void test_sequential_programs_are_valid(void **state) {
         int layers = 1 + i % 4, ranks = 1 + i / 4 % 4, samples = 1 + i / 16 % 9, rows = 1 + i / 144 % 4, recompute = i / 576;
         unsigned char kinds[7] = {FAR_STATES, FAR_STATES};
         for (int k = 0; k <= layers; k++) { kinds[2 + k] = k == layers ? FAR_STATES : STASH_BLOCK; }
-        const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, UPDATES_LAST, layers + 3);
-        const Offload *const of_sums[] = {&sums, &one_step_late, &before_norm}, *far[] = {NULL, NULL, &offload, of_sums[samples % 3]};
+        const Offload offload = OFFLOAD(kinds, samples % 2, NULL, false, false, layers + 3);
+        const Offload *const of_sums[] = {&sums, &one_step_late}, *far[] = {NULL, NULL, &offload, of_sums[samples % 2]};
         for (int j = 0; j < 4 * 2 * 4; j++) { // stages, with and without a partition, and quantized, or with blocks, or sums, on the host
             const bool quantized = j / 8 == 1, partition = j / 4 % 2;
             ZeroPolicy policy = ZERO_POLICY(j % 4, partition ? ranks : 1, quantized, ceil_div(samples, ranks) > rows, false, NULL, far[j / 8]);
@@ -498,20 +492,6 @@ static const Damage damages[] = {
     {"a delayed update twice", BASE_DELAYED, 1, ACT_UPDATE, 2, -1, REPEAT, 0, "rank 1: UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
     {"fetched before the last use", BASE_DELAYED, 0, ACT_FETCH, 2, -1, TO_FRONT, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     {"new parameters that stay there", BASE_DELAYED, 0, ACT_FETCH, 4, -1, DROP, 0, "PREFETCH unit -1 storage 4 micro-batch -1: version 1 is not"},
-    // updates before the norm is known
-    {"an early update before its gradient leaves", BASE_EARLY_ALONE, 0, ACT_EVICT_SUM, 3, LAST, TO_END, 0,
-     "UPDATE unit -1 storage 3 micro-batch -1: belongs between EVICT_SUM and NORM"},
-    {"an early update by the sum of some micro-batches", BASE_EARLY, 0, ACT_UPDATE, 6, -1, TO_FRONT, 0,
-     "UPDATE unit -1 storage 6 micro-batch -1: belongs between EVICT_SUM and NORM"},
-    {"an early update after the norm", BASE_EARLY, 1, ACT_UPDATE, 0, -1, MOVE_DOWN, 1,
-     "rank 1: UPDATE unit -1 storage 0 micro-batch -1: belongs between EVICT_SUM and NORM"},
-    {"no early update", BASE_EARLY, 0, ACT_UPDATE, 3, -1, DROP, 0, "CONFIRM unit -1 storage 3 micro-batch -1: needs UPDATE and NORM first"},
-    {"an early update twice", BASE_EARLY_ALONE, 0, ACT_UPDATE, 2, -1, REPEAT, 0, "UPDATE unit -1 storage 2 micro-batch -1: runs twice"},
-    {"an early update that nobody confirms", BASE_EARLY, 1, ACT_CONFIRM, 5, -1, DROP, 0,
-     "rank 1: FETCH unit -1 storage 5 micro-batch -1: piece 0 is not updated"},
-    {"confirmed before the norm", BASE_EARLY, 0, ACT_CONFIRM, 0, -1, MOVE_UP, 1, "CONFIRM unit -1 storage 0 micro-batch -1: needs UPDATE and NORM first"},
-    {"confirmed twice", BASE_EARLY_ALONE, 0, ACT_CONFIRM, 6, -1, REPEAT, 0, "CONFIRM unit -1 storage 6 micro-batch -1: runs twice"},
-    {"fetched while in use", BASE_EARLY, 0, ACT_FETCH, 2, -1, TO_FRONT, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not updated"},
     // states on disk
     {"a piece that is not read", BASE_DEVICE_READS, 0, ACT_READ, 2, -1, DROP, 0, "FETCH unit -1 storage 2 micro-batch -1: piece 0 is not on the host"},
     {"a piece that the host does not read", BASE_HOST_READS, 0, ACT_READ, 2, -1, DROP, 0, "UPDATE unit -1 storage 2 micro-batch -1: piece 0 is not there"},

@@ -1025,7 +1025,7 @@ class Cyclic(InFolder):
 # ---------------------------------------------------------------------------------------------------------------------
 # The same, for Pseudo-to-Real: a real step takes 10 ms, 40 over the slow link; a shared one 10. The loss falls from 4 by 2 over the run from scratch, by 1.9
 # where blocks share for a while, by 1 where for ever; at other learning rates than 4e-3, 1e-3 by half of that.
-FAKE_PSEUDO = FAKE_BEGINS + """shares, switches = "--share" in words, "--delink-at" in words or "--delink-auto" in words
+FAKE_PSEUDO = FAKE_BEGINS + """shares, switches = "--share" in words, "--delink-at" in words
 if "--dry-run" in words:
     print("train_gpt: a rank needs more\\n  hint: the smallest that fits is --device-memory 2000; a smaller --micro-batch takes less")
     sys.exit(3)
@@ -1037,8 +1037,6 @@ with open(value("--log"), "w") as log:
     for step in range(steps + 1):
         if every and step % every == 0:
             say(event="val", step=step, loss=4 - falls * step / steps)
-        if step == 60 and "--delink-auto" in words:
-            say(event="delink", step=step)
         say(event="step", step=step + 1, ms=ms)
     say(event="end", memory={"measured": {"device": 1000}}, traffic={"measured": {"total": {"inter": 1500000}}}, energy_j=None)
 """
@@ -1063,12 +1061,11 @@ class Pseudo(InFolder):
         self.assertIn("| real from scratch | 4e-3 | 2.0000 | 2.0000 | +0.00 % |", text)
         self.assertIn("| shared for 10 %, then real | 1e-3 | 2.1000 | 2.1000 | +5.00 % |", text)
         self.assertIn("| always shared | 1e-3 | 3.0000 | 3.0000 | +50.00 % |", text)
-        self.assertIn("| 60 of 100 |", text)
         self.assertIn("| slow link | 40.0 | 10.0 | not measured | not measured |", text)
         # half of the steps at a quarter of the time: 0.625 of it, when the one from scratch has come down to 2.75
         self.assertIn("| shared for 50 %, then real | 0.62x | 2.1000 | 2.7500 | -23.64 % | not reached |", text)
         calls = (self.folder / "calls").read_text().splitlines()
-        self.assertEqual(len(calls), 7 * 3 + 4 + (3 + 2) + (3 + 3 * 2))
+        self.assertEqual(len(calls), 4 * 3 + 3 + (3 + 2) + (3 + 3 * 2))
         self.assertTrue(any("--share all --delink-at 50 --delink-moments reset --delink-warmup 2" in call for call in calls))
         self.assertTrue(any("--rate 400.0mbit" in call and "--share all" in call for call in calls), "1.5 MB in 30 ms")
         self.reproduce()
