@@ -481,8 +481,7 @@ static inline double update_seconds(const Costs *c, const Store *store, int stor
     const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
     const bool far = store->pieces[storage] && store->policy.offload->by_host;
     const double bytes = store->adam ? 28 : 20; // memory that is written besides what is read is read, too
-    return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * bytes /
-           (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
+    return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * bytes / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
 // A piece's way between host and disk, beside all else.
 static inline ActionCost store_cost(const Costs *c, const Store *store, const Action *a) {

@@ -80,17 +80,17 @@ typedef struct {
     int batch_count;
     size_t parcel_bytes, unpacked_bytes;
     Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf host[HOST_KINDS];   // [kinds] what lies on the host
-    int *pieces;              // [storages] that such states go in for their update; 0: all are on the device
-    int *first_piece;         // [storages] pieces of the storages before
-    size_t room_bytes;        // of an OffloadRoom
-    int *first_stored;        // [storages] pieces on disk of the storages before
-    int64_t *disk_at;         // [storages + 1] where in the file its pieces begin; the last: the file's bytes
-    size_t disk_room_bytes;   // of a DiskRoom
-    size_t sum_bytes;         // of a SumRoom
-    Shelf making, coming;     // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;             // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t room_elements;    // of a relay's rooms for parameters that come for a use
+    Shelf host[HOST_KINDS]; // [kinds] what lies on the host
+    int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
+    int *first_piece;       // [storages] pieces of the storages before
+    size_t room_bytes;      // of an OffloadRoom
+    int *first_stored;      // [storages] pieces on disk of the storages before
+    int64_t *disk_at;       // [storages + 1] where in the file its pieces begin; the last: the file's bytes
+    size_t disk_room_bytes; // of a DiskRoom
+    size_t sum_bytes;       // of a SumRoom
+    Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t room_elements;  // of a relay's rooms for parameters that come for a use
     // memory
     char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
     Shelf offload_rooms, sum_rooms;
@@ -110,26 +110,26 @@ typedef struct {
     bool *near_valid; // the secondary slice is of this version
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
-    int64_t moved[2];          // bytes that came from the host, that went there
-    int64_t stored[2];         // bytes that steps read from the disk, that they wrote
-    int64_t *updates;          // updates so far: the version that exists
-    int64_t *restarted;        // the version at which the moments began: their counter is the difference
-    int64_t *version;          // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
-    bool knows_previous;       // of a relay: the version before the newest was filled from outside, too
-    Mail *mail;                // of a relay: [storages][MAIL_KINDS]
-    bool on_errand;            // one is being done (relay.h)
-    bool *head_begun;          // of a relay: [heads] there is a gradient of wte in this place
-    Ticket *head_coming;       // of a relay: [heads] the head's part of it comes
-    int occupant[ROOMS];       // storage whose gradient came last into a shared room
+    int64_t moved[2];    // bytes that came from the host, that went there
+    int64_t stored[2];   // bytes that steps read from the disk, that they wrote
+    int64_t *updates;    // updates so far: the version that exists
+    int64_t *restarted;  // the version at which the moments began: their counter is the difference
+    int64_t *version;    // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
+    bool knows_previous; // of a relay: the version before the newest was filled from outside, too
+    Mail *mail;          // of a relay: [storages][MAIL_KINDS]
+    bool on_errand;      // one is being done (relay.h)
+    bool *head_begun;    // of a relay: [heads] there is a gradient of wte in this place
+    Ticket *head_coming; // of a relay: [heads] the head's part of it comes
+    int occupant[ROOMS]; // storage whose gradient came last into a shared room
     Parcel parcel[PARCELS];
     int64_t parcels;                    // sent off
     size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
     int held;                           // storages acquired now
     StoreNoise noise;
-    bool *noised;            // [storages] the gradient of this step has its noise, and no update yet
-    bool pending;            // of delayed updates: the host has a gradient, of the step before
-    bool by_chance;          // bf16 parameters are rounded stochastically, with draws that follow from ...
-    uint64_t seed;           // ... this. The owner sets both before it fills the masters
+    bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
+    bool pending;   // of delayed updates: the host has a gradient, of the step before
+    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
+    uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
 
 static inline bool store_param_far(const Store *s, int storage) { return zero_param_far(&s->policy, storage); }

@@ -200,7 +200,7 @@ static inline bool store_on_host(const Store *s, StateKind kind, int storage) {
 }
 static inline bool store_on_disk(const Store *s, StateKind kind, int storage) { return kind <= STATE_V && offload_on_disk(s->policy.offload, storage, kind); }
 static inline float *store_state(const Store *s, StateKind kind, int storage) {
-    assert(!store_on_disk(s, kind, storage)); // it has no place in memory
+    assert(!store_on_disk(s, kind, storage));                                                                                     // it has no place in memory
     if (kind == STATE_MASTER && s->dtype == DTYPE_FP32 && !store_delays(s)) { return (float *)(void *)store_newest(s, storage); } // its own master
     if (store_on_host(s, kind, storage)) { return (float *)(void *)shelf_slice(&s->host[kind], storage); }
     const Shelf *shelves[STATE_KINDS] = {&s->master, &s->m, &s->v};

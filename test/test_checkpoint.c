@@ -462,7 +462,7 @@ static void test_shares(void **state) {
         assert_int_equal(users, of.layers);
     }
     static const char *const forged[] = {
-        "",           "0",          "-1", "7", "2y", "0x", "7x", "0.0", "0.0.0.0.0.0.0", "1.1.1.1.1.1", "0.0.1.0.0.0", "0.0.3.3.0.0", "0.0.0.0.0.-1",
+        "",           "0",          "-1",  "7",          "2y", "0x", "7x", "0.0", "0.0.0.0.0.0.0", "1.1.1.1.1.1", "0.0.1.0.0.0", "0.0.3.3.0.0", "0.0.0.0.0.-1",
         "0..0.0.0.0", "0.0.0.0.0.", "all", "0.0.2.3.3.5"};
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
         snprintf(text, sizeof text, "model layers=6,heads=2,channels=16,vocab=101,padded_vocab=128,max_seq_len=16,optimizer=adamw,share=%s\n", forged[i]);
