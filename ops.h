@@ -190,11 +190,12 @@ static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, f
                            const float *const old[3]);
 static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o,
                          const float *const old[2]);
-// partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
-// ops_alloc_host(): there after ops_wait()
-static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
-static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n);                             // out += in
-static void ops_norm_partials_host(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk); // the same two, as ops_adamw_host
+// Adds scale x (the fp64 sum of x[e]^2, in a fixed order) of each chunk of `chunk` elements of x[n] to *sum, exactly: the same bits
+// on any build, for any number of threads and any cut at multiples of the chunk. *sum lies where x does, in memory of ops_alloc().
+static void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale);
+static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n); // out += in
+// The same two in the host's memory, by the host's threads; they return when done.
+static void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale);
 static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r);           // to bf16
 static void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n);
 static void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add); // v = keep v + add grad^2

@@ -928,8 +928,8 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
     ops_sgd_host(s, master, param, dtype, b, grad, n, o, IN_PLACE);
 }
 
-static inline void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk) {
-    ops_norm_partials_host(s, partials, x, n, chunk);
+static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+    ops_square_sum_host(s, sum, x, n, chunk, scale);
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) { ops_accumulate_host(s, out, in, n); }
 static inline void ops_second_moment(Stream *s, float *v, const float *grad, int64_t n, float keep, float add) {

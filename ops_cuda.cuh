@@ -837,24 +837,54 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
     if (n) { LAUNCH(sgd_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, b, grad, n, o); }
 }
 
-// A warp takes a chunk. Element i of it goes to the sum of lane i mod 32, and the lanes are added in order, as on the processor: the
-// same bits, since the square of an fp32 is exact in fp64.
-__global__ void norm_partials_kernel(double *partials, const float *x, int64_t n, int64_t chunk, int64_t chunks) {
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, end = least((i + 1) * chunk, n);
-    if (i >= chunks) { return; }
-    double sum = 0.0, total = 0.0;
-    for (int64_t e = i * chunk + threadIdx.x % 32; e < end; e += 32) { sum += (double)x[e] * (double)x[e]; }
-    for (int lane = 0; lane < 32; lane++) { total += __shfl_sync(ALL_LANES, sum, lane); }
-    if (threadIdx.x % 32 == 0) { partials[i] = total; }
+// Element e of a chunk goes to the sum of lane e mod 32, and the sums of the lanes are added in order, as on the CPU: the same bits,
+// since the square of an fp32 number is exact in fp64. A warp takes SQUARE_CHUNKS chunks at a time; then each lane adds up one
+// of them. The terms of a block meet in shared memory, those of all blocks in *sum; sums of integers have no order.
+enum { SQUARE_CHUNKS = 8, SQUARE_BLOCKS = 1024 };
+__device__ void exact_atomic_add(int64_t *limb, int64_t part) {
+    if (part) { atomicAdd((unsigned long long *)limb, (unsigned long long)part); }
 }
-static inline void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk) {
-    const int64_t chunks = ceil_div(n, chunk), most = scratch_bytes(s) / (int64_t)sizeof(double);
-    for (int64_t i = 0; i < chunks; i += most) {
-        cudaStream_t stream = enter(s);
-        const int64_t count = min_i64(most, chunks - i);
-        LAUNCH(norm_partials_kernel, blocks_for(count, WARPS), THREADS, 0, stream, (double *)scratch(s), x + i * chunk, n - i * chunk, chunk, count);
-        ops_to_host_later(s, partials + i, scratch(s), (size_t)count * sizeof(double));
+__device__ void exact_add_shared(ExactSum *sum, double x) {
+    const ExactTerm term = exact_term(x);
+    if (term.first < 0) {
+        exact_atomic_add(&sum->strange, 1);
+        return;
     }
+    for (int i = 0; i < 3; i++) { exact_atomic_add(&sum->limb[term.first + i], term.part[i]); }
+}
+__global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int64_t chunk, int64_t chunks, double scale) {
+    __shared__ ExactSum block;
+    __shared__ double of_lanes[WARPS][SQUARE_CHUNKS][33]; // 33: the lanes of the second part read from different banks
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { block.limb[i] = 0; }
+    if (threadIdx.x == 0) { block.strange = 0; }
+    __syncthreads();
+    const int64_t stride = (int64_t)gridDim.x * WARPS * SQUARE_CHUNKS;
+    for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * SQUARE_CHUNKS; first < chunks; first += stride) {
+        const int count = (int)least(SQUARE_CHUNKS, chunks - first);
+        for (int c = 0; c < count; c++) {
+            const int64_t end = least((first + c + 1) * chunk, n);
+            double squares = 0.0;
+            for (int64_t e = (first + c) * chunk + lane; e < end; e += 32) { squares += (double)x[e] * (double)x[e]; }
+            of_lanes[warp][c][lane] = squares;
+        }
+        __syncwarp();
+        if (lane < count) {
+            double total = 0.0;
+            for (int l = 0; l < 32; l++) { total += of_lanes[warp][lane][l]; }
+            exact_add_shared(&block, scale * total);
+        }
+        __syncwarp();
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { exact_atomic_add(&sum->limb[i], block.limb[i]); }
+    if (threadIdx.x == 0) { exact_atomic_add(&sum->strange, block.strange); }
+}
+static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+    cudaStream_t stream = enter(s);
+    const int64_t chunks = ceil_div(n, chunk);
+    const int64_t blocks = min_i64(SQUARE_BLOCKS, ceil_div(chunks, WARPS * SQUARE_CHUNKS));
+    if (n) { LAUNCH(square_sum_kernel, (unsigned)blocks, THREADS, 0, stream, sum, x, n, chunk, chunks, scale); }
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
     cudaStream_t stream = enter(s);

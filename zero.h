@@ -377,18 +377,20 @@ static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s
 static inline double store_mean(const Store *s, int storage) { return 1 / (double)gpt_storage_shared_by(s->model, storage); }
 // Adds the squares of my slices' elements, of the storages [first, end) of a step's gradient, to *sum.
 static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
-    double *partial = s->partials;
+    ops_zero(s->stream, s->squares, sizeof *s->squares);
     for (int i = first; i < end; i++) {
-        int64_t n = store_own_elements(s, i);
-        if (n) { (store_sum_place(s, i) ? ops_norm_partials_host : ops_norm_partials)(s->stream, partial, store_sum(s, i, step), n, NORM_CHUNK); }
-        partial += ceil_div(n, NORM_CHUNK);
-    }
-    ops_wait(s->stream);
-    partial = s->partials;
-    for (int i = first; i < end; i++) {
+        const int64_t n = store_own_elements(s, i);
         const double mean = store_mean(s, i);
-        for (int64_t k = ceil_div(store_own_elements(s, i), NORM_CHUNK); k > 0; k--) { exact_add(sum, mean * mean * *partial++); }
+        if (!n) { continue; }
+        if (store_sum_place(s, i)) {
+            ops_square_sum_host(s->stream, sum, store_sum(s, i, step), n, NORM_CHUNK, mean * mean);
+        } else {
+            ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK, mean * mean);
+        }
     }
+    ops_to_host_later(s->stream, s->squares_read, s->squares, sizeof *s->squares);
+    ops_wait(s->stream);
+    exact_join(sum, s->squares_read);
 }
 static inline double store_sum_of_ranks(Store *s, ExactSum sum) {
     comm_all_gather_small(s->comm, &sum, s->sums, sizeof sum);
@@ -413,12 +415,11 @@ static inline double store_norm(Store *s, int64_t step) {
 // The sum of squares of a storage of which these are the slices; all ranks call it.
 static inline double store_squares(Store *s, int storage, const float *slice) {
     const int64_t n = store_own_elements(s, storage);
-    ExactSum sum;
-    memset(&sum, 0, sizeof sum);
-    if (n) { ops_norm_partials(s->stream, s->partials, slice, n, NORM_CHUNK); }
+    ops_zero(s->stream, s->squares, sizeof *s->squares);
+    if (n) { ops_square_sum(s->stream, s->squares, slice, n, NORM_CHUNK, 1); }
+    ops_to_host_later(s->stream, s->squares_read, s->squares, sizeof *s->squares);
     ops_wait(s->stream);
-    for (int64_t k = 0; k < ceil_div(n, NORM_CHUNK); k++) { exact_add(&sum, s->partials[k]); }
-    return store_sum_of_ranks(s, sum);
+    return store_sum_of_ranks(s, *s->squares_read);
 }
 // The gradient of one of a storage's layers is there alone: its squared norm, and that of its sum with the one at the look before. All ranks call it.
 static inline void store_look(Store *s, int storage, int64_t step, double *square, double *sum_square) {
