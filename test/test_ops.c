@@ -1678,6 +1678,9 @@ const char *__asan_default_options(void); // under the address sanitizer an allo
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 int main(void) {
+#ifdef OPS_TEST_BEGIN
+    OPS_TEST_BEGIN();
+#endif
     static char names[2 * CASES][96], names_of_formats[FORMATS][64];
     static struct CMUnitTest tests[2 * CASES + FORMATS + 12];
     int count = 0;
