@@ -205,6 +205,7 @@ typedef struct {
     int64_t restarted;   // of their moments' counters, updates before they began (store.h)
     double pending_norm; // of the gradient that waits for its update (--offload-delay)
     OutlierWindow loss, norm;
+    const MatmulChoices *matmuls;      // algorithms of matrix products; NULL or none: nothing was chosen
     char privacy[PRIVACY_HISTORY_MAX]; // under which settings private steps were taken, "none" where none were (privacy.h); "" before any checkpoint
 } Progress;
 
@@ -289,6 +290,38 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool ada
              c->layers, c->heads, c->channels, c->vocab, c->padded_vocab, c->max_seq_len, adam ? "adamw" : "sgd");
     if (share_is(*share)) { text_add(t, ",share=%" PRId64 "%s", max_i64(share->cycle, share->run), share->cycle ? "x" : ""); }
     text_add(t, "\n");
+}
+
+// The algorithms of a GPU's matrix products, and the device and library that they are for.
+static inline void manifest_add_matmuls(TextBuffer *t, const MatmulChoices *choices) {
+    char library[160];
+    ops_matmul_library(library, sizeof library);
+    if (!choices || !choices->count) { return; }
+    text_add(t, "matmul_library %s\nmatmuls %d\n", library, choices->count);
+    for (int i = 0; i < choices->count; i++) {
+        text_add(t, "matmul%d ", i);
+        for (int b = 0; b < MATMUL_CHOICE_BYTES; b++) { text_add(t, "%02x", choices->choice[i].bytes[b]); }
+        text_add(t, "\n");
+    }
+}
+// False where the manifest has none for this library, or a line of them is damaged.
+static inline bool manifest_matmuls(const char *text, const char *library, MatmulChoices *choices) {
+    char found[160];
+    int64_t count = 0;
+    const bool same = manifest_text(text, "matmul_library", "none", found, sizeof found) && !strcmp(found, library);
+    if (!same || !manifest_int(text, "matmuls", &count) || count > MATMUL_CHOICES) { return false; }
+    for (int i = 0; i < count; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "matmul%d", i);
+        const char *line = manifest_line(text, key);
+        for (int b = 0; b < MATMUL_CHOICE_BYTES; b++) {
+            unsigned byte = 0;
+            if (!line || sscanf(line + 2 * b, "%2x", &byte) != 1) { return false; }
+            choices->choice[i].bytes[b] = (unsigned char)byte;
+        }
+    }
+    choices->count = (int)count;
+    return true;
 }
 
 // The last line: the checksum of all the text before it.
@@ -478,6 +511,7 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     for (int r = 0; r < s->comm->ranks; r++) {
         text_add(&t, "file%d %.0f %08lx%08lx\n", r, reports[r].bytes, (unsigned long)reports[r].checksum_high, (unsigned long)reports[r].checksum_low);
     }
+    manifest_add_matmuls(&t, p->matmuls);
     Checksum sum = checksum_begin();
     checksum_add(&sum, t.text, t.length);
     char seal[64];
@@ -650,6 +684,21 @@ static inline bool checkpoint_newest_model(const char *out, Comm *comm, GptConfi
         checkpoint_folder(path, sizeof path, out, steps[i], "");
         found = comm_agree_min(comm, checkpoint_whole(path, comm, config, share));
     }
+    free(steps);
+    return found;
+}
+// The choices of matrix products in the newest manifest of `out` that is whole, for this device and library.
+static inline bool checkpoint_matmuls(const char *out, const char *library, MatmulChoices *choices) {
+    int count;
+    int64_t *steps = checkpoint_list(out, &count);
+    char *text = NULL;
+    for (int i = 0; i < count && !text; i++) {
+        char path[1100], why[1400];
+        checkpoint_folder(path, sizeof path, out, steps[i], "");
+        text = manifest_read(path, why, sizeof why);
+    }
+    const bool found = text && manifest_matmuls(text, library, choices);
+    free(text);
     free(steps);
     return found;
 }

@@ -47,6 +47,29 @@ static void ops_close(Stream *s);
 static const char *ops_device(double *bf16_flops); // its name, "" for a processor; the dense bf16 peak its maker states, 0 where not known
 static void ops_wait(Stream *s);                   // returns when all that was started on s is done
 
+// Matrix products of a library that offers several algorithms for each (GPUs; elsewhere there are none to choose from, and counts
+// stay 0). A choice names a product and its algorithm, as bytes that only the same device and library understand.
+enum { MATMUL_CHOICES = 256, MATMUL_CHOICE_BYTES = 128 };
+typedef struct {
+    unsigned char bytes[MATMUL_CHOICE_BYTES];
+} MatmulChoice;
+typedef struct {
+    int count;
+    MatmulChoice choice[MATMUL_CHOICES];
+} MatmulChoices;
+// What choosing brought: products that were timed, those whose epilogue a kernel of its own computes faster, and the seconds of all,
+// each once, by the library's first suggestions and by the choices.
+typedef struct {
+    int products, apart;
+    double first_s, chosen_s;
+} MatmulGain;
+static void ops_matmul_library(char *text, size_t bytes);             // the device and the library that choices hold for; "" where there are none
+static void ops_matmuls_seen(Stream *s, MatmulChoices *seen);         // asked for since ops_matmuls_use(), with several algorithms and no choice
+static void ops_matmuls_use(Stream *s, const MatmulChoices *choices); // from now on
+// Times the algorithms of each wanted product, on operands of its own, and writes the fastest to *made. What the device has no memory
+// for now is left out. The device must be idle.
+static MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted, MatmulChoices *made);
+
 // Repeated work: the same operations with the same arguments, later, at the cost of one launch. `key` holds all that they depend on.
 // true: the caller starts them now, then calls ops_repeat_end(). false: they were recorded when they were started before, and have
 // been started again. In between nobody waits for the device or lets it touch memory that is not the device's.
@@ -188,12 +211,13 @@ static void ops_sgd(Stream *s, float *master, void *param, DType dtype, float *b
 // The same in the host's memory, by the host's threads; they return when done.
 static void ops_adamw_host(Stream *s, float *master, void *param, DType dtype, float *m, float *v, const float *grad, int64_t n, OptimizerStep o);
 static void ops_sgd_host(Stream *s, float *master, void *param, DType dtype, float *b, const float *grad, int64_t n, OptimizerStep o);
-// partials[i] = sum of x^2 over elements i*chunk .. (i+1)*chunk-1, fp64, in a fixed order: ceil(n/chunk) partials, in memory of
-// ops_alloc_host(): there after ops_wait()
-static void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk);
-static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n);                             // out += in
-static void ops_norm_partials_host(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk); // the same two, as ops_adamw_host
-static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r);           // to bf16
+// Adds scale x (the fp64 sum of x[e]^2, in a fixed order) of each chunk of `chunk` elements of x[n] to *sum, exactly: the same bits
+// on any build, for any number of threads and any cut at multiples of the chunk. *sum lies where x does, in memory of ops_alloc().
+static void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale);
+static void ops_accumulate(Stream *s, float *out, const float *in, int64_t n); // out += in
+// The same two in the host's memory, by the host's threads; they return when done.
+static void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale);
+static void ops_round_host(Stream *s, uint16_t *rounded, const float *x, int64_t n, Rounding r); // to bf16
 static void ops_accumulate_host(Stream *s, float *out, const float *in, int64_t n);
 
 // --- quantization: n elements, which begin with a block, as records of quantize.h -------------------------------------

@@ -75,6 +75,23 @@ static inline void ops_open(Stream *s, int place, DType real) {
 static inline void ops_close(Stream *s) { (void)s; }
 static inline const char *ops_device(double *bf16_flops) { return *bf16_flops = 0, ""; }
 static inline void ops_wait(Stream *s) { (void)s; }
+// The library of a CPU computes a product in one way.
+static inline void ops_matmul_library(char *text, size_t bytes) { snprintf(text, bytes, "%s", ""); }
+static inline void ops_matmuls_seen(Stream *s, MatmulChoices *seen) {
+    (void)s;
+    seen->count = 0;
+}
+static inline void ops_matmuls_use(Stream *s, const MatmulChoices *choices) {
+    (void)s;
+    (void)choices;
+}
+static inline MatmulGain ops_matmuls_time(Stream *s, const MatmulChoices *wanted, MatmulChoices *made) {
+    const MatmulGain none = {0, 0, 0, 0};
+    (void)s;
+    (void)wanted;
+    made->count = 0;
+    return none;
+}
 static inline bool ops_repeat_begin(Stream *s, const void *key, size_t bytes) { return (void)s, (void)key, (void)bytes, true; } // a call costs nothing
 static inline void ops_repeat_end(Stream *s) { (void)s; }
 
@@ -928,8 +945,8 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
     ops_sgd_host(s, master, param, dtype, b, grad, n, o);
 }
 
-static inline void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk) {
-    ops_norm_partials_host(s, partials, x, n, chunk);
+static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+    ops_square_sum_host(s, sum, x, n, chunk, scale);
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) { ops_accumulate_host(s, out, in, n); }
 

@@ -31,6 +31,7 @@
 #define UNROLL _Pragma("unroll") // arrays stay in registers only where every index is known
 #else
 #include "test/emu.h"
+#define MATMUL_CALLS 1
 #endif
 
 #ifndef MATMUL_WORKSPACE // tests make these small
@@ -46,7 +47,6 @@
 enum {
     THREADS = 256,          // of a block, where nothing else is said
     WARPS = THREADS / 32,   // of such a block
-    MATMUL_PLANS = 256,     // shapes of matrix products that are remembered
     RECORDINGS = 4096,      // repeated work that is remembered
     RECORDING_KEY = 192,    // bytes, at most
     COLUMN_PARTS = 64,      // of a sum over rows, at most
@@ -58,19 +58,6 @@ enum {
 // ---------------------------------------------------------------------------------------------------------------------
 // The device part of a Stream
 
-// A matrix product that was asked for before: D(m,n) = op(A) op(B), column-major, as cuBLASLt has it.
-typedef struct {
-    int64_t m, n, k;
-    int a_transposed, b_transposed, out_fp32, epilogue;
-    unsigned alignment[4]; // of A, B, D (which is C), and what the epilogue points to; no padding: keys are compared as bytes
-} MatmulKey;
-typedef struct {
-    MatmulKey key;
-    bool offered; // false: the library has no such product
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, d;
-    cublasLtMatmulAlgo_t algo;
-} MatmulPlan;
 // Repeated work. The first time it runs as it is, so that libraries are loaded; the second time it becomes a graph.
 typedef struct {
     unsigned char key[RECORDING_KEY];
@@ -79,9 +66,7 @@ typedef struct {
 } Recording;
 typedef struct {
     cudaStream_t stream;
-    cublasLtHandle_t lt;
-    MatmulPlan plans[MATMUL_PLANS];
-    int64_t plans_made; // the newest MATMUL_PLANS of them are kept
+    struct Matmuls *matmuls; // kernels/matmul_cuda.cuh
     Recording recordings[RECORDINGS];
     Recording *recording; // that the stream is captured for; NULL: it is not
     int64_t operations;   // begun
@@ -92,7 +77,6 @@ typedef struct {
 static DType gpu_real = DTYPE_FP32; // what a Real is
 
 #define CUDA_CHECK(call) cuda_check((call), #call)
-#define LT_CHECK(call) lt_check((call), #call)
 static inline void cuda_check(cudaError_t error, const char *call) {
     if (error != cudaSuccess) { die(EXIT_RESOURCES, NULL, "%s: %s", call, cudaGetErrorString(error)); }
 }
@@ -102,10 +86,9 @@ static inline bool cuda_done(cudaError_t answer) {
     CUDA_CHECK(answer);
     return true;
 }
-static inline void lt_check(cublasStatus_t status, const char *call) {
-    if (status != CUBLAS_STATUS_SUCCESS) { die(EXIT_RESOURCES, NULL, "%s: cuBLASLt status %d", call, (int)status); }
-}
 
+static struct Matmuls *matmuls_open(void); // kernels/matmul_cuda.cuh
+static void matmuls_close(struct Matmuls *m);
 static inline Gpu *gpu_stream_open(void) {
     Gpu *gpu = (Gpu *)checked_calloc(1, sizeof(Gpu), "the device's handles");
     CUDA_CHECK(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
@@ -125,22 +108,17 @@ static inline void ops_open(Stream *s, int place, DType real) {
     if (error != cudaSuccess || !devices) { die(EXIT_RESOURCES, "./train_gpt runs on the processor", "no GPU is at hand: %s", cudaGetErrorString(error)); }
     CUDA_CHECK(cudaSetDevice(place % devices));
     Gpu *gpu = gpu_stream_open();
-    LT_CHECK(cublasLtCreate(&gpu->lt));
+    gpu->matmuls = matmuls_open();
     gpu_real = real;
     s->device = gpu;
-}
-static inline void free_matmul_plan(MatmulPlan *p) {
-    LT_CHECK(cublasLtMatmulDescDestroy(p->desc));
-    LT_CHECK(cublasLtMatrixLayoutDestroy(p->a)), LT_CHECK(cublasLtMatrixLayoutDestroy(p->b)), LT_CHECK(cublasLtMatrixLayoutDestroy(p->d));
 }
 static inline void ops_close(Stream *s) {
     Gpu *gpu = (Gpu *)s->device;
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    for (int i = 0; i < min_i64(gpu->plans_made, MATMUL_PLANS); i++) { free_matmul_plan(&gpu->plans[i]); }
     for (int i = 0; i < RECORDINGS; i++) {
         if (gpu->recordings[i].graph) { CUDA_CHECK(cudaGraphExecDestroy(gpu->recordings[i].graph)); }
     }
-    LT_CHECK(cublasLtDestroy(gpu->lt));
+    matmuls_close(gpu->matmuls);
     gpu_stream_close(gpu);
     s->device = NULL;
 }
@@ -609,90 +587,8 @@ static inline void ops_layernorm_backward_weight(Stream *s, float *dweight, floa
     column_sums(s, dweight, dbias, dout, in, mean, rstd, N, C, accumulate);
 }
 
-// --- matmul -----------------------------------------------------------------------------------------------------------
-static inline unsigned alignment_of(const void *p) { // what cuBLASLt may rely on
-    return (unsigned)((uintptr_t)p & -(uintptr_t)p & 511) ? (unsigned)min_i64((int64_t)((uintptr_t)p & -(uintptr_t)p), 256) : 256;
-}
-static inline void set_alignment(cublasLtMatmulPreference_t preference, int which, unsigned alignment) {
-    LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, (decltype(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES))which, &alignment, sizeof alignment));
-}
-// What the library does with a product as it writes it
-typedef struct {
-    int kind;             // a cublasLtEpilogue_t
-    const void *bias;     // BIAS: (m) Reals to add. BGRADB: (n), written: the sums of op(b) over k, in d's type
-    const void *pre_gelu; // GELU_AUX: (m, n) Reals, written: what GELU was taken of. DGELU: the same, read
-} Epilogue;
-enum { OF_GELU = 128 }; // the bit that all epilogues with a pre_gelu have
-#define SET(what, value) LT_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_##what, &(value), sizeof(value)))
-static inline void point_epilogue(cublasLtMatmulDesc_t desc, const Epilogue *e) {
-    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias, sizeof e->bias));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &e->pre_gelu, sizeof e->pre_gelu));
-}
-static inline MatmulPlan make_matmul_plan(Gpu *gpu, MatmulKey key, const Epilogue *e) {
-    MatmulPlan p;
-    memset(&p, 0, sizeof p);
-    p.key = key;
-    const cudaDataType_t in = gpu_real == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F, out = key.out_fp32 ? CUDA_R_32F : in;
-    const cublasOperation_t a_op = key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, b_op = key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const uint64_t m = (uint64_t)key.m, n = (uint64_t)key.n, k = (uint64_t)key.k;
-    LT_CHECK(cublasLtMatmulDescCreate(&p.desc, in == CUDA_R_32F ? FP32_PRODUCTS : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    SET(TRANSA, a_op), SET(TRANSB, b_op), SET(EPILOGUE, key.epilogue);
-    if (key.epilogue & OF_GELU) { SET(EPILOGUE_AUX_LD, key.m); }
-    point_epilogue(p.desc, e); // the choice depends on the pointers' alignment
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.a, in, key.a_transposed ? k : m, key.a_transposed ? m : k, key.a_transposed ? key.k : key.m));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.b, in, key.b_transposed ? n : k, key.b_transposed ? k : n, key.b_transposed ? key.n : key.k));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&p.d, out, m, n, key.m));
-    cublasLtMatmulPreference_t preference;
-    const uint64_t workspace = MATMUL_WORKSPACE;
-    LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[0]);
-    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[1]);
-    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);
-    set_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
-    memset(&found, 0, sizeof found);
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gpu->lt, p.desc, p.a, p.b, p.d, p.d, preference, 1, &found, &count);
-    p.offered = status == CUBLAS_STATUS_SUCCESS && count;
-    p.algo = found.algo;
-    LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    return p;
-}
-#undef SET
-static inline MatmulPlan *find_matmul_plan(Gpu *gpu, const MatmulKey *key, const Epilogue *e) {
-    const int64_t kept = min_i64(gpu->plans_made, MATMUL_PLANS);
-    for (int64_t i = 0; i < kept; i++) {
-        if (!memcmp(&gpu->plans[i].key, key, sizeof *key)) { return &gpu->plans[i]; }
-    }
-    MatmulPlan *p = &gpu->plans[gpu->plans_made++ % MATMUL_PLANS]; // the oldest makes room
-    if (kept == MATMUL_PLANS) { free_matmul_plan(p); }
-    *p = make_matmul_plan(gpu, *key, e);
-    return p;
-}
-// Column-major, packed: d(m,n) [+]= op(a)(m,k) op(b)(k,n), then the epilogue. A row-major (N, C) matrix is a column-major (C, N) one.
-// False, and nothing is done, where the library does not offer the epilogue.
-static inline bool matmul(Stream *s, void *d, bool out_fp32, const Real *a, bool a_transposed, const Real *b, bool b_transposed, Epilogue e, int64_t m,
-                          int64_t n, int64_t k, bool accumulate) {
-    cudaStream_t stream = enter(s);
-    MatmulKey key;
-    static_assert(sizeof key == 56, "keys are compared as bytes");
-    key.m = m, key.n = n, key.k = k, key.a_transposed = a_transposed, key.b_transposed = b_transposed, key.out_fp32 = out_fp32, key.epilogue = e.kind;
-    key.alignment[0] = alignment_of(a), key.alignment[1] = alignment_of(b), key.alignment[2] = alignment_of(d);
-    key.alignment[3] = (unsigned)min_i64(alignment_of(e.bias), alignment_of(e.pre_gelu)); // that of NULL is the largest
-    Gpu *gpu = (Gpu *)s->device;
-    MatmulPlan *p = find_matmul_plan(gpu, &key, &e);
-    if (!p->offered) { return false; }
-    const float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    point_epilogue(p->desc, &e);
-    LT_CHECK(cublasLtMatmul(gpu->lt, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo, s->workspace, MATMUL_WORKSPACE, stream));
-    return true;
-}
-static inline void must_be_offered(bool offered, int64_t N, int64_t C, int64_t OC) {
-    if (offered) { return; }
-    die(EXIT_RESOURCES, "multiples of 8 work for channels and padded vocabulary",
-        "cuBLASLt has no product of (%" PRId64 ", %" PRId64 ") and (%" PRId64 ", %" PRId64 ")", N, C, OC, C);
-}
+// --- matmul ---------------------------------------------------------------------------------------------------------
+#include "kernels/matmul_cuda.cuh" // products by cuBLASLt, and which algorithm computes each
 
 // GELU(x) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3): no tanh, and no cancellation for x << 0. e^88 stays finite.
 __device__ float gelu_power(float x) { return expf(fminf(-1.5957691216f * (x + 0.044715f * x * x * x), 88.0f)); } // e^-2u
@@ -833,24 +729,54 @@ static inline void ops_sgd(Stream *s, float *master, void *param, DType dtype, f
     if (n) { LAUNCH(sgd_kernel, blocks_for(n, THREADS), THREADS, 0, stream, master, rounded, b, grad, n, o); }
 }
 
-// A warp takes a chunk. Element i of it goes to the sum of lane i mod 32, and the lanes are added in order, as on the processor: the
-// same bits, since the square of an fp32 is exact in fp64.
-__global__ void norm_partials_kernel(double *partials, const float *x, int64_t n, int64_t chunk, int64_t chunks) {
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, end = least((i + 1) * chunk, n);
-    if (i >= chunks) { return; }
-    double sum = 0.0, total = 0.0;
-    for (int64_t e = i * chunk + threadIdx.x % 32; e < end; e += 32) { sum += (double)x[e] * (double)x[e]; }
-    for (int lane = 0; lane < 32; lane++) { total += __shfl_sync(ALL_LANES, sum, lane); }
-    if (threadIdx.x % 32 == 0) { partials[i] = total; }
+// Element e of a chunk goes to the sum of lane e mod 32, and the sums of the lanes are added in order, as on the CPU: the same bits,
+// since the square of an fp32 number is exact in fp64. A warp takes SQUARE_CHUNKS chunks at a time; then each lane adds up one
+// of them. The terms of a block meet in shared memory, those of all blocks in *sum; sums of integers have no order.
+enum { SQUARE_CHUNKS = 8, SQUARE_BLOCKS = 1024 };
+__device__ void exact_atomic_add(int64_t *limb, int64_t part) {
+    if (part) { atomicAdd((unsigned long long *)limb, (unsigned long long)part); }
 }
-static inline void ops_norm_partials(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk) {
-    const int64_t chunks = ceil_div(n, chunk), most = scratch_bytes(s) / (int64_t)sizeof(double);
-    for (int64_t i = 0; i < chunks; i += most) {
-        cudaStream_t stream = enter(s);
-        const int64_t count = min_i64(most, chunks - i);
-        LAUNCH(norm_partials_kernel, blocks_for(count, WARPS), THREADS, 0, stream, (double *)scratch(s), x + i * chunk, n - i * chunk, chunk, count);
-        ops_to_host_later(s, partials + i, scratch(s), (size_t)count * sizeof(double));
+__device__ void exact_add_shared(ExactSum *sum, double x) {
+    const ExactTerm term = exact_term(x);
+    if (term.first < 0) {
+        exact_atomic_add(&sum->strange, 1);
+        return;
     }
+    for (int i = 0; i < 3; i++) { exact_atomic_add(&sum->limb[term.first + i], term.part[i]); }
+}
+__global__ void square_sum_kernel(ExactSum *sum, const float *x, int64_t n, int64_t chunk, int64_t chunks, double scale) {
+    __shared__ ExactSum block;
+    __shared__ double of_lanes[WARPS][SQUARE_CHUNKS][33]; // 33: the lanes of the second part read from different banks
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { block.limb[i] = 0; }
+    if (threadIdx.x == 0) { block.strange = 0; }
+    __syncthreads();
+    const int64_t stride = (int64_t)gridDim.x * WARPS * SQUARE_CHUNKS;
+    for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * SQUARE_CHUNKS; first < chunks; first += stride) {
+        const int count = (int)least(SQUARE_CHUNKS, chunks - first);
+        for (int c = 0; c < count; c++) {
+            const int64_t end = least((first + c + 1) * chunk, n);
+            double squares = 0.0;
+            for (int64_t e = (first + c) * chunk + lane; e < end; e += 32) { squares += (double)x[e] * (double)x[e]; }
+            of_lanes[warp][c][lane] = squares;
+        }
+        __syncwarp();
+        if (lane < count) {
+            double total = 0.0;
+            for (int l = 0; l < 32; l++) { total += of_lanes[warp][lane][l]; }
+            exact_add_shared(&block, scale * total);
+        }
+        __syncwarp();
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < EXACT_LIMBS; i += THREADS) { exact_atomic_add(&sum->limb[i], block.limb[i]); }
+    if (threadIdx.x == 0) { exact_atomic_add(&sum->strange, block.strange); }
+}
+static inline void ops_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+    cudaStream_t stream = enter(s);
+    const int64_t chunks = ceil_div(n, chunk);
+    const int64_t blocks = min_i64(SQUARE_BLOCKS, ceil_div(chunks, WARPS * SQUARE_CHUNKS));
+    if (n) { LAUNCH(square_sum_kernel, (unsigned)blocks, THREADS, 0, stream, sum, x, n, chunk, chunks, scale); }
 }
 static inline void ops_accumulate(Stream *s, float *out, const float *in, int64_t n) {
     cudaStream_t stream = enter(s);

@@ -28,6 +28,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
     comm_allocate(c, bytes ? memory_take(MEMORY_BUFFERS, bytes, "messages") : NULL, bytes);
 }
 #endif
+#include "engine/matmul_choices.h"
 #include "engine/placing.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -461,6 +462,8 @@ static void prepare(Trainer *t) {
     if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
     comm_barrier(&t->comm);
+    matmuls_choose(&t->matmuls, t->options.out, t->options.resume, &t->model, &t->shape, t->rates.flops_per_s, &t->stream, &t->comm);
+    t->progress.matmuls = &t->matmuls;
     setup_states(t);
     setup_weights(t);
     setup_promise(t);

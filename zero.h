@@ -328,18 +328,20 @@ static inline void store_skip_updates(Store *s) { memset(s->noised, 0, (size_t)s
 static inline double store_mean(const Store *s, int storage) { return 1 / (double)gpt_storage_shared_by(s->model, storage); }
 // Adds the squares of my slices' elements, of the storages [first, end) of a step's gradient, to *sum.
 static inline void store_measure(Store *s, int first, int end, int64_t step, ExactSum *sum) {
-    double *partial = s->partials;
+    ops_zero(s->stream, s->squares, sizeof *s->squares);
     for (int i = first; i < end; i++) {
-        int64_t n = store_own_elements(s, i);
-        if (n) { (store_sum_place(s, i) ? ops_norm_partials_host : ops_norm_partials)(s->stream, partial, store_sum(s, i, step), n, NORM_CHUNK); }
-        partial += ceil_div(n, NORM_CHUNK);
-    }
-    ops_wait(s->stream);
-    partial = s->partials;
-    for (int i = first; i < end; i++) {
+        const int64_t n = store_own_elements(s, i);
         const double mean = store_mean(s, i);
-        for (int64_t k = ceil_div(store_own_elements(s, i), NORM_CHUNK); k > 0; k--) { exact_add(sum, mean * mean * *partial++); }
+        if (!n) { continue; }
+        if (store_sum_place(s, i)) {
+            ops_square_sum_host(s->stream, sum, store_sum(s, i, step), n, NORM_CHUNK, mean * mean);
+        } else {
+            ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK, mean * mean);
+        }
     }
+    ops_to_host_later(s->stream, s->squares_read, s->squares, sizeof *s->squares);
+    ops_wait(s->stream);
+    exact_join(sum, s->squares_read);
 }
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.

@@ -58,6 +58,7 @@ typedef struct {
     int64_t drawn[2]; // how many steps have been drawn, the last of which these are
     // where it stands
     Progress progress;
+    MatmulChoices matmuls; // of the device's library
     int64_t first_step;          // 0, or where a resumed run began
     int64_t told_step;           // since which the figures of the end count
     size_t before[MEMORY_KINDS]; // memory that was taken before the states

@@ -100,11 +100,18 @@ static inline double chunk_squares(const float *x, int64_t n) {
     for (int64_t l = 0; l < 32; l++) { total += sum[l]; }
     return total;
 }
-static inline void ops_norm_partials_host(Stream *s, double *partials, const float *x, int64_t n, int64_t chunk) {
-#pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t i = 0; i < ceil_div(n, chunk); i++) {
-        partials[i] = chunk_squares(x + i * chunk, min_i64(chunk, n - i * chunk));
-        poll_after_block(s, i);
+static inline void ops_square_sum_host(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+#pragma omp parallel num_threads(s->threads)
+    {
+        ExactSum mine;
+        memset(&mine, 0, sizeof mine);
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < ceil_div(n, chunk); i++) {
+            exact_add(&mine, scale * chunk_squares(x + i * chunk, min_i64(chunk, n - i * chunk)));
+            poll_after_block(s, i);
+        }
+#pragma omp critical(exact_sums)
+        exact_join(sum, &mine);
     }
 }
 

@@ -34,10 +34,13 @@ typedef struct {
     UnitTimes units;
 } Rates;
 
-static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
+static inline double measure_products(const Stream *of, int64_t N) { // of matrices (N, N)
     size_t bytes = (size_t)(N * N) * ops_real_bytes();
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
-    if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    const OpsShape shape = {1, 1, 1, 1, 1, 1, 0}; // a library takes its own part of the workspace, whatever the shape
+    Stream mine = *of, *s = &mine;
+    mine.workspace_bytes = ops_workspace_bytes(shape, of->threads), mine.workspace = ops_alloc(mine.workspace_bytes);
+    if (!a || !b || !c || !mine.workspace) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     double best = 0, start = seconds_now();
     for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) { // a busy machine takes longer to show its best
         double t = seconds_now();
@@ -46,7 +49,7 @@ static inline double measure_products(Stream *s, int64_t N) { // of matrices (N,
         double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
         if (rate > best) { best = rate, unbeaten = 0; }
     }
-    ops_free(a), ops_free(b), ops_free(c);
+    ops_free(a), ops_free(b), ops_free(c), ops_free(mine.workspace);
     return best;
 }
 static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
@@ -272,18 +275,34 @@ static inline int compare_seconds(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
+// Runs units in turns for a while. times->row_s = the middle of each one's seconds, of a sample.
+static inline void time_rounds(Executor *e, Work *work, int64_t rows, double most_s, UnitTimes *times) {
+    double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS] = {0};
+    int rounds = 0;
+    for (double start = seconds_now(); rounds < 2 || (rounds < TIMED_ROUNDS && seconds_now() - start < most_s); rounds++) {
+        for (int u = 0; u < UNIT_CLASSES; u++) { time_unit(e, &work[u], seconds[rounds][u]); }
+    }
+    for (int i = 0; i < UNIT_CLASSES * 3; i++) { // the middle: others may use the machine now and then
+        for (int r = 0; r < rounds; r++) { sorted[r] = seconds[r][i / 3][i % 3]; }
+        qsort(sorted, (size_t)rounds, sizeof *sorted, compare_seconds);
+        times->row_s[i / 3][i % 3] = sorted[(rounds - 1) / 2] / (double)rows;
+    }
+    times->known = true;
+}
 // Times embedding, one block and head, micro-batches of shape->rows samples, or fewer where these take long. Where even one takes very long it does
-// nothing, nor where they are known. All ranks call it at once.
+// nothing, nor where they are known. times NULL: each is run once and not timed, so that the device's library sees its products.
+// All ranks call it at once.
 static inline void time_units(UnitTimes *times, const GptModel *m, const ExecutorShape *shape, double flops_per_s, Stream *s) {
     const double MOST_S = 0.3;
-    if (times->known) { return; }
+    double seconds[3];
+    if (times && times->known) { return; }
     GptConfig config = m->config;
     config.layers = 1;
     GptModel one = gpt_model(config);
     ExecutorShape small = *shape;
     small.first = 0, small.end = one.units, small.limits = limits_of_one();
     while (small.rows > 1 && gpt_step_flops(&one, (double)(small.rows * small.T), (double)small.T) > MOST_S * flops_per_s) { small.rows /= 2; }
-    memset(times, 0, sizeof *times);
+    if (times) { memset(times, 0, sizeof *times); }
     if (gpt_step_flops(&one, (double)small.T, (double)small.T) > 10 * MOST_S * flops_per_s) { return; }
     size_t activations, buffers;
     Executor e = executor_plan(&one, small, &activations, &buffers);
@@ -303,19 +322,9 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
         for (int c = 0; c < STORAGE_CLASSES; c++) {
             work[u].states.params[c] = (const Real *)states[2 * c], work[u].states.grads[c] = (float *)states[2 * c + 1], work[u].states.accumulate[c] = true;
         }
-        time_unit(&e, &work[u], times->row_s[u]);
+        time_unit(&e, &work[u], seconds);
     }
-    double seconds[TIMED_ROUNDS][UNIT_CLASSES][3], sorted[TIMED_ROUNDS] = {0};
-    int rounds = 0;
-    for (double start = seconds_now(); rounds < 2 || (rounds < TIMED_ROUNDS && seconds_now() - start < MOST_S); rounds++) {
-        for (int u = 0; u < UNIT_CLASSES; u++) { time_unit(&e, &work[u], seconds[rounds][u]); }
-    }
-    for (int i = 0; i < UNIT_CLASSES * 3; i++) { // the middle: others may use the machine now and then
-        for (int r = 0; r < rounds; r++) { sorted[r] = seconds[r][i / 3][i % 3]; }
-        qsort(sorted, (size_t)rounds, sizeof *sorted, compare_seconds);
-        times->row_s[i / 3][i % 3] = sorted[(rounds - 1) / 2] / (double)small.rows;
-    }
-    times->known = true;
+    if (times) { time_rounds(&e, work, small.rows, MOST_S, times); }
     for (int c = 0; c < 2 * STORAGE_CLASSES; c++) { ops_free(states[c]); }
     ops_free(mine.workspace);
     executor_free(&e);

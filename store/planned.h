@@ -100,7 +100,8 @@ typedef struct {
     Disk *disk;               // NULL: nothing lies there
     DiskFile *file;           // of it. The owner sets it before the memory is taken, and gives it back
     Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
-    double *partials;         // [my chunks] of the norm
+    ExactSum *squares;        // of the gradient's norm, on the device
+    ExactSum *squares_read;   // the same in the host's memory, where the device writes it
     ExactSum *sums;           // [ranks] of them
     // where it stands, [storages] each
     bool *fresh;      // the gradient has no contribution since its last reduction
@@ -415,17 +416,12 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
     memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
-                              s->errors.held + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
+                              s->errors.held + sizeof(ExactSum) + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
 }
-static inline size_t store_partials(const Store *s) { // of the norm
-    size_t chunks = 0;
-    for (int i = 0; i < s->model->storages; i++) { chunks += (size_t)ceil_div(store_own_elements(s, i), NORM_CHUNK); }
-    return chunks;
-}
-static inline size_t store_scratch_bytes(const Store *s) { // of the host, in any case: what of state_piece is used, and these
+static inline size_t store_scratch_bytes(const Store *s) { // of the host, in any case: what of state_piece is used
     int64_t longest = 0;
     for (int i = 0; i < s->model->storages; i++) { longest = max_i64(longest, store_own_elements(s, i)); }
-    return store_partials(s) * sizeof(double) + (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
+    return (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
     size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;

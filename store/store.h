@@ -128,7 +128,8 @@ static inline void store_allocate(Store *s, Comm *comm, Stream *stream) {
     s->sums = (ExactSum *)checked_calloc((size_t)comm->ranks, sizeof(ExactSum), "store");
     s->noised = (bool *)checked_calloc(n, sizeof(bool), "store"), s->unpacked_at = (size_t *)checked_calloc(n, sizeof(size_t), "store");
     for (int i = 0; i < s->model->storages; i++) { s->fresh[i] = true; }
-    s->partials = (double *)memory_take_host(store_partials(s) * sizeof(double), "norm partials");
+    s->squares = (ExactSum *)memory_take(MEMORY_BUFFERS, sizeof *s->squares, "the gradient's norm");
+    s->squares_read = (ExactSum *)memory_take_host(sizeof *s->squares_read, "the gradient's norm");
     for (int k = 0; k < ROOMS; k++) { s->occupant[k] = -1; }
     if (!s->policy.relay) { return; }
     shelf_allocate(&s->making, MEMORY_BUFFERS, "gradients"), shelf_allocate(&s->coming, MEMORY_BUFFERS, "sums of gradients");
@@ -148,8 +149,8 @@ static inline void store_free_shelves(Store *s, bool far) {
     }
     for (int kind = 0; far && kind < HOST_KINDS; kind++) { shelf_free(&s->host[kind]); }
     if (far) { return; }
-    ops_free(s->unpacked), ops_free(s->parcel_base);
-    s->unpacked = s->parcel_base = NULL;
+    ops_free(s->unpacked), ops_free(s->parcel_base), ops_free(s->squares);
+    s->unpacked = s->parcel_base = NULL, s->squares = NULL;
 }
 // Gives back all but the optimizer's states on the host and on disk, and parameters on the host that are their own masters.
 static inline void store_leave_states(Store *s) {
@@ -174,7 +175,7 @@ static inline void store_free(Store *s) {
     free(s->fresh), free(s->summed), free(s->folds), free(s->near_valid), free(s->arriving), free(s->reducing), free(s->gathering), free(s->updates),
         free(s->restarted);
     free(s->sums), free(s->noised), free(s->unpacked_at);
-    ops_free_host(s->partials);
+    ops_free_host(s->squares_read);
     memset(s, 0, sizeof *s);
 }
 

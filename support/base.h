@@ -203,27 +203,52 @@ typedef struct {
     int64_t limb[EXACT_LIMBS];
     int64_t strange; // terms that are no numbers
 } ExactSum;
-static inline void exact_add(ExactSum *sum, double x) {
+// What one term adds to the three limbs from limb[first] on; first is -1 where the term is infinite or no number.
+typedef struct {
+    int first;
+    int64_t part[3];
+} ExactTerm;
+IN_KERNELS_TOO static inline ExactTerm exact_term(double x) {
+    ExactTerm term = {-1, {0, 0, 0}};
     uint64_t bits;
     memcpy(&bits, &x, 8);
-    const uint64_t exponent = bits >> 52 & 0x7ff, mantissa = (bits & 0xfffffffffffffu) | (uint64_t)(exponent > 0) << 52;
-    if (exponent == 0x7ff) {
+    const uint64_t exponent = bits >> 52 & 0x7ff;
+    const uint64_t mantissa = (bits & 0xfffffffffffffu) | (uint64_t)(exponent > 0) << 52;
+    if (exponent == 0x7ff) { return term; }
+    const uint64_t place = (exponent ? exponent : 1) + EXACT_POINT - 1075;
+    const uint64_t low = (mantissa & 0xffffffffu) << place % 32;
+    const uint64_t high = (mantissa >> 32) << place % 32;
+    term.first = (int)(place / 32);
+    term.part[0] = (int64_t)(low & 0xffffffffu);
+    term.part[1] = (int64_t)((low >> 32) + (high & 0xffffffffu));
+    term.part[2] = (int64_t)(high >> 32);
+    return term;
+}
+static inline void exact_add(ExactSum *sum, double x) {
+    const ExactTerm term = exact_term(x);
+    if (term.first < 0) {
         sum->strange++;
         return;
     }
-    const uint64_t place = (exponent ? exponent : 1) + EXACT_POINT - 1075, low = (mantissa & 0xffffffffu) << place % 32, high = (mantissa >> 32) << place % 32;
-    int64_t *limb = sum->limb + place / 32;
-    limb[0] += (int64_t)(low & 0xffffffffu);
-    limb[1] += (int64_t)((low >> 32) + (high & 0xffffffffu));
-    limb[2] += (int64_t)(high >> 32);
+    for (int i = 0; i < 3; i++) { sum->limb[term.first + i] += term.part[i]; }
+}
+// Moves carries up, so that each limb but the highest is below 2^32 and 2^30 terms more may be added.
+static inline void exact_carry(ExactSum *sum) {
+    for (int i = 0; i + 1 < EXACT_LIMBS; i++) {
+        sum->limb[i + 1] += sum->limb[i] >> 32;
+        sum->limb[i] &= 0xffffffff;
+    }
 }
 static inline void exact_join(ExactSum *sum, const ExactSum *other) {
-    for (int i = 0; i < EXACT_LIMBS; i++) { sum->limb[i] += other->limb[i]; }
+    ExactSum carried = *other;
+    exact_carry(&carried);
+    exact_carry(sum);
+    for (int i = 0; i < EXACT_LIMBS; i++) { sum->limb[i] += carried.limb[i]; }
     sum->strange += other->strange;
 }
 static inline double exact_value(ExactSum sum) { // of its three highest limbs; NaN where a term was no number
     int top = 0;
-    for (int i = 0; i + 1 < EXACT_LIMBS; i++) { sum.limb[i + 1] += sum.limb[i] >> 32, sum.limb[i] &= 0xffffffff; }
+    exact_carry(&sum);
     for (int i = 0; i < EXACT_LIMBS; i++) { top = sum.limb[i] ? i : top; }
     double value = 0;
     for (int i = top; i >= 0 && i > top - 3; i--) { value += ldexp((double)sum.limb[i], 32 * i - EXACT_POINT); }

@@ -212,7 +212,7 @@ static void bench_optimizers(Stream *s) {
     const double bytes = 4.0 * (double)n;
     float *p = filled(n), *m = filled(n), *v = filled(n), *g = filled(n);
     uint16_t *stored = (uint16_t *)(void *)filled(n / 2 + 1);
-    double *partials = (double *)checked_malloc((size_t)ceil_div(n, 65536) * sizeof(double), "partials");
+    ExactSum *squares = (ExactSum *)ops_alloc(sizeof *squares);
     double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
     const NoiseStream noise = {{1, 2, 3, 4, 5, 6, 7, 8}, NOISE_GRADIENT, 0, 1};
     OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10, {0, 0}};
@@ -222,7 +222,7 @@ static void bench_optimizers(Stream *s) {
         BEST(best[1], ops_adamw(s, p, p, DTYPE_FP32, m, v, g, n, o));
         BEST(best[2], ops_adamw(s, p, stored, DTYPE_BF16, m, v, g, n, o));
         BEST(best[3], ops_sgd(s, p, p, DTYPE_FP32, m, g, n, o));
-        BEST(best[4], ops_norm_partials(s, partials, g, n, 65536));
+        BEST(best[4], ops_square_sum(s, squares, g, n, 256, 1));
         BEST(best[5], ops_unpack(s, real(p), stored, DTYPE_BF16, n));
         BEST(best[6], ops_pack(s, stored, real(g), DTYPE_BF16, n));
         BEST(best[7], ops_add_noise(s, m, 0, n, noise, 1.0f, 0.5f));
@@ -239,7 +239,7 @@ static void bench_optimizers(Stream *s) {
     row_pass("fp32 to bf16", 0, best[6], 1.5 * bytes);
     row_pass("noise", 0, best[7], 2 * bytes);
     step = fp32;
-    ops_free(p), ops_free(m), ops_free(v), ops_free(g), ops_free(stored), free(partials);
+    ops_free(p), ops_free(m), ops_free(v), ops_free(g), ops_free(stored), ops_free(squares);
 }
 
 static void bench_quantize(Stream *s) {

@@ -20,13 +20,14 @@
 #ifndef EMU_H
 #define EMU_H
 
-#include <algorithm>  // min
-#include <deque>      // a stream is a queue
-#include <functional> // of closures
-#include <map>        // allocations by address
-#include <math.h>     // kernels use expf, sqrtf, ...
-#include <sched.h>    // sched_yield
-#include <signal.h>   // a host dereference is a fault
+#include "support/base.h" // random numbers
+#include <algorithm>      // min
+#include <deque>          // a stream is a queue
+#include <functional>     // of closures
+#include <map>            // allocations by address
+#include <math.h>         // kernels use expf, sqrtf, ...
+#include <sched.h>        // sched_yield
+#include <signal.h>       // a host dereference is a fault
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -426,10 +427,11 @@ static inline cudaError_t cudaGetLastError() {
     return error;
 }
 
+static double emu_extra_ms = 0; // what products take beyond the time that they take here (emu_matmul_ms)
 static inline double emu_clock_ms() {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec + emu_extra_ms;
 }
 
 static inline void emu_queue(cudaStream_t stream, std::function<void()> run) {
@@ -706,11 +708,26 @@ typedef EmuPreference *cublasLtMatmulPreference_t;
 typedef struct {
     uint64_t workspace;
     uint32_t alignment[6]; // what the chosen algorithm was promised of A, B, C, D, bias, aux
+    uint32_t number;       // of the suggestion
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
 } cublasLtMatmulHeuristicResult_t;
 typedef void *cublasLtHandle_t;
+static inline size_t cublasLtGetVersion() { return 1; }
+
+// EMU_MATMULS=SEED makes the library suggest EMU_SUGGESTIONS algorithms for a product, which add in different orders and which take a
+// time that follows from the seed, the product and the algorithm alone; EMU_MATMULS=SEED+rank: and from the rank. Without it there is one.
+enum { EMU_SUGGESTIONS = 3 };
+static inline const char *emu_matmuls() { return getenv("EMU_MATMULS"); }
+static inline double emu_matmul_ms(const EmuMatmulDesc &d, const EmuLayout &D, uint64_t k, uint32_t number) {
+    const char *text = emu_matmuls(), *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (!text) { return 0; }
+    const uint64_t seed = strtoull(text, NULL, 10) + (strstr(text, "+rank") && rank ? 1000 * strtoull(rank, NULL, 10) : 0);
+    const uint64_t product = mix64(mix64(mix64(D.rows) ^ D.cols) ^ k) ^ (uint64_t)d.epilogue;
+    return 1e5 * (1 + (double)(random_u64(seed, product, number) % 1000));
+}
 
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return *h = malloc(1), CUBLAS_STATUS_SUCCESS; }
 static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return free(h), CUBLAS_STATUS_SUCCESS; }
@@ -760,15 +777,25 @@ static inline bool emu_shapes_fit(cublasLtMatmulDesc_t d, const EmuLayout *A, co
            C->rows == D->rows && C->cols == D->cols && A->type == B->type && C->type == D->type && (D->type == A->type || D->type == CUDA_R_32F);
 }
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
-                                                            cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t p, int,
+                                                            cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t p, int most,
                                                             cublasLtMatmulHeuristicResult_t *results, int *count) {
     if (!emu_shapes_fit(d, A, B, C, D)) { return CUBLAS_STATUS_INVALID_VALUE; }
     if (emu_has_aux(*d) && (d->aux_ld % 8 || d->aux_ld < (int64_t)D->rows)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     if (d->epilogue == CUBLASLT_EPILOGUE_BGRADB && A->type == CUDA_R_32F) { return CUBLAS_STATUS_NOT_SUPPORTED; } // it may: so the way without is run
-    results[0].algo.workspace = p->workspace;
-    memcpy(results[0].algo.alignment, p->alignment, sizeof p->alignment);
-    results[0].algo.alignment[4] = emu_alignment(d->bias), results[0].algo.alignment[5] = emu_alignment(d->aux); // their values promise it
-    return *count = 1, CUBLAS_STATUS_SUCCESS;
+    *count = std::min(most, emu_matmuls() ? (int)EMU_SUGGESTIONS : 1);
+    for (int i = 0; i < *count; i++) {
+        results[i].algo.workspace = results[i].workspaceSize = p->workspace;
+        memcpy(results[i].algo.alignment, p->alignment, sizeof p->alignment);
+        results[i].algo.alignment[4] = emu_alignment(d->bias), results[i].algo.alignment[5] = emu_alignment(d->aux); // their values promise it
+        results[i].algo.number = (uint32_t)i;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                                     cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
+                                                     cublasLtMatmulHeuristicResult_t *result) {
+    result->workspaceSize = algo->workspace;
+    return emu_shapes_fit(d, A, B, C, D) && algo->number < EMU_SUGGESTIONS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 static inline float emu_load(const void *p, cudaDataType_t type, int64_t i) {
@@ -796,13 +823,14 @@ static inline float emu_gelu_slope(float x) {
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
 }
 static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, float beta,
-                              const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl) {
+                              const void *C, const EmuLayout &Cl, void *D, const EmuLayout &Dl, uint32_t number) {
     const std::vector<float> a = emu_operand(A, Al, d.op[0]), b = emu_operand(B, Bl, d.op[1]);
     const int64_t m = (int64_t)Dl.rows, n = (int64_t)Dl.cols, k = (int64_t)emu_op_cols(&Al, d.op[0]);
 #pragma omp parallel for schedule(static) if (m * n * k > 1000000)
     for (int64_t j = 0; j < n; j++) {
         std::vector<float> sum((size_t)m, 0.0f);
-        for (int64_t l = 0; l < k; l++) {
+        for (int64_t turn = 0; turn < k; turn++) { // each algorithm begins elsewhere in the sum
+            const int64_t l = (turn + number * k / EMU_SUGGESTIONS) % k;
             const float x = b[(size_t)(j * k + l)], *column = a.data() + l * m;
 #pragma omp simd
             for (int64_t i = 0; i < m; i++) { sum[(size_t)i] += column[i] * x; }
@@ -833,11 +861,16 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
         if ((uintptr_t)pointers[i] % algo->alignment[i]) { emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised"); }
     }
     if (emu_has_aux(*d) && (!d->aux || (uintptr_t)d->aux % 16)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || workspace_bytes < algo->workspace || (uintptr_t)workspace % 16) { return CUBLAS_STATUS_INVALID_VALUE; }
+    const bool workspace_fits = workspace && workspace_bytes >= algo->workspace && (uintptr_t)workspace % 16 == 0;
+    if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || !workspace_fits) { return CUBLAS_STATUS_INVALID_VALUE; }
     const EmuMatmulDesc desc = *d;
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;
     const float a = *(const float *)alpha, b = *(const float *)beta;
-    emu_enqueue(stream, [=] { emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld); });
+    const uint32_t number = algo->number;
+    emu_enqueue(stream, [=] {
+        emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld, number);
+        emu_extra_ms += emu_matmul_ms(desc, ld, emu_op_cols(&la, desc.op[0]), number);
+    });
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -969,11 +969,7 @@ static double reference_norm(Reference *r) {
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
     for (int s = 0; s < REF_STORAGES; s++) {
-        double partials[64];
-        const int64_t n = gpt_storage_elements(&r->m, s);
-        assert_true(n <= 64 * NORM_CHUNK);
-        ops_norm_partials(&r->stream, partials, r->sum[s], n, NORM_CHUNK);
-        for (int64_t i = 0; i < ceil_div(n, NORM_CHUNK); i++) { exact_add(&sum, partials[i]); }
+        ops_square_sum(&r->stream, &sum, r->sum[s], gpt_storage_elements(&r->m, s), NORM_CHUNK, 1);
     }
     return sqrt(exact_value(sum));
 }

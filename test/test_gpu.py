@@ -30,6 +30,7 @@ EXIT_PEER = 4
 MODEL, TOKENS = (os.path.join(ROOT, "test/golden/gpt_tiny" + end) for end in ("_model.bin", "_tokens.bin"))
 FLAGS = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": 20, "micro-batch": 3, "batch-tokens": 60, "steps": 10, "lr": "1e-3",
          "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 10, "threads": 1}
+MASK = (1 << 64) - 1
 SAME = 1e-5        # fp32, summed in another order, 10 updates
 SAME_MESSAGES = 1e-4  # 8 bits an element of the gradient, of which a loss sees thousands, 4 updates
 SAME_BF16 = 0.02   # 8 bits a number; losses are averages
@@ -105,6 +106,68 @@ class Program(TestCase):
         by_chance = exported("train_gpt", stochastic_rounding=1)
         self.assertEqual(by_chance, exported("train_gpt_emu", ranks=2, stochastic_rounding=1))
         self.assertNotEqual(by_chance, exported("train_gpt"))
+
+
+class Matmuls(TestCase):
+    """Which algorithm computes a product is chosen by timing, which the emulation makes up: EMU_MATMULS=SEED, or SEED+rank where ranks differ."""
+    SAME = dict(val_every=0, dtype="bf16", steps=6, model="layers=2,heads=2,channels=32,vocab=256", train="", seq_len=16, micro_batch=2, batch_tokens=64)
+
+    def losses(self, times, ranks=2, **changes):
+        environment = {"EMU_MATMULS": times} if times else {}
+        shard = sorted(glob.glob(os.path.join(ROOT, "data/text_bytes_train_*.bin")))[0]
+        return run("train_gpt_emu", ranks, environment=environment, **dict(self.SAME, train=shard, val=None, **changes))
+
+    def test_rank_0_chooses_for_all(self):
+        chosen = self.losses("5")
+        self.assertEqual(self.losses("5+rank"), chosen)  # what other ranks measure does not matter
+        self.assertNotEqual(self.losses("6"), chosen)    # so the choices do change bits here
+        self.assertNotEqual(self.losses(None), chosen)
+
+    def test_resume(self):
+        """A resumed run computes by the choices of its checkpoint, whatever it would measure now."""
+        whole = self.losses("5")
+        with tempfile.TemporaryDirectory() as out:
+            begun = self.losses("5", out=out, steps=3, save_every=3)
+            resumed = self.losses("6+rank", out=out, resume=1)
+            self.assertEqual([a + b for a, b in zip(begun, resumed)], [*whole])
+            # Another library: the choices are not used, and the run says so.
+            manifest = os.path.join(out, "step_00000003", "manifest")
+            self.rewrite(manifest, "emulated, cuBLASLt 1", "emulated, cuBLASLt 2")
+            shutil.rmtree(os.path.join(out, "step_00000006"), ignore_errors=True)
+            other = self.losses("6", out=out, resume=1)
+            self.assertNotEqual(other, resumed)
+            self.check_near(other[0], resumed[0], SAME_BF16)
+
+    def rewrite(self, manifest, old, new):
+        """Changes a manifest's text, and its checksum with it: base.h's, four lanes of a multiply-rotate round."""
+        with open(manifest, "rb") as file:
+            lines = file.read().replace(old.encode(), new.encode()).splitlines(keepends=True)[:-1]
+        text = b"".join(lines)
+        with open(manifest, "wb") as file:
+            file.write(text + b"checksum %016x\n" % checksum(text))
+
+
+def mix64(x):
+    x = (x + 0x9e3779b97f4a7c15) & MASK
+    x = ((x ^ x >> 30) * 0xbf58476d1ce4e5b9) & MASK
+    x = ((x ^ x >> 27) * 0x94d049bb133111eb) & MASK
+    return x ^ x >> 31
+
+
+def checksum(data):
+    """docs/formats.md: the checksum of manifests."""
+    def turn(lane, word):
+        lane = (lane + word * 0xc2b2ae3d27d4eb4f) & MASK
+        return ((lane << 31 | lane >> 33) * 0x9e3779b185ebca87) & MASK
+    lanes, whole = [mix64(i) for i in range(4)], len(data) // 32 * 32
+    for at in range(0, whole, 32):
+        lanes = [turn(lane, int.from_bytes(data[at + 8 * i:at + 8 * i + 8], "little")) for i, lane in enumerate(lanes)]
+    h = mix64(len(data))
+    for lane in lanes:
+        h = turn(h, lane)
+    for byte in data[whole:]:
+        h = turn(h, byte)
+    return mix64(h)
 
 
 class Step(TestCase):

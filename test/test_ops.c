@@ -1274,31 +1274,57 @@ static void test_sample_norms(void **state) {
     ops_free(x), ops_free(norms), free_stream(&s);
 }
 
-static void test_norms(void **state) { // integers: sums are exact in any order; then real numbers: same bits for any thread count
+// The sum that ops_square_sum() promises, the obvious way: a chunk's elements go to 32 sums in turns, which are added in order.
+static double reference_square_sum(ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+    for (int64_t first = 0; first < n; first += chunk) {
+        double lanes[32] = {0}, total = 0.0;
+        for (int64_t i = first; i < min_i64(n, first + chunk); i++) { lanes[(i - first) % 32] += (double)x[i] * (double)x[i]; }
+        for (int l = 0; l < 32; l++) { total += lanes[l]; }
+        exact_add(sum, scale * total);
+    }
+    return exact_value(*sum);
+}
+static double computed_square_sum(Stream *s, ExactSum *sum, const float *x, int64_t n, int64_t chunk, double scale) {
+    ExactSum *read = (ExactSum *)ops_alloc_host(sizeof *read);
+    ops_square_sum(s, sum, x, n, chunk, scale);
+    ops_to_host_later(s, read, sum, sizeof *read);
+    ops_wait(s);
+    const double value = exact_value(*read);
+    ops_free_host(read);
+    return value;
+}
+static void test_square_sums(void **state) { // bit for bit, for any number of threads, chunks and elements
     (void)state;
-    enum { N = 100003, CHUNK = 4096, PARTS = (N + CHUNK - 1) / CHUNK };
-    const Case c = {RESIDUAL, N, 1, 1, 0, 0, 1};
-    float *x = floats(N);
-    double *partials = (double *)ops_alloc_host(PARTS * sizeof(double)), first[PARTS];
+    enum { MOST = 100003 };
+    const int64_t counts[] = {0, 1, 31, 255, 256, 257, 8 * 8 * 256 + 1, MOST}, chunks[] = {256, 4096};
+    const double scales[] = {1.0, 1.0 / 9};
+    const Case c = {RESIDUAL, MOST, 1, 1, 0, 0, 1};
+    float *x = floats(MOST);
+    ExactSum *sum = (ExactSum *)ops_alloc(sizeof *sum);
+    for (int64_t i = 0; i < MOST; i++) { x[i] = ldexpf((float)uniform(4, i), (int)(random_u64(5, 5, (uint64_t)i) % 80) - 60); }
     for (int threads = 1; threads <= 3; threads++) {
         Stream s = stream_of(&c, threads);
-        for (int64_t i = 0; i < N; i++) { x[i] = (float)(random_u64(2, 2, (uint64_t)i) % 2001) - 1000.0f; }
-        ops_norm_partials(&s, partials, x, N, CHUNK);
-        ops_wait(&s);
-        for (int64_t p = 0; p < PARTS; p++) {
-            double sum = 0.0;
-            for (int64_t i = p * CHUNK; i < min_i64(N, (p + 1) * CHUNK); i++) { sum += (double)x[i] * (double)x[i]; }
-            assert_true(sum == partials[p]);
+        for (int k = 0; k < 8 * 2 * 2; k++) {
+            const int64_t n = counts[k / 4], chunk = chunks[k % 2];
+            ExactSum expected;
+            memset(&expected, 0, sizeof expected);
+            ops_zero(&s, sum, sizeof *sum);
+            double reference = reference_square_sum(&expected, x, n, chunk, scales[k / 2 % 2]);
+            assert_true(computed_square_sum(&s, sum, x, n, chunk, scales[k / 2 % 2]) == reference);
+            reference = reference_square_sum(&expected, x, n / 2, chunk, 0.25); // what is there is added to
+            assert_true(computed_square_sum(&s, sum, x, n / 2, chunk, 0.25) == reference);
         }
-        for (int64_t i = 0; i < N; i++) { x[i] = (float)uniform(4, i); }
-        ops_norm_partials(&s, partials, x, N, CHUNK);
-        ops_wait(&s);
-        if (threads == 1) { memcpy(first, partials, sizeof first); }
-        assert_memory_equal(first, partials, sizeof first);
-        ops_norm_partials(&s, partials, x, 0, CHUNK);
         free_stream(&s);
     }
-    ops_free(x), ops_free_host(partials);
+    Stream s = stream_of(&c, 2);
+    for (int64_t i = 0; i < MOST; i++) { x[i] = (float)(random_u64(2, 2, (uint64_t)i) % 2001) - 1000.0f; }
+    uint64_t squares = 0;
+    for (int64_t i = 0; i < MOST; i++) { squares += (uint64_t)((int64_t)x[i] * (int64_t)x[i]); }
+    ops_zero(&s, sum, sizeof *sum);
+    assert_true(computed_square_sum(&s, sum, x, MOST, 256, 1) == (double)squares);
+    x[MOST / 2] = INFINITY; // one element that is no number makes the sum none
+    assert_true(isnan(computed_square_sum(&s, sum, x, MOST, 256, 1)));
+    free_stream(&s), ops_free(x), ops_free(sum);
 }
 
 // --- quantization: bit for bit what an obvious reference makes -------------------------------------------------------------
@@ -1647,6 +1673,9 @@ const char *__asan_default_options(void); // under the address sanitizer an allo
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 int main(void) {
+#ifdef OPS_TEST_BEGIN
+    OPS_TEST_BEGIN();
+#endif
     static char names[2 * CASES][96], names_of_formats[FORMATS][64];
     static struct CMUnitTest tests[2 * CASES + FORMATS + 12];
     int count = 0;
@@ -1671,7 +1700,7 @@ int main(void) {
         cmocka_unit_test(test_quantize_pieces),
         cmocka_unit_test(test_two_hops),
         cmocka_unit_test(test_precision),
-        cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_square_sums),
         cmocka_unit_test(test_polls),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_rounding_by_chance),
