@@ -226,12 +226,26 @@ def block_backward(p, l, dx, kept, g):
     return dx + d
 
 
-def forward(config, p, inputs):
-    """Probabilities of the next tokens (B,T,vocab), and what the backward pass needs."""
-    x = p["wte", "wte"][inputs] + p["wpe", "wpe"][:inputs.shape[1]]
+def exact(x):
+    return x
+
+
+def bf16(x):
+    """Of fp32 numbers: to nearest, ties to even."""
+    bits = np.asarray(x, "<f4").view("<u4").astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype("<u4").view("<f4").astype(float)
+
+
+def forward(config, p, inputs, stored=exact):
+    """Probabilities of the next tokens (B,T,vocab), and what the backward pass needs.
+
+    stored: what becomes of numbers between two units.
+    """
+    x = stored(p["wte", "wte"][inputs] + p["wpe", "wpe"][:inputs.shape[1]])
     blocks = []
     for layer in range(config.layers):
         x, kept = block_forward(p, layer, x, config.heads)
+        x = stored(x)
         blocks.append(kept)
     last, kept = layernorm(x, p["lnf", "lnfw"], p["lnf", "lnfb"])
     return softmax(last @ p["wte", "wte"][:config.vocab].T), (blocks, last, kept)
@@ -244,9 +258,9 @@ def losses_of(probabilities, targets):
     return np.where(counts, -np.log(picked), 0.0)
 
 
-def loss_and_gradient(config, p, inputs, targets, scale):
+def loss_and_gradient(config, p, inputs, targets, scale, stored=exact):
     """The sum of all targets' losses, and the gradient of `scale` times it, of each layer apart."""
-    probabilities, (blocks, last, kept) = forward(config, p, inputs)
+    probabilities, (blocks, last, kept) = forward(config, p, inputs, stored)
     counts, g, wte = targets != MASKED, {}, p["wte", "wte"]
     dlogits = probabilities.copy()
     np.put_along_axis(dlogits, np.where(counts, targets, 0)[..., None], np.take_along_axis(
@@ -321,7 +335,9 @@ class Run:
         for name, value in f.items():
             kind = DEFAULTS[name]
             f[name] = float(value) if isinstance(kind, float) and value is not None else value
-        assert not f["shuffle"] and f["dtype"] == "fp32"
+        assert not f["shuffle"]
+        half = f["dtype"] == "bf16"           # parameters that are used, and what units tell each other
+        self.rounded, self.stored = (bf16, bf16) if half else (exact, exact)
         self.config, self.samples, self.t = config, samples, 0
         self.S = f["batch-tokens"] // f["seq-len"]
         self.group = groups_of(f["share"], config.layers)
@@ -332,6 +348,7 @@ class Run:
         self.updates = {storage: 0 for storage, _ in self.now}
         self.delinked = None                  # since which step
         self.losses, self.norms = [], []
+        self.skipped = []                     # steps without an update, as the log counts them
         self.pending = None                   # the gradient that waits, and its norm (--offload-delay)
 
     def kept(self, key):
@@ -367,7 +384,8 @@ class Run:
         inputs, targets = self.samples.batch(numbers)
         if not len(inputs):
             return 0.0, self.zeros()
-        loss, g = loss_and_gradient(self.config, self.layers(parameters), inputs, targets, 1 / targets_of_step)
+        p = {key: self.rounded(value) for key, value in self.layers(parameters).items()}
+        loss, g = loss_and_gradient(self.config, p, inputs, targets, 1 / targets_of_step, self.stored)
         return loss / targets_of_step, self.mean_over_users(g)
 
     def targets(self, numbers):
@@ -516,6 +534,7 @@ class Run:
             loss, g = self.gradient(self.now, numbers, self.targets(numbers))
         norm = math.sqrt(squares(g, g))
         skip = self.skips(loss, norm)
+        self.skipped += [t + 1] if skip else []
         if f["offload-delay"]:
             if self.pending:
                 self.update(*self.pending, lr)
@@ -525,8 +544,8 @@ class Run:
         self.t += 1
         return loss, norm, lr
 
-    def validate(self, samples, documents=False):
-        """The mean loss of --val-batches batches; the number of targets, and the sum of losses."""
+    def validate(self, samples):
+        """Of --val-batches batches: the mean loss, the sum of losses, the targets."""
         batches = int(self.f["val-batches"])
         count = samples.windows() if batches < 0 else batches * self.S
         inputs, targets = samples.batch(range(count))

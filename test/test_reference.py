@@ -34,6 +34,7 @@ import json
 import math
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -49,7 +50,7 @@ from test_train import ALL, SEED, put, scratch, shard
 # Relative errors of sums of some thousand products of fp32, where the reference has fp64; seen:
 # 4e-8 (losses), 4e-7 (norms). A tensor after the last step: a part of its way, and rounding of the
 # weights themselves, 6e-8 in each step.
-LOSS, NORM, RATE, WAY, ROUNDING = 1e-6, 1e-5, 1e-12, 2e-5, 3e-7
+LOSS, NORM, RATE, WAY, ROUNDING = 3e-6, 1e-5, 1e-12, 2e-5, 3e-7
 ACTS = 30  # without its rule a run must differ by so many tolerances
 
 T, S, END = 8, 6, 3
@@ -64,8 +65,8 @@ ADAM = dict(optimizer="adamw", momentum=None, lr=0.01, eps=0.003, beta1=0.8, bet
 V1, V2 = dict(SGD, cyclic="v1", cyclic_stages=3), dict(SGD, cyclic="v2", grad_clip=None, cyclic_stages=3)
 SHARED = dict(model=DESCRIPTOR, seed=5, lr=0.5)  # shared blocks begin with a descriptor, so with small weights
 DELAY = dict(offload="optimizer", offload_delay=1)
-OUTLIERS = dict(ADAM, steps=138, batch_tokens=T, micro_batch=1, reference=dict(tokens=[
-    token for t in range(139) for token in random.Random(t).choices(range(30, 50) if t in (131, 134) else range(5, 9), k=T)]))
+OUTLIERS = dict(ADAM, steps=138, batch_tokens=3 * T, micro_batch=3, reference=dict(tokens=[
+    token for t in range(139) for token in random.Random(t).choices(range(30, 50) if t in (131, 134) else range(5, 9), k=3 * T)]))
 
 # name: (flags, flags without the rule)
 ROWS = {
@@ -128,9 +129,8 @@ ROWS = {
     "delay, rate and clip": (dict(SGD, **DELAY, grad_clip=0.8, weight_decay=0.1, lr_schedule="linear", final_lr_fraction=0), dict(grad_clip=0)),
     "delay, adamw": (dict(ADAM, **DELAY, weight_decay=0.1), dict(offload_delay=0)),
     # outliers: the window has 128 values; garbage in steps 131 and 134
-    "skip-loss-z": (dict(OUTLIERS, skip_loss_z=4), dict(skip_loss_z=0)),
-    "skip-grad-z": (dict(OUTLIERS, skip_grad_z=4), dict(skip_grad_z=0)),
-    "neither is skipped": (dict(OUTLIERS, skip_loss_z=12, skip_grad_z=12), None),
+    "skip-loss-z": (dict(OUTLIERS, skip_loss_z=4, skip_grad_z=20), None),
+    "skip-grad-z": (dict(OUTLIERS, skip_grad_z=4, skip_loss_z=20), None),
 }
 # Layouts that change nothing: of plain runs, of cyclic ones.
 LAYOUTS = [dict(), dict(micro_batch=1), dict(micro_batch=2), dict(recompute="block"), dict(ranks=2), dict(ranks=2, micro_batch=1, zero=1), dict(ranks=3, zero=2), dict(ranks=2, zero=3),
@@ -169,9 +169,13 @@ def initial_model(flags):
 
 
 def run(ranks=1, binary=test_train.BINARY, environment=(), **flags):
-    """The program's run, to its end."""
-    job = Job(ranks, binary, environment=environment, **{**BASE, **flags}).done()
-    return job
+    """The program's run, to its end. One rank needs no mpirun."""
+    flags = {**BASE, **flags}
+    if ranks > 1:
+        return Job(ranks, binary, environment=environment, **flags).done()
+    log = os.path.join(scratch(), "log")
+    words = [binary, *test_train.command_line(dict(flags, log=log))]
+    return Job(shell=shlex.join(words), log=log, environment=environment, steps=flags["steps"]).done()
 
 
 def both(flags, steps=None, **more):
@@ -229,6 +233,9 @@ class Check(test_train.TestCase):
         job, make, start = both(flags, **more)
         ours = make()
         expected = [ours.step() for _ in range(ours.f["steps"])], ours.file()
+        told = [int(step) for step in re.findall(r"warning: step (\d+): update skipped", job.err)]
+        self.assertEqual(told, ours.skipped, f"{name}: steps without an update")
+        self.assertEqual(bool(told), name.startswith("skip"), name)
         found = job.steps("loss", "grad_norm", "lr"), reference.read_model(job.export)[1]
         self.assertEqual(len(found[0]), len(expected[0]))
         self.assert_same(found, expected, start, (name, more))
@@ -272,21 +279,6 @@ class Rules(Check):
         """Its norms must be above 1 for that to show."""
         job, _, _ = both(V2)
         self.assertGreater(max(float(norm) for norm, in job.steps("grad_norm")), 1.1)
-
-    def test_skipped(self):
-        """The rows that skip do so, more than once; steps before the 128th never are."""
-        for name in ("skip-loss-z", "skip-grad-z"):
-            flags = ROWS[name][0]
-            job, make, _ = both(flags)
-            ours = make()
-            skipped = []
-            for t in range(flags["steps"]):
-                before = ours.now
-                ours.step()
-                skipped += [t + 1] if ours.now is before else []
-            told = [int(step) for step in re.findall(r"warning: step (\d+): update skipped", job.err)]
-            self.assertEqual(told, skipped, name)
-            self.assertGreaterEqual(len(skipped), 1, name)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -355,10 +347,10 @@ class Private(Check):
         stages = [1, 1, 2, 2, 2, 2] if ours.f["dp-clip-style"] == "stage" else None
         return [ours.step(drawn, stages) for drawn, in job.steps("samples")]
 
-    def check(self, item):
+    def check(self, item, **program):
         name, (changes, without) = item
         flags = {**self.FLAGS, **changes}
-        job, make, start = both(flags)
+        job, make, start = both(flags, **program)
         ours = make(dict(shuffle=0))
         expected = self.steps_of(ours, job), ours.file()
         found = job.steps("loss", "grad_norm", "lr"), reference.read_model(job.export)[1]
@@ -379,16 +371,19 @@ class Private(Check):
 class Chains(Check):
     def test_delink_between_runs(self):
         """A run that shares, then one that begins with its checkpoint: steps, rates and samples from the first on; moments and counters as --delink-moments says, or still shared."""
+        self.check()
+
+    def check(self, **program):
         first = dict(ADAM, model=DESCRIPTOR, seed=5, share="2x2", steps=3, lr=0.02, eps=0.01, lr_schedule="linear", final_lr_fraction=0.2, warmup=2)
         config, model = initial_model(first)
         out = os.path.join(scratch(), "out")
         data = shard(TOKENS)
-        run(**first, train=data, val=data, out=out, save_every=3)
+        run(**first, **program, train=data, val=data, out=out, save_every=3)
 
-        def check(changes):
+        def follow(changes):
             second = dict(first, model=test_train.checkpoint(out, 3), share=None, seed=None, steps=5, **changes)
             export = os.path.join(scratch(), "export.bin")
-            job = run(**second, train=data, val=data, export=export)
+            job = run(**second, **program, train=data, val=data, export=export)
             flags = lambda f: dashed({**BASE, **f})
             ours = Run(config, model, Samples(TOKENS, T), flags(first))
             for _ in range(3):
@@ -397,13 +392,17 @@ class Chains(Check):
             expected = [ours.step() for _ in range(5)], ours.file()
             found = job.steps("loss", "grad_norm", "lr"), reference.read_model(export)[1]
             self.assert_same(found, expected, model, changes)
-        at_once(check, [dict(), dict(delink=1), dict(delink=1, delink_moments="reset")])
+        at_once(follow, [dict(), dict(delink=1), dict(delink=1, delink_moments="reset")])
 
 
 # ------------------------------------------------------------------------------------------------
 class Evaluations(Check):
     def test_validation(self):
         """The first samples of the joined shards in name order, the weights after so many updates, bits of the bytes that the targets stand for (end of text: none)."""
+        cases = [(layout, batches, windows) for layout in (dict(), dict(ranks=2), dict(ranks=2, pipeline="2", micro_batch=2)) for batches in (1, 2, -1) for windows in ("continuous", "document")]
+        self.check_validation(sample(cases, 4))
+
+    def check_validation(self, cases, **program):
         draw = random.Random(SEED)
         text = [END] + [draw.randrange(CONFIG.vocab) for _ in range(150)]
         folder = scratch()
@@ -415,12 +414,12 @@ class Evaluations(Check):
             layout, batches, windows = case
             model, data = random_model(), shard(TOKENS)
             flags = {**BASE, **SGD, "model": put("model.bin", reference.model_bytes(CONFIG, model)), "val_every": 2, "val_batches": batches, "windows": windows, "steps": 5}
-            job = run(**{**flags, **layout}, train=data, val=os.path.join(folder, "v_*.bin"), tokenizer=tokenizer())
+            job = run(**{**flags, **layout}, **program, train=data, val=os.path.join(folder, "v_*.bin"), tokenizer=tokenizer())
             ours = Run(CONFIG, model, Samples(TOKENS, T, windows, END), dashed(flags))
             expected = {}
             for t in range(6):
                 if t % 2 == 0 or t == 5:
-                    loss, total, targets = ours.validate(Samples(text, T, windows, END))
+                    loss, total, targets = ours.validate(Samples(text, T))  # never cut at documents
                     read = sum(lengths[target] for target in targets.flat if target != reference.MASKED)
                     expected[t] = (loss, total / math.log(2) / read)
                 if t < 5:
@@ -428,16 +427,18 @@ class Evaluations(Check):
             self.assertEqual([e["step"] for e in job.of("val")], list(expected), case)
             for e in job.of("val"):
                 self.assert_close((e["loss"], e["bits_per_byte"]), expected[e["step"]], LOSS, case)
-        cases = [(layout, batches, windows) for layout in (dict(), dict(ranks=2), dict(ranks=2, pipeline="2", micro_batch=2)) for batches in (1, 2, -1) for windows in ("continuous", "document")]
-        at_once(check, sample(cases, 4))
+        at_once(check, cases)
 
     def test_texts_at_a_temperature(self):
         """log p of what was drawn, p = softmax(logits / temperature), against its expected value and deviation: within 5 of these. Begins with end of text."""
+        self.check_texts((0.5, 1.0, 2.0))
+
+    def check_texts(self, temperatures, **program):
         texts, model, data, many = [bytes([33 + i // 94, 33 + i % 94]) for i in range(CONFIG.vocab)], random_model(), shard(TOKENS), 60
         path = put("model.bin", reference.model_bytes(CONFIG, model))
 
         def check(temperature):
-            job = run(**SGD, model=path, train=data, val=data, lr=1e-12, steps=many, batch_tokens=T, micro_batch=1, tokenizer=test_train.tokenizer(texts, END),
+            job = run(**SGD, **program, model=path, train=data, val=data, lr=1e-12, steps=many, batch_tokens=T, micro_batch=1, tokenizer=test_train.tokenizer(texts, END),
                       sample_every=1, sample_tokens=T, temperature=temperature)
             found = re.findall(r"--- sample at step \d+ ---\n(.*)\n---\n", job.out)
             self.assertEqual(len(found), many)
@@ -449,20 +450,21 @@ class Evaluations(Check):
             drawn = np.take_along_axis(log, rows[:, 1:, None], -1)[..., 0]
             z = (drawn - mean).sum() / math.sqrt((square - mean**2).sum())
             self.assertLess(abs(z), 5, temperature)
-            counts = np.bincount(rows[:, 1], minlength=CONFIG.vocab)  # the first token: chi-square by hand
-            self.assertGreater((counts > 0).sum(), 3)
-        at_once(check, (0.5, 1.0, 2.0))
+        at_once(check, temperatures)
 
 
 # ------------------------------------------------------------------------------------------------
 class Numbers(Check):
     def test_initial_values(self):
         """Normal, of deviation 0.02, of residual outputs 0.02 / sqrt(2 L), L counting layers that share, too; biases 0, gains 1; the same for any layout. Within 5 deviations."""
+        self.check_initial()
+
+    def check_initial(self, **program):
         config = Config(3, 2, 32, 200, T)
         shape, files = "layers=3,heads=2,channels=32,vocab=200", []
         for flags in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", micro_batch=2), dict(cyclic="v1", cyclic_stages=2), dict(share="all")):
             path = os.path.join(scratch(), "export.bin")
-            run(**flags, model=shape, steps=0, export=path)
+            run(**flags, **program, model=shape, steps=0, export=path)
             files.append(test_train.get(path))
             found, model = reference.read_model(path)
             self.assertEqual(found, config)
@@ -480,11 +482,14 @@ class Numbers(Check):
 
     def test_speed(self):
         """Tokens of all ranks by the step's time; MFU: 6 for each weight of a product and token, the classifier's padding too, and causal attention's, of the peak of all ranks."""
+        self.check_speed()
+
+    def check_speed(self, **program):
         shape = Config(3, 2, 32, 200, 16)
         weights = sum(math.prod(s) for (storage, _), s in shape.tensors() if len(s) == 2 and isinstance(storage, int)) + shape.padded * shape.channels
         attention = shape.layers * 2 * shape.channels * 16 / 2  # products of a token with those before it and values: half of 2 T C
         for ranks in (1, 2):
-            job = run(ranks=ranks, model="layers=3,heads=2,channels=32,vocab=200", train=shard(TOKENS), val=shard(TOKENS), seq_len=16, batch_tokens=96, micro_batch=1, steps=2)
+            job = run(ranks=ranks, **program, model="layers=3,heads=2,channels=32,vocab=200", train=shard(TOKENS), val=shard(TOKENS), seq_len=16, batch_tokens=96, micro_batch=1, steps=2)
             peak = float(job.of("start")[0]["peak_flops"])
             for ms, rate, mfu in job.steps("ms", "tokens_per_s", "mfu"):
                 seconds = float(ms) / 1e3
@@ -492,10 +497,172 @@ class Numbers(Check):
 
 
 # ------------------------------------------------------------------------------------------------
-def bf16(x):
-    """To nearest, ties to even."""
-    bits = np.asarray(x, "<f4").view("<u4").astype(np.uint64)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype("<u4").view("<f4").astype(float)
+class Precision(Check):
+    def test_bf16(self):
+        """Used parameters and what units tell each other are rounded; masters, moments and gradients are not. The masters of the program are far nearer to the
+        reference that rounds both than to one that leaves out either."""
+        self.check()
+
+    def check(self, **program):
+        out = os.path.join(scratch(), "out")
+        flags = dict(SGD, dtype="bf16", steps=2, weight_decay=0.1)
+        job, make, start = both(flags, out=out, save_every=2, **program)
+        masters = states(test_train.checkpoint(out, 2))
+        found = np.concatenate([masters[0, storage] for storage in range(CONFIG.layers + 3)])
+        keys = sorted(start, key=lambda key: {"wte": -2, "wpe": -1, "lnf": CONFIG.layers}.get(*2 * key[:1]))  # stable: tensors of a block in their order
+
+        def distance(rounded, stored):
+            ours = make()
+            ours.rounded, ours.stored = rounded, stored
+            for _ in range(2):
+                ours.step()
+            return np.linalg.norm(np.concatenate([ours.now[key].ravel() for key in keys]) - found)
+        half, whole = reference.bf16, reference.exact
+        self.assertLess(distance(half, half), 0.3 * min(distance(half, whole), distance(whole, half)))
+
+
+# ------------------------------------------------------------------------------------------------
+class Faults(Check):
+    """One program with all faults in it, of which a variable of the environment switches one on: {right ==> wrong} in the text of a source file. Each must be seen,
+    by the row of ROWS, the row of Private.ROWS (dp: ...) or the check that is named beside it; without one the program passes."""
+    UPDATE, PLAN = "kernels/update_cpu.h", "cyclic.h"
+    FAULTS = [
+        # optimizers
+        ("adamw", UPDATE, "pow((double)o.beta1, (double){o.step ==> (o.step + 1)})"),
+        ("adamw", UPDATE, "pow((double)o.beta2, (double){o.step ==> (o.step - 1)})"),
+        ("adamw", UPDATE, "m[i] * unbias_m / ({sqrtf(v[i] * unbias_v) ==> sqrtf(v[i] * unbias_v + o.eps * o.eps) - o.eps} +"),
+        ("adamw", UPDATE, "(sqrtf(v[i] * unbias_v) + {o.eps ==> o.eps * sqrtf(unbias_v)})"),
+        ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad[i] * grad[i]};"),
+        ("adamw, decay", UPDATE, ") + {o.weight_decay * was[i] ==> o.weight_decay * was[i] / o.lr});"),
+        ("sgd, decay", "zero.h", "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f ==> decay};"),
+        ("sgd, decay", "zero.h", "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f ==> tensor_specs[parts[i].tensor].decay && parts[i].tensor != WPE ? decay : 0.0f};"),
+        ("sgd", UPDATE, "o.momentum * was_b[i] + {grad[i] * o.grad_scale ==> (1 - o.momentum) * grad[i] * o.grad_scale}"),
+        ("sgd", UPDATE, "master[i] = was[i] - o.lr * {b[i] ==> (o.momentum * b[i] + grad[i] * o.grad_scale)};"),
+        # learning rates
+        ("cosine", "options.h", "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
+        ("linear", "options.h", "o->lr + (last - o->lr) * {done ==> done * done};"),
+        ("wsd", "options.h", "double from = {0.8 ==> 0.75} * (double)steps;"),
+        ("wsd", "options.h", "(1 - {sqrt(((double)step - from) / ((double)steps - from)) ==> ((double)step - from) / ((double)steps - from)})"),
+        ("constant", "options.h", "o->lr * (double)(step + {1 ==> 0}) / (double)o->warmup"),
+        ("linear", "options.h", "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
+        ("cosine", "options.h", "last = {o->lr * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
+        # clipping and skipping
+        ("clip where it sometimes does nothing", "engine/trainer.h", "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?"),
+        ("clip", "engine/trainer.h", "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0;"),
+        ("v1, clip", "engine/executor.h", "if (most > 0 && {norm > most ==> false})"),
+        ("v2, storage", "train_gpt.c", "t->options.grad_clip / {sqrt((double)t->model.storages) ==> (double)t->model.storages}"),
+        ("v2, storage, shared", "train_gpt.c", "t->options.grad_clip / {sqrt((double)t->model.storages) ==> sqrt((double)t->model.units)}"),
+        ("v2, storage", "engine/executor.h", "norm = sqrt(exact_value(squares)), most = e->storage_clip, {exact_join(&e->squares, &squares) ==> (void)0}"),
+        ("skip-loss-z", "checkpoint.h", "variance > 0 ? (value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} : 0"),
+        ("skip-loss-z", "engine/trainer.h", "double loss_z = outlier_z(&t->progress.loss, {loss ==> norm})"),
+        ("skip-grad-z", "engine/trainer.h", "t->options.skip_grad_z > 0 && norm_z > {t->options.skip_grad_z ==> t->options.skip_grad_z / 8}"),
+        # data
+        ("continuous windows wrap", "dataloader.h", "window % n * T % {n ==> (n - T)};"),
+        ("documents", "dataloader.h", "for (int64_t i = {end ==> T}; i < T; i++) { targets[i] = -1; }"),
+        ("accumulation of documents", "engine/trainer.h", "t->executor.losses, (float)(1.0 / (double){max_i64(targets, 1) ==> (t->samples * t->options.seq_len)})"),
+        ("sgd", "engine/trainer.h", "t->progress.position += {t->samples ==> (t->samples + 1)};"),
+        # cyclic
+        ("v2", PLAN, "p->rule == CYCLIC_V2 && micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
+        ("v2, slack", PLAN, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
+        ("v2", PLAN, "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), {stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
+        ("v2, remainder", PLAN, "cut.stage[j].units = units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
+        ("v2, pieces", "store/layout.h", "const int64_t begin = begins ? begins[micro] : {part_begin(samples, p->micros, micro) ==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
+        ("v2, documents", "engine/trainer.h", "*loss = e->telling.loss / (double){max_i64(counted, 1) ==> (t->samples * t->options.seq_len)};"),
+        # sharing
+        ("all", "zero.h", "o.step = version - s->restarted[storage], o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
+        ("shared, clip", "zero.h", "exact_add(sum, {mean * mean ==> mean} * *partial++);"),
+        ("three and one", "zero.h", "return 1 / (double){gpt_storage_shared_by(s->model, storage) ==> gpt_storage_shared_by(s->model, storage > 1 && gpt_storage_class(s->model, storage) == STORAGE_BLOCK ? 2 : storage)}; }"),
+        ("share-lr", "pseudo.h", "const double shared = {share_is(&m->share) ==> true} && o->share_lr > 0"),
+        ("delink, reset", "pseudo.h", "p->restarted = {moments == DELINK_RESET ==> false} ? p->updates : 0;"),
+        ("delink, mean", "pseudo.h", "p->restarted = {moments == DELINK_RESET ==> true} ? p->updates : 0;"),
+        ("delink, reset, sgd", "pseudo.h", "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> true} ||"),
+        ("delink, mean", "pseudo.h", "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
+        ("delink, warm-up", "pseudo.h", "since < o->delink_warmup ? (double)(since + {1 ==> 2}) /"),
+        ("delink", "train_gpt.c", "return o->delink_at && {step >= o->delink_at ==> step > o->delink_at} &&"),
+        # one step late
+        ("delay, rate and clip", "engine/trainer.h", "store_delays(&t->store) ? {t->progress.pending_norm ==> 0} : 0)"),
+        ("delay", "engine/trainer.h", "t->store.pending = {!skipped ==> !skipped && t->progress.step % 2}, t->progress.pending_norm"),
+        ("delay, adamw", "zero.h", "store_update_parts(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
+        # the model
+        ("sgd", "ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
+        ("sgd", "ops_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.0447f} * x * x * x); }"),
+        # private steps
+        ("dp: unit, abadi", "dp.h", "(float)(R / {sqrt(groups) ==> groups}), function};"),
+        ("dp: unit, automatic", "kernels/clip_cpu.h", "automatic = (double)R / (norm + {0.01 ==> 0.02});"),
+        ("dp: flat, abadi", "dp.h", "const double groups = clips == CLIPS_UNITS ? m->units : clips == CLIPS_STAGES ? stages : {1 ==> 2};"),
+        ("dp: stages", "dp.h", "clips == CLIPS_STAGES ? {stages ==> 1} : 1;"),
+        ("dp: most are not clipped", "kernels/clip_cpu.h", "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}"),
+        ("dp: unit, abadi", "train_gpt.c", "t->store.noise.scale = (float)(1.0 / (double){p->samples ==> (p->samples + 1)});"),
+        # around steps
+        ("chains", "pseudo.h", "p->restarted = moments == DELINK_RESET ? {p->updates ==> p->updates + 1} : 0;"),
+        ("validation", "dataloader.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
+        ("validation", "train_gpt.c", "bits = e.loss / {log(2.0) ==> 1.0} / (double)t->val_bytes; }"),
+        ("validation", "train_gpt.c", "double loss = e.loss / (double){max_i64(e.targets, 1) ==> (e.targets + 1)}"),
+        ("texts", "engine/executor.h", "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});"),
+        ("initial", "gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
+        ("initial", "gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
+        ("speed", "gpt.h", "return tokens * (2.0 * 12.0 * C * C + {2.0 ==> 4.0} * C * T);"),
+        ("speed", "engine/trainer.h", "/ seconds / (t->rates.peak_flops_per_s * {t->comm.ranks ==> 1});"),
+        ("bf16", "support/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
+    ]
+    @staticmethod
+    def expression(right, wrongs):
+        """wrongs: (number of the fault, text)"""
+        for number, wrong in wrongs:
+            right = f"(fault({number}) ? ({wrong}) : {right})"
+        return right
+
+    def planted(self, text, file, faults):
+        """The text of a file with these (number, pattern) in it."""
+        places = {}
+        for number, pattern in faults:
+            before, right, wrong, after = re.fullmatch(r"(?s)(.*)\{(.*) ==> (.*?)\}(.*)", pattern).groups()
+            self.assertEqual(text.count(before + right + after), 1, f"{file} has no longer one {before + right + after!r}")
+            at = text.index(before + right + after) + len(before)
+            places.setdefault((at, at + len(right)), []).append((number, wrong))
+        for begin, end in sorted(places, reverse=True):  # no two of them overlap
+            text = text[:begin] + self.expression(text[begin:end], places[begin, end]) + text[end:]
+        return text
+
+    def program(self):
+        folder = os.path.join(scratch(), "faulty")
+        files = ["Makefile"] + [os.path.relpath(path, ROOT) for pattern in ("*.[ch]", "[!t]*/*.h") for path in glob.glob(os.path.join(ROOT, pattern))]
+        for file in files:
+            text = test_train.get(os.path.join(ROOT, file)).decode()
+            text = self.planted(text, file, [(number, pattern) for number, (_, where, pattern) in enumerate(self.FAULTS, 1) if where == file])
+            if file == "support/base.h":
+                switch = "static inline int fault(int n) {\n    const char *on = getenv(\"FAULT\");\n    return on && atoi(on) == n;\n}\n"
+                text = text.replace("#include <unistd.h>", "#include <unistd.h>\n" + switch + "//", 1)
+            os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
+            with open(os.path.join(folder, file), "w") as out:
+                out.write(text)
+        made = subprocess.run(["make", "-C", folder, "train_gpt", "FAST=-O0 -march=native"], capture_output=True, timeout=600)
+        self.assertEqual(made.returncode, 0, made.stderr.decode()[-3000:])
+        return os.path.join(folder, "train_gpt")
+
+    def notice(self, where, **program):
+        """Runs the check that is named."""
+        checks = {"chains": Chains().check, "texts": lambda **p: Evaluations().check_texts((2.0,), **p), "initial": Numbers().check_initial, "speed": Numbers().check_speed,
+                  "validation": lambda **p: Evaluations().check_validation([(dict(), 2, "continuous")], **p), "bf16": Precision().check}
+        if where in checks:
+            checks[where](**program)
+        elif where.startswith("dp: "):
+            Private().check((where[4:], Private.ROWS[where[4:]]), **program)
+        else:
+            self.compare(where, ROWS[where][0], **program)
+
+    @unittest.skipUnless(ALL, "TEST_ALL=1: the source's text changes more often than its rules")
+    def test_each(self):
+        binary = self.program()
+
+        def check(fault):
+            number, (where, _, pattern) = fault
+            with self.subTest(pattern):
+                with self.assertRaises(AssertionError, msg=f"{where} does not see fault {number}: {pattern}") as seen:
+                    self.notice(where, binary=binary, environment=dict(FAULT=str(number)))
+                print(f"fault {number:2}: {where}: {pattern}\n          {str(seen.exception)[:150]!r}")
+        at_once(check, enumerate(self.FAULTS, 1))
+        at_once(lambda where: self.notice(where, binary=binary), sorted({fault[0] for fault in self.FAULTS}))
 
 
 if __name__ == "__main__":
