@@ -8,7 +8,7 @@ the result (ranks, ZeRO, pipelines, micro-batches) are accepted and not read, an
 is an error. test_reference.py compares it with the program.
 
 Parameters are a dictionary: (storage, tensor) -> array. A storage is "wte", "wpe", "lnf" or the
-number of a block; where blocks share, the number of the first block that uses it. Steps count from 0.
+number of a block; where blocks share, that of the first block that uses it. Steps count from 0.
 """
 import math
 import struct
@@ -22,21 +22,20 @@ MASKED = -1           # a target that does not count
 MODEL_MAGIC = 20240326
 
 DEFAULTS = {
-    "shuffle": 0, "windows": "continuous", "optimizer": "adamw", "lr": 3e-4, "lr-schedule": "cosine",
-    "warmup": 0, "final-lr-fraction": 1.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-    "weight-decay": 0.0, "grad-clip": 1.0, "skip-loss-z": 0, "skip-grad-z": 0, "cyclic": "off",
-    "cyclic-stages": 1, "cyclic-slack": 0, "cyclic-cut": None, "cyclic-clip": "none",
-    "share": "none", "share-lr": 0, "delink-at": 0, "delink": 0, "delink-moments": "mean",
-    "delink-warmup": 0, "offload-delay": 0, "dtype": "fp32", "dp-noise": None, "dp-clip": 1.0,
-    "dp-clip-style": "unit", "dp-clip-function": "abadi", "seq-len": None, "batch-tokens": None,
-    "steps": None, "val-batches": 20,
+    "shuffle": 0, "windows": "continuous", "seq-len": None, "batch-tokens": None, "steps": None,
+    "optimizer": "adamw", "momentum": 0.9, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+    "lr": 3e-4, "lr-schedule": "cosine", "warmup": 0, "final-lr-fraction": 1.0,
+    "weight-decay": 0.0, "grad-clip": 1.0, "skip-loss-z": 0, "skip-grad-z": 0, "dtype": "fp32",
+    "cyclic": "off", "cyclic-stages": 1, "cyclic-slack": 0, "cyclic-cut": None,
+    "cyclic-clip": "none", "share": "none", "share-lr": 0, "delink-at": 0, "delink": 0,
+    "delink-moments": "mean", "delink-warmup": 0, "offload-delay": 0, "dp-noise": None,
+    "dp-clip": 1.0, "dp-clip-style": "unit", "dp-clip-function": "abadi", "val-batches": 20,
 }
 # Flags of layouts and of what is written: they never change the mathematics.
 WITHOUT_EFFECT = {
-    "micro-batch", "ranks", "zero", "pipeline", "pipeline-schedule", "recompute", "threads", "offload",
-    "offload-update", "cyclic-mode", "val-every", "dp-key", "dp-show-private", "model", "train", "val",
-    "log", "export", "save-every", "out", "resume", "reduce-dtype", "ranks-per-node",
-    "zero-hpz-partition-size", "seed", "tokenizer",
+    "micro-batch", "ranks", "zero", "pipeline", "pipeline-schedule", "recompute", "threads",
+    "offload", "offload-update", "cyclic-mode", "dp-key", "dp-show-private", "model", "train",
+    "val", "val-every", "log", "export", "save-every", "out", "resume", "seed", "tokenizer",
 }
 
 
@@ -58,9 +57,9 @@ class Config(typing.NamedTuple):
     def blocks(self):
         """The tensors of a block, in the order of a file."""
         C = self.channels
-        return {"ln1w": (C,), "ln1b": (C,), "qkvw": (3 * C, C), "qkvb": (3 * C,), "attprojw": (C, C),
-                "attprojb": (C,), "ln2w": (C,), "ln2b": (C,), "fcw": (4 * C, C), "fcb": (4 * C,),
-                "fcprojw": (C, 4 * C), "fcprojb": (C,)}
+        return {"ln1w": (C,), "ln1b": (C,), "qkvw": (3 * C, C), "qkvb": (3 * C,),
+                "attprojw": (C, C), "attprojb": (C,), "ln2w": (C,), "ln2b": (C,),
+                "fcw": (4 * C, C), "fcb": (4 * C,), "fcprojw": (C, 4 * C), "fcprojb": (C,)}
 
     def tensors(self):
         """((storage, tensor), shape) in the order of a file: all layers of a tensor together."""
@@ -78,9 +77,10 @@ def read_model(path):
     """(Config, parameters) of a file in llm.c's format, fp32."""
     with open(path, "rb") as file:
         data = file.read()
-    magic, version, positions, vocab, layers, heads, channels, padded = struct.unpack("<8i", data[:32])
+    head = struct.unpack("<8i", data[:32])
+    magic, version, positions, vocab, layers, heads, channels, padded = head
     config = Config(layers, heads, channels, vocab, positions)
-    assert (magic, version, padded) == (MODEL_MAGIC, 3, config.padded), (path, data[:32])
+    assert (magic, version, padded) == (MODEL_MAGIC, 3, config.padded), (path, head)
     values, parameters, at = np.frombuffer(data, "<f4", offset=1024).astype(float), {}, 0
     for key, shape in config.tensors():
         parameters[key] = values[at:at + math.prod(shape)].reshape(shape)
@@ -262,17 +262,15 @@ def loss_and_gradient(config, p, inputs, targets, scale, stored=exact):
     """The sum of all targets' losses, and the gradient of `scale` times it, of each layer apart."""
     probabilities, (blocks, last, kept) = forward(config, p, inputs, stored)
     counts, g, wte = targets != MASKED, {}, p["wte", "wte"]
-    dlogits = probabilities.copy()
-    np.put_along_axis(dlogits, np.where(counts, targets, 0)[..., None], np.take_along_axis(
-        probabilities, np.where(counts, targets, 0)[..., None], -1) - 1, -1)
-    dlogits *= scale * counts[..., None]
+    right = np.eye(config.vocab)[np.where(counts, targets, 0)]
+    dlogits = (probabilities - right) * scale * counts[..., None]
     g["wte", "wte"], g["wpe", "wpe"] = np.zeros_like(wte), np.zeros_like(p["wpe", "wpe"])
-    g["wte", "wte"][:config.vocab] = np.einsum("btv,btc->vc", dlogits, last)  # its use as classifier
+    g["wte", "wte"][:config.vocab] = np.einsum("btv,btc->vc", dlogits, last)  # as classifier
     dx, g["lnf", "lnfw"], g["lnf", "lnfb"] = layernorm_backward(
         dlogits @ wte[:config.vocab], p["lnf", "lnfw"], kept)
     for layer in reversed(range(config.layers)):
         dx = block_backward(p, layer, dx, blocks[layer], g)
-    np.add.at(g["wte", "wte"], inputs, dx)                                    # its use as table
+    np.add.at(g["wte", "wte"], inputs, dx)  # as table
     g["wpe", "wpe"][:inputs.shape[1]] += dx.sum(0)
     return losses_of(probabilities, targets).sum(), g
 
@@ -308,7 +306,9 @@ def groups_of(share, layers):
 
 def stages_of_units(units, N, cut=None):
     """The stage (from 1) of each unit: as even as possible, earlier stages take the remainder."""
-    lengths = [int(n) for n in cut.split(",")] if cut else [units // N + (j < units % N) for j in range(N)]
+    lengths = [units // N + (j < units % N) for j in range(N)]
+    if cut:
+        lengths = [int(n) for n in cut.split(",")]
     return [j + 1 for j, length in enumerate(lengths) for _ in range(length)]
 
 
@@ -317,7 +317,7 @@ def squares(gradient, keys):
 
 
 def is_outlier(values, limit):
-    """Does the last value lie more than `limit` standard deviations above the last 128, with itself?"""
+    """Is the last value more than `limit` deviations above the mean of the last 128, with it?"""
     if not limit or len(values) < OUTLIER_WINDOW:
         return False
     window = np.array(values[-OUTLIER_WINDOW:])
@@ -326,22 +326,24 @@ def is_outlier(values, limit):
 
 # ------------------------------------------------------------------------------------------------
 class Run:
-    """A training run. step() makes the next step and returns (loss, gradient norm, learning rate)."""
+    """A training run. step() makes the next one, and returns (loss, gradient norm, rate)."""
 
     def __init__(self, config, parameters, samples, flags):
         unknown = set(flags) - set(DEFAULTS) - WITHOUT_EFFECT
         assert not unknown, f"the reference does not know {unknown}"
-        self.f = f = {**DEFAULTS, **{k: v for k, v in flags.items() if v is not None and k in DEFAULTS}}
+        given = {k: v for k, v in flags.items() if v is not None and k in DEFAULTS}
+        self.f = f = {**DEFAULTS, **given}
         for name, value in f.items():
             kind = DEFAULTS[name]
             f[name] = float(value) if isinstance(kind, float) and value is not None else value
         assert not f["shuffle"]
-        half = f["dtype"] == "bf16"           # parameters that are used, and what units tell each other
-        self.rounded, self.stored = (bf16, bf16) if half else (exact, exact)
+        # What becomes of parameters that are used, and of what units tell each other.
+        self.rounded = self.stored = bf16 if f["dtype"] == "bf16" else exact
         self.config, self.samples, self.t = config, samples, 0
         self.S = f["batch-tokens"] // f["seq-len"]
         self.group = groups_of(f["share"], config.layers)
-        self.now = {key: value.copy() for key, value in parameters.items() if self.kept(key)}
+        self.now = {key: value.copy() for key, value in parameters.items()
+                    if self.home(key[0]) == key[0]}
         self.before = self.now                # theta_(-1) = theta_0
         self.first = self.zeros()             # first moment, or sgd's momentum
         self.second = self.zeros()
@@ -349,18 +351,18 @@ class Run:
         self.delinked = None                  # since which step
         self.losses, self.norms = [], []
         self.skipped = []                     # steps without an update, as the log counts them
-        self.pending = None                   # the gradient that waits, and its norm (--offload-delay)
+        self.pending = None                   # --offload-delay: the gradient that waits, its norm
 
-    def kept(self, key):
-        """Is this tensor of this storage there, where blocks share?"""
-        return not isinstance(key[0], int) or self.group[key[0]] == key[0]
+    def home(self, storage):
+        """The storage that is used in its place."""
+        return self.group[storage] if isinstance(storage, int) else storage
 
     def zeros(self):
         return {key: np.zeros_like(value) for key, value in self.now.items()}
 
     def layers(self, parameters):
         """Of each layer its own, as if nothing were shared."""
-        return {(storage, name): parameters[self.group[storage] if isinstance(storage, int) else storage, name]
+        return {(storage, name): parameters[self.home(storage), name]
                 for (storage, name), _ in self.config.tensors()}
 
     def storages(self):
@@ -374,8 +376,8 @@ class Run:
         """The gradient of each storage."""
         out = {key: np.zeros_like(value) for key, value in self.now.items()}
         for (storage, name), value in g.items():
-            home = self.group[storage] if isinstance(storage, int) else storage
-            out[home, name] += value / (self.group.count(home) if isinstance(storage, int) else 1)
+            users = self.group.count(self.home(storage)) if isinstance(storage, int) else 1
+            out[self.home(storage), name] += value / users
         return out
 
     # -- gradients of a step: (loss, gradient of each storage)
@@ -385,14 +387,15 @@ class Run:
         if not len(inputs):
             return 0.0, self.zeros()
         p = {key: self.rounded(value) for key, value in self.layers(parameters).items()}
-        loss, g = loss_and_gradient(self.config, p, inputs, targets, 1 / targets_of_step, self.stored)
+        scale = 1 / targets_of_step
+        loss, g = loss_and_gradient(self.config, p, inputs, targets, scale, self.stored)
         return loss / targets_of_step, self.mean_over_users(g)
 
     def targets(self, numbers):
         return sum(int((np.array(self.samples[g][1]) != MASKED).sum()) for g in numbers)
 
     def stage_of(self, storage, stages):
-        """wte is the first stage's, for both of its uses; a shared storage that of its first block."""
+        """wte is the first stage's, for both uses; a shared storage that of its first block."""
         if storage in ("wte", "wpe"):
             return stages[0]
         return stages[-1] if storage == "lnf" else stages[1 + storage]
@@ -441,7 +444,8 @@ class Run:
             total += loss
             for keys in groups:
                 n = math.sqrt(squares(g, keys))
-                factor = min(1, R / (n + 1e-6)) if f["dp-clip-function"] == "abadi" else R / (n + 0.01)
+                automatic = f["dp-clip-function"] == "automatic"
+                factor = R / (n + 0.01) if automatic else min(1, R / (n + 1e-6))
                 for key in keys:
                     sums[key] += factor * g[key]
         return total / max(1, len(numbers)), {key: value / self.S for key, value in sums.items()}
@@ -475,7 +479,8 @@ class Run:
 
     def begin_again(self, flags):
         """A new run that begins with this one's checkpoint: steps of its own, the states go on."""
-        other = Run(self.config, self.layers(self.now), self.samples, {**flags, "share": self.f["share"]})
+        flags = {**flags, "share": self.f["share"]}
+        other = Run(self.config, self.layers(self.now), self.samples, flags)
         other.now, other.before = self.now, self.now
         other.first, other.second, other.updates = self.first, self.second, self.updates
         self.__dict__ = other.__dict__
@@ -492,8 +497,10 @@ class Run:
             return dict.fromkeys(storages, 1.0)
         if self.f["cyclic"] == "v2":
             clip = clip / math.sqrt(len(storages))
-            return {s: min(1, clip / max(math.sqrt(squares(g, keys)), 1e-300)) for s, keys in storages.items()}
-        return dict.fromkeys(storages, min(1, clip / max(norm, 1e-300)))
+            norms = {s: math.sqrt(squares(g, keys)) for s, keys in storages.items()}
+        else:
+            norms = dict.fromkeys(storages, norm)
+        return {s: min(1, clip / max(n, 1e-300)) for s, n in norms.items()}
 
     def update(self, g, norm, lr):
         f, factors, new = self.f, self.factors(g, norm), {}
