@@ -45,7 +45,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
     X(TEXT, "data", val, "val", "j", "data/text_gpt2_val_*.bin", 0, 0, "glob", "validation shards")                                          \
     X(TEXT, "data", tokenizer, "tokenizer", "", "", 0, 0, "file", "tokenizer .bin, to print samples; empty: found beside the shards")          \
     X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "", "a new permutation of the windows each epoch; 0: in order")                         \
-    X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the stream anywhere, or at documents; labelled shards: always there") \
+    X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the training stream anywhere, or at documents; labelled shards: always there; validation: anywhere") \
     X(INT, "data", seq_len, "seq-len", "t", "256", 1, 1048576, "tokens", "sequence length T")                                                  \
     X(INT, "data", micro_batch, "micro-batch", "b", "4", 1, 1048576, "sequences", "per rank and micro-step; in a pipeline, of the whole micro-batch") \
     X(INT, "data", batch_tokens, "batch-tokens", "d", "0", 0, 1e12, "tokens", "per optimizer step, all ranks; 0: micro-batch x T x ranks")     \

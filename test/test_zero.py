@@ -451,7 +451,7 @@ class Gradients(Check):
     def test_against_a_slow_reference(self):
         contributions = self.contributions(4)
         cases = [(bits, block, per_node) for bits in (4, 8) for block in (16, 256, 2048) for per_node in (1, 2, 4)]
-        chosen = sample(cases, 2)
+        chosen = [case for bits in (4, 8) for case in sample([c for c in cases if c[0] == bits], 1)]
         found = self.gradients([dict(QGZ, ranks=4, batch_tokens=4 * T, zero=random.Random(f"{SEED}{case}").randrange(4), zero_gradient_bits=case[0], zero_quant_block=case[1],
                                      ranks_per_node=case[2]) for case in chosen])
         for (bits, block, per_node), gradient in zip(chosen, found):

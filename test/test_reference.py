@@ -1,0 +1,806 @@
+#!/usr/bin/env python3
+"""test_reference.py: the real program against reference.py, the same mathematics a second time.
+
+    python3 test/test_reference.py      TEST_ALL=1: more random runs, and the planted faults;
+                                        TEST_SEED=N: the random choices, printed
+                                        TRAIN_GPT=FILE: another binary than ./train_gpt
+
+    TheReference  its gradient is what differences of its loss say
+    Rules         a row of flags for each rule: losses, norms and rates of each step, weights after
+                  the last; and that the rule acts: without it the reference's run is another one
+    Random        random combinations of rules, on random layouts
+    Private       clipped gradients of single samples, over several steps
+    Chains        a run that shares, then one that begins with its checkpoint
+    Evaluations   validation losses, bits per byte, texts at a temperature
+    Numbers       initial values, tokens a second, MFU
+    Precision     what --dtype bf16 rounds
+    Faults        programs with a fault in a rule: FAULTS lists them, and the row that must see each
+
+Rules that have an independent reference elsewhere:
+
+    ten steps of AdamW, clipped and not, and of SGD, by PyTorch   test_gpt.c, test_train.py: Golden
+    each operation and its gradient, in fp64                      test_ops.c
+    windows of shards and documents, permutations, Poisson draws  test_dataloader.c
+    versions, by a loop over all of theta_t and theta_(t-1)       test_cyclic.c
+    INT8 and INT4 blocks, two hops, error feedback                test_ops.c, test_zero.py
+    clipping of samples, of all sizes; noise by a slow ChaCha20   test_dp.py
+    epsilon                                                       test_accountant.c
+    HellaSwag and label accuracy, by losses of plain documents    test_evaluations.py
+    memory and traffic, by formulas                               test_zero.py, test_dry_run.py
+    times of schedules, by formulas                               test_schedule.c, test_pipeline.c
+
+Standard library and numpy; the tests run themselves in .venv's Python where this one has none.
+"""
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+try:
+    import numpy as np
+except ImportError:
+    VENV = os.path.join(ROOT, ".venv/bin/python")
+    if sys.prefix != sys.base_prefix or not os.path.exists(VENV):
+        sys.exit("test_reference.py needs numpy: scripts/setup.sh python gets it")
+    os.execv(VENV, [VENV, *sys.argv])
+import glob
+import itertools
+import math
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import reference
+import test_train
+from reference import Config, Run, Samples
+from test_faults import at_once, sample
+from test_pseudo import states
+from test_train import ALL, SEED, put, scratch, shard
+
+# Relative errors of sums of some thousand products of fp32, where the reference has fp64; seen:
+# 1e-6 (losses), 1e-6 (norms). A tensor after the last step: a part of its way, and the rounding of
+# the weights themselves, 6e-8 in each step.
+LOSS, NORM, RATE, WAY, ROUNDING = 3e-6, 1e-5, 1e-12, 2e-5, 3e-7
+ACTS = 30  # without its rule a run must differ by so many tolerances
+
+T, S, END = 8, 6, 3
+CONFIG = Config(layers=4, heads=2, channels=16, vocab=50, positions=11)  # 3 rows of wpe are unused
+DESCRIPTOR = "layers=4,heads=2,channels=16,vocab=50"
+TOKENS = [END] + random.Random(7).choices(range(CONFIG.vocab), k=210)  # fewer than a run takes
+BASE = dict(shuffle=0, seq_len=T, micro_batch=S, batch_tokens=S * T, steps=6, lr=0.05,
+            lr_schedule="constant", weight_decay=0, grad_clip=0, threads=1, val_every=0)
+
+
+# ------------------------------------------------------------------------------------------------
+# Rows: name: (flags, changes that take the rule away)
+
+SGD = dict(optimizer="sgd", momentum=0.9)
+# eps is so large that it counts, and hides gradients that are nothing but rounding (keys' biases).
+ADAM = dict(optimizer="adamw", momentum=None, lr=0.01, eps=0.003, beta1=0.8, beta2=0.97)
+V1 = dict(SGD, cyclic="v1", cyclic_stages=3)
+V2 = dict(SGD, cyclic="v2", cyclic_stages=3, grad_clip=None)
+STORAGE = dict(grad_clip=0.8, cyclic_clip="storage")
+# Blocks that share begin with a descriptor, so with small weights.
+SHARED = dict(SGD, model=DESCRIPTOR, seed=5, lr=0.5)
+SHARED_ADAM = dict(SHARED, **{**ADAM, "lr": 0.02, "eps": 0.01})
+TWO = dict(share="2", cyclic_stages=2, cyclic_cut="3,3")
+DELAY = dict(offload="optimizer", offload_delay=1)
+GARBAGE = 131, 134  # steps from 0
+WORDS = {True: range(30, 50), False: range(5, 9)}
+OUTLIERS = dict(ADAM, steps=138, batch_tokens=3 * T, micro_batch=3, reference=dict(tokens=[
+    token for t in range(139) for token in random.Random(t).choices(WORDS[t in GARBAGE], k=3 * T)]))
+
+OPTIMIZERS = {
+    "sgd": (SGD, dict(momentum=0)),
+    "sgd, decay": (dict(SGD, weight_decay=0.1), dict(weight_decay=0)),
+    "adamw": (ADAM, dict(eps=0.006)),
+    "adamw, decay": (dict(ADAM, weight_decay=0.1), dict(weight_decay=0)),
+    "adamw, second moment": (dict(ADAM, beta2=0.5), dict(beta2=0.97)),
+    "cosine": (dict(SGD, lr_schedule="cosine", warmup=2, final_lr_fraction=0.1, steps=10),
+               dict(final_lr_fraction=0.2)),
+    "linear": (dict(SGD, lr_schedule="linear", warmup=3, final_lr_fraction=0.3, steps=10),
+               dict(warmup=0)),
+    "constant": (dict(SGD, warmup=4, final_lr_fraction=0.1), dict(warmup=1)),
+    "wsd": (dict(SGD, lr_schedule="wsd", warmup=1, final_lr_fraction=0.2, steps=12),
+            dict(lr_schedule="constant")),
+    "clip": (dict(SGD, grad_clip=0.8), dict(grad_clip=0)),
+    "clip by default": (dict(SGD, grad_clip=None), dict(grad_clip=0)),
+    "clip, adamw": (dict(ADAM, grad_clip=0.8), dict(grad_clip=0)),
+    "clip where it sometimes does nothing": (dict(SGD, grad_clip=1.7), dict(grad_clip=0)),
+    "skip-loss-z": (dict(OUTLIERS, skip_loss_z=6, skip_grad_z=20), None),
+    "skip-grad-z": (dict(OUTLIERS, skip_grad_z=6, skip_loss_z=20), None),
+    "windows wrap": (dict(SGD, steps=10), dict(momentum=0)),
+    "documents": (dict(SGD, windows="document"), dict(windows="continuous")),
+    "documents, pieces": (dict(SGD, windows="document", micro_batch=1, weight_decay=0.1),
+                          dict(windows="continuous")),
+    "delay": (dict(SGD, **DELAY), dict(offload_delay=0)),
+    "delay, rate and clip": (
+        dict(SGD, **DELAY, grad_clip=0.8, weight_decay=0.1, lr_schedule="linear",
+             final_lr_fraction=0), dict(grad_clip=0)),
+    "delay, adamw": (dict(ADAM, **DELAY, weight_decay=0.1), dict(offload_delay=0)),
+}
+CYCLIC = {
+    "v1": (V1, dict(cyclic="off")),
+    "v1, clip": (dict(V1, grad_clip=0.8), dict(grad_clip=0)),
+    "v1, adamw": (dict(V1, **{**ADAM, "weight_decay": 0.1}), dict(weight_decay=0)),
+    "v1, one stage": (dict(V1, cyclic_stages=1), dict(cyclic="off")),
+    "v2": (V2, dict(cyclic="v1")),
+    "v2 of two stages": (dict(V2, cyclic_stages=2), dict(cyclic_stages=3)),
+    "v2, adamw": (dict(V2, **{**ADAM, "weight_decay": 0.1}), dict(cyclic="v1")),
+    "v2, decay": (dict(V2, weight_decay=0.2), dict(weight_decay=0)),
+    "v2, slack": (dict(V2, cyclic_slack=1), dict(cyclic_slack=0)),
+    "v2, cut": (dict(V2, cyclic_cut="1,4,1"), dict(cyclic_cut=None)),
+    "v2, remainder": (dict(V2, cyclic_stages=4), dict(cyclic_cut="1,1,2,2")),
+    "v2, storage": (dict(V2, **STORAGE), dict(cyclic_clip="none")),
+    "v2, storage, adamw": (dict(V2, **{**ADAM, **STORAGE}), dict(cyclic_clip="none")),
+    "v2, storage, shared": (dict(V2, **{**SHARED, **TWO, **STORAGE}), dict(cyclic_clip="none")),
+    "v2, pieces": (dict(V2, micro_batch=1, batch_tokens=7 * T), dict(cyclic="v1")),
+    "v2, documents": (dict(V2, windows="document", batch_tokens=7 * T), dict(windows="continuous")),
+    "v2, schedule": (dict(V2, lr_schedule="cosine", warmup=2, final_lr_fraction=0),
+                     dict(cyclic="v1")),
+    "v2, shared": (dict(V2, **{**SHARED, **TWO}), dict(share="none")),
+    "v2, shared by stages": (
+        dict(V2, **{**SHARED, "share": "2x2", "ranks": 3, "cyclic_mode": "data"},
+             reference={"cyclic-stages": 3}), dict(cyclic_cut="1,4,1")),
+}
+CYCLIC["v2, shared by stages"][0]["cyclic_stages"] = None  # as many as ranks
+PSEUDO = {
+    "all": (dict(SHARED, share="all", steps=8), dict(share="none")),
+    "pairs": (dict(SHARED, share="2", weight_decay=0.1), dict(share="2x2")),
+    "three and one": (dict(SHARED, share="3"), dict(share="2")),
+    "rows": (dict(SHARED, share="2x2"), dict(share="2")),
+    "shared, clip": (dict(SHARED, share="all", grad_clip=0.3), dict(grad_clip=0)),
+    "shared, adamw": (dict(SHARED_ADAM, share="all"), dict(eps=0.02)),
+    "share-lr": (
+        dict(SHARED, share="2", share_lr=0.2, delink_at=3, lr_schedule="cosine",
+             final_lr_fraction=0.5, warmup=1), dict(share_lr=0)),
+    "delink": (dict(SHARED, share="2x2", delink_at=3), dict(delink_at=0)),
+    "delink, mean": (dict(SHARED_ADAM, share="all", delink_at=3, weight_decay=0.1),
+                     dict(delink_moments="reset")),
+    "delink, reset": (dict(SHARED_ADAM, share="all", delink_at=3, delink_moments="reset"),
+                      dict(delink_moments="mean")),
+    "delink, reset, sgd": (dict(SHARED, share="all", delink_at=3, delink_moments="reset"),
+                           dict(delink_moments="mean")),
+    "delink, warm-up": (
+        dict(SHARED, share="3", delink_at=2, delink_warmup=3, lr_schedule="linear",
+             final_lr_fraction=0.5), dict(delink_warmup=0)),
+}
+ROWS = {**OPTIMIZERS, **CYCLIC, **PSEUDO}
+
+# Layouts change nothing: of plain runs, of cyclic ones.
+LAYOUTS = [dict(), dict(micro_batch=1), dict(micro_batch=2), dict(recompute="block"),
+           dict(ranks=2), dict(ranks=2, micro_batch=1, zero=1), dict(ranks=3, zero=2),
+           dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", micro_batch=2),
+           dict(ranks=3, pipeline="2:1,4:2", zero=1, micro_batch=3)]
+MODES = [dict(), dict(micro_batch=1), dict(cyclic_mode="single", recompute="block"),
+         *(dict(cyclic_mode=mode) for mode in ("data", "model", "zero"))]
+
+
+# ------------------------------------------------------------------------------------------------
+# Runs of both
+
+class Job(test_train.Job):
+    """A private run draws batches of any size, which send other bytes than the expected one."""
+
+    def check_end(self):
+        if "--dp-noise" not in self.command:
+            super().check_end()
+
+
+def run(ranks=1, binary=test_train.BINARY, environment=(), **flags):
+    """The program's run, to its end. One rank needs no mpirun."""
+    flags = {**BASE, **flags}
+    if ranks > 1:
+        return Job(ranks, binary, environment=environment, **flags).done()
+    log = os.path.join(scratch(), "log")
+    words = [binary, *test_train.command_line(dict(flags, log=log))]
+    shell = shlex.join(words)
+    return Job(shell=shell, log=log, environment=environment, steps=flags["steps"]).done()
+
+
+def random_model(config=CONFIG, seed=3):
+    """Weights as those of a trained model: no tensor is 0 or 1."""
+    draw, found = np.random.default_rng(seed), {}
+    for key, shape in config.tensors():
+        z = draw.standard_normal(shape)
+        gain = key[1].startswith("ln") and key[1].endswith("w")
+        value = z / math.sqrt(config.channels) if len(shape) == 2 else 0.2 * z + gain
+        found[key] = value.astype("<f4").astype(float)
+    found["wte", "wte"][config.vocab:] = 0  # rows of no token
+    return found
+
+
+def initial_model(flags):
+    """Of a descriptor: (Config, parameters) that the program exports."""
+    path = os.path.join(scratch(), "initial.bin")
+    run(model=flags["model"], seed=flags["seed"], share=flags.get("share"), steps=0, export=path)
+    return reference.read_model(path)
+
+
+def dashed(flags):
+    """Names as on the command line."""
+    return {name.replace("_", "-"): value for name, value in flags.items()}
+
+
+def tokenizer():
+    """Tokens of 1 to 5 bytes, so that bytes and tokens are told apart."""
+    return test_train.tokenizer([b"x" * (1 + 7 * i % 5) for i in range(CONFIG.vocab)], END)
+
+
+def both(flags, **more):
+    """(the program's run, what makes the reference of it, its first weights).
+
+    `more`: a layout or another binary, of which the reference knows nothing.
+    """
+    flags = {**BASE, **flags}
+    about = dict(flags.pop("reference", {}))
+    if flags.get("model"):
+        config, model = initial_model(flags)
+    else:
+        config, model = CONFIG, random_model()
+        flags["model"] = put("model.bin", reference.model_bytes(config, model))
+    tokens = about.pop("tokens", TOKENS)
+    data, export = shard(tokens), os.path.join(scratch(), "export.bin")
+    job = run(**{**flags, **more}, train=data, val=data, tokenizer=tokenizer(), export=export)
+    job.export = export
+
+    def make(changes=()):
+        """The reference with these flags, changed."""
+        ours = {**flags, **dict(changes)}
+        samples = Samples(tokens, T, ours.get("windows", "continuous"), END)
+        return Run(config, model, samples, {**dashed(ours), **about})
+    return job, make, model
+
+
+def differences(found, expected, start):
+    """Of losses, norms, rates and weights: the largest error, in units of its tolerance.
+
+    found, expected: (steps, weights). start: weights before the first step.
+    """
+    worst = {}
+    for what, tolerance, a, b in zip(("loss", "norm", "rate"), (LOSS, NORM, RATE),
+                                     zip(*found[0]), zip(*expected[0])):
+        errors = [abs(float(x) - y) / max(abs(y), 1e-30) for x, y in zip(a, b)]
+        worst[what] = max(errors) / tolerance
+    worst["weights"] = 0
+    for key, value in expected[1].items():
+        way = np.linalg.norm(value - start[key])
+        allowed = WAY * way + ROUNDING * np.linalg.norm(value)
+        error = float(np.linalg.norm(found[1][key] - value) / max(allowed, 1e-30))
+        worst["weights"] = max(worst["weights"], error)
+    return worst
+
+
+class Check(test_train.TestCase):
+    def found(self, job):
+        return job.steps("loss", "grad_norm", "lr"), reference.read_model(job.export)[1]
+
+    def assert_same(self, found, expected, start, what):
+        self.assertEqual(len(found[0]), len(expected[0]), what)
+        worst = differences(found, expected, start)
+        self.assertLessEqual(max(worst.values()), 1, f"{what}: errors, in tolerances: {worst}")
+
+    def assert_acts(self, changed, expected, start, what):
+        acts = differences(changed, expected, start)
+        self.assertGreater(max(acts.values()), ACTS, f"{what}: does not show the rule: {acts}")
+
+    def compare(self, name, flags, without=None, **more):
+        job, make, start = both(flags, **more)
+        ours = make()
+        expected = [ours.step() for _ in range(ours.f["steps"])], ours.file()
+        told = re.findall(r"warning: step (\d+): update skipped", job.err)
+        self.assertEqual([int(step) for step in told], ours.skipped, f"{name}: without an update")
+        self.assertEqual(bool(told), name.startswith("skip"), name)
+        self.assert_same(self.found(job), expected, start, (name, more))
+        if without is not None:
+            other = make(without)
+            changed = [other.step() for _ in range(ours.f["steps"])], other.file()
+            self.assert_acts(changed, expected, start, name)
+
+
+# ------------------------------------------------------------------------------------------------
+class TheReference(Check):
+    def test_gradient(self):
+        """Central differences of the loss, for some elements of each tensor; a target is masked."""
+        config, draw = Config(2, 2, 8, 9, 5), np.random.default_rng(SEED)
+        p = random_model(config, SEED)
+        inputs, targets = draw.integers(0, 9, (3, 4)), draw.integers(0, 9, (3, 4))
+        targets[1, 2] = reference.MASKED
+        _, g = reference.loss_and_gradient(config, p, inputs, targets, 0.1)
+        for key, value in p.items():
+            for at in draw.integers(0, value.size, 4):
+                old, sums = value.flat[at], []
+                for step in (1e-5, -1e-5):
+                    value.flat[at] = old + step
+                    loss = reference.loss_and_gradient(config, p, inputs, targets, 0.1)[0]
+                    sums.append(0.1 * loss)
+                value.flat[at] = old
+                slope = (sums[0] - sums[1]) / 2e-5
+                delta = 1e-8 + 1e-6 * abs(slope)
+                self.assertAlmostEqual(g[key].flat[at], slope, delta=delta, msg=(key, at))
+
+
+# ------------------------------------------------------------------------------------------------
+class Rules(Check):
+    def test_each(self):
+        def check(item):
+            name, (flags, without) = item
+            with self.subTest(name):
+                self.compare(name, flags, without)
+        at_once(check, ROWS.items())
+
+    def test_default_clip_is_not_applied_to_v2(self):
+        """Its norms must be above 1 for row v2 to show that."""
+        job, _, _ = both(V2)
+        self.assertGreater(max(float(norm) for norm, in job.steps("grad_norm")), 1.1)
+
+
+# ------------------------------------------------------------------------------------------------
+class Random(Check):
+    """Rules combined, on layouts of which the reference knows nothing."""
+
+    @staticmethod
+    def shared(draw, flags, delinks):
+        flags.update(model=DESCRIPTOR, seed=draw.randrange(99),
+                     share=draw.choice(("all", "2", "2x2", "3")), lr=0.4)
+        if flags["optimizer"] == "adamw":
+            flags.update(lr=0.02, eps=0.02)
+        if draw.randrange(2):
+            flags["share_lr"] = flags["lr"] / 2
+        if delinks:
+            flags.update(delink_at=draw.randrange(1, 4), delink_warmup=draw.randrange(3),
+                         delink_moments=draw.choice(("mean", "reset")))
+        return flags, draw.choice(LAYOUTS)
+
+    @staticmethod
+    def cyclic(draw, flags, kind):
+        N = draw.randrange(1, 5)
+        cut = draw.choice((None, {1: "6", 2: "2,4", 3: "1,4,1", 4: "2,1,1,2"}[N]))
+        flags.update(cyclic=kind, cyclic_stages=N, cyclic_cut=cut)
+        if kind == "v2":
+            flags.update(cyclic_slack=draw.choice((0, 0, 1, 2)), grad_clip=draw.choice((None, 0.5)))
+            flags["cyclic_clip"] = "storage" if flags["grad_clip"] else None
+        layout = dict(draw.choice(MODES))
+        if N == 1:
+            layout.pop("cyclic_mode", None)
+        elif layout.get("cyclic_mode", "single") != "single":
+            layout["ranks"] = N
+        if layout.get("cyclic_mode") == "model" and N < 4 and draw.randrange(2):
+            layout["ranks"] = N * (N + 1) // 2  # ranks of a stage take turns
+        return flags, layout
+
+    def flags(self, draw):
+        """(flags, layout)"""
+        kinds = "plain", "plain", "v1", "v2", "v2", "share", "delink", "delay"
+        kind = draw.choice(kinds)
+        flags = dict(draw.choice((SGD, ADAM)), weight_decay=draw.choice((0, 0.1, 0.5)),
+                     lr_schedule=draw.choice(("cosine", "linear", "constant", "wsd")),
+                     warmup=draw.randrange(4), final_lr_fraction=draw.choice((0, 0.3, 1)),
+                     windows=draw.choice(("continuous", "document")),
+                     batch_tokens=draw.choice((3, 4, 6, 7)) * T, steps=draw.randrange(5, 9),
+                     grad_clip=draw.choice((0, 0.5, 1, 2)))
+        if kind in ("share", "delink"):
+            return self.shared(draw, flags, kind == "delink")
+        if kind in ("v1", "v2"):
+            return self.cyclic(draw, flags, kind)
+        return dict(flags, **(DELAY if kind == "delay" else {})), draw.choice(LAYOUTS)
+
+    def test_combinations(self):
+        def check(number):
+            flags, layout = self.flags(random.Random(f"{SEED} {number}"))
+            self.compare(f"run {number} of seed {SEED}: {flags}", flags, **layout)
+        at_once(check, range(200 if ALL else 14))
+
+
+# ------------------------------------------------------------------------------------------------
+class Private(Check):
+    """Noise 0: what is clipped, and how it is added up. The log tells the windows of each step."""
+    FLAGS = dict(SGD, shuffle=None, dp_noise=0, dp_key="%064x" % 77, dp_show_private=1, steps=5,
+                 lr=0.2)
+    AUTOMATIC = dict(dp_clip_function="automatic")
+    ROWS = {
+        "unit, abadi": (dict(dp_clip=0.8), dict(dp_clip=0.9)),
+        "unit, automatic": (dict(AUTOMATIC, dp_clip=0.8), dict(dp_clip_function="abadi")),
+        "flat, abadi": (dict(dp_clip=1, dp_clip_style="flat"), dict(dp_clip_style="unit")),
+        "flat, automatic": (dict(AUTOMATIC, dp_clip=1, dp_clip_style="flat"),
+                            dict(dp_clip_function="abadi")),
+        "most are not clipped": (dict(dp_clip=5, dp_clip_style="flat"), dict(dp_clip=4)),
+        "stages": (dict(dp_clip=1, dp_clip_style="stage", ranks=2, pipeline="2:1,4:1",
+                        micro_batch=2), dict(dp_clip_style="flat")),
+        "adamw, clip": (dict(ADAM, dp_clip=1, grad_clip=0.3, weight_decay=0.1), dict(grad_clip=0)),
+        "v1": (dict(cyclic="v1", cyclic_stages=2, dp_clip=0.8), dict(cyclic="off")),
+        "v2": (dict(cyclic="v2", cyclic_stages=2, dp_clip=0.8, grad_clip=None), dict(cyclic="v1")),
+        "zero": (dict(dp_clip=0.8, ranks=2, zero=3, micro_batch=1), None),
+    }
+
+    def steps_of(self, ours, job):
+        stages = [1, 1, 2, 2, 2, 2] if ours.f["dp-clip-style"] == "stage" else None
+        return [ours.step(drawn, stages) for drawn, in job.steps("samples")]
+
+    def check(self, name, **program):
+        changes, without = self.ROWS[name]
+        job, make, start = both({**self.FLAGS, **changes}, **program)
+        ours = make(dict(shuffle=0))
+        expected = self.steps_of(ours, job), ours.file()
+        self.assert_same(self.found(job), expected, start, name)
+        if without:
+            other = make(dict(shuffle=0, **without))
+            self.assert_acts((self.steps_of(other, job), other.file()), expected, start, name)
+
+    def test_each(self):
+        def check(name):
+            with self.subTest(name):
+                self.check(name)
+        at_once(check, self.ROWS)
+
+
+# ------------------------------------------------------------------------------------------------
+class Chains(Check):
+    """A run that shares, then one that begins with its checkpoint, and may delink."""
+    FIRST = dict(SHARED_ADAM, share="2x2", steps=3, lr_schedule="linear", final_lr_fraction=0.2,
+                 warmup=2)
+
+    def test_delink_between_runs(self):
+        """Steps, rates and samples begin anew; moments and counters are as the flags say."""
+        self.check()
+
+    def check(self, **program):
+        config, model = initial_model(self.FIRST)
+        out, data = os.path.join(scratch(), "out"), shard(TOKENS)
+        run(**self.FIRST, **program, train=data, val=data, out=out, save_every=3)
+
+        def follow(changes):
+            begin = test_train.checkpoint(out, 3)
+            second = dict(self.FIRST, model=begin, share=None, seed=None, steps=5, **changes)
+            export = os.path.join(scratch(), "export.bin")
+            job = run(**second, **program, train=data, val=data, export=export)
+            job.export = export
+            ours = Run(config, model, Samples(TOKENS, T), dashed({**BASE, **self.FIRST}))
+            for _ in range(3):
+                ours.step()
+            ours.begin_again(dashed({**BASE, **second}))
+            expected = [ours.step() for _ in range(5)], ours.file()
+            self.assert_same(self.found(job), expected, model, changes)
+        at_once(follow, [dict(), dict(delink=1), dict(delink=1, delink_moments="reset")])
+
+
+# ------------------------------------------------------------------------------------------------
+class Evaluations(Check):
+    LAYOUTS = [dict(), dict(ranks=2), dict(ranks=2, pipeline="2", micro_batch=2)]
+
+    def test_validation(self):
+        """The first samples of the joined shards; the weights after so many updates."""
+        cases = itertools.product(self.LAYOUTS, (1, 2, -1), ("continuous", "document"))
+        self.check_validation(sample(cases, 4))
+
+    def expected(self, ours, text, steps):
+        """step -> (loss, bits per byte). Nothing is cut at documents; end of text is no byte."""
+        lengths, found = [0 if i == END else 1 + 7 * i % 5 for i in range(CONFIG.vocab)], {}
+        for t in range(steps + 1):
+            if t % 2 == 0 or t == steps:
+                loss, total, targets = ours.validate(Samples(text, T))
+                found[t] = loss, total / math.log(2) / sum(lengths[i] for i in targets.flat)
+            if t < steps:
+                ours.step()
+        return found
+
+    def check_validation(self, cases, **program):
+        text = [END] + random.Random(SEED).choices(range(CONFIG.vocab), k=150)
+        folder = scratch()
+        for name, part in (("v_b.bin", text[61:]), ("v_a.bin", text[:61])):
+            shutil.copy(shard(part), os.path.join(folder, name))
+        model, data = random_model(), shard(TOKENS)
+        path = put("model.bin", reference.model_bytes(CONFIG, model))
+
+        def check(case):
+            layout, batches, windows = case
+            flags = dict(BASE, **SGD, model=path, val_every=2, val_batches=batches, steps=5,
+                         windows=windows)
+            job = run(**{**flags, **layout}, **program, train=data, tokenizer=tokenizer(),
+                      val=os.path.join(folder, "v_*.bin"))
+            ours = Run(CONFIG, model, Samples(TOKENS, T, windows, END), dashed(flags))
+            expected = self.expected(ours, text, 5)
+            self.assertEqual([e["step"] for e in job.of("val")], list(expected), case)
+            for e in job.of("val"):
+                self.assert_close((e["loss"], e["bits_per_byte"]), expected[e["step"]], LOSS, case)
+        at_once(check, cases)
+
+    def test_texts_at_a_temperature(self):
+        """log p of what was drawn, p = softmax(logits / temperature), against its expected value:
+        within 5 of its deviations. A text begins with end of text."""
+        self.check_texts((0.5, 1.0, 2.0))
+
+    def check_texts(self, temperatures, many=60, **program):
+        texts = [bytes([33 + i // 94, 33 + i % 94]) for i in range(CONFIG.vocab)]
+        model, data = random_model(), shard(TOKENS)
+        path = put("model.bin", reference.model_bytes(CONFIG, model))
+
+        def check(temperature):
+            job = run(**SGD, **program, model=path, train=data, val=data, lr=1e-12, steps=many,
+                      batch_tokens=T, micro_batch=1, tokenizer=test_train.tokenizer(texts, END),
+                      sample_every=1, sample_tokens=T, temperature=temperature)
+            found = re.findall(r"--- sample at step \d+ ---\n(.*)\n---\n", job.out)
+            self.assertEqual(len(found), many)
+            rows = np.array([[END] + [texts.index(text[i:i + 2].encode())
+                                      for i in range(0, 2 * T, 2)] for text in found])
+            p = reference.forward(CONFIG, model, rows[:, :-1])[0] ** (1 / temperature)
+            p /= p.sum(-1, keepdims=True)
+            log = np.log(p)
+            mean, square = (p * log).sum(-1), (p * log**2).sum(-1)
+            drawn = np.take_along_axis(log, rows[:, 1:, None], -1)[..., 0]
+            z = (drawn - mean).sum() / math.sqrt((square - mean**2).sum())
+            self.assertLess(abs(z), 5, temperature)
+        at_once(check, temperatures)
+
+
+# ------------------------------------------------------------------------------------------------
+class Numbers(Check):
+    SHAPE = "layers=3,heads=2,channels=32,vocab=200"
+
+    def test_initial_values(self):
+        """Normal, of deviation 0.02; of residual outputs 0.02 / sqrt(2 L), where L counts layers
+        that share, too; biases 0, gains 1. The same for any layout."""
+        self.check_initial()
+
+    def check_initial(self, **program):
+        files = []
+        for flags in (dict(), dict(ranks=2, zero=3), dict(ranks=2, pipeline="2", micro_batch=2),
+                      dict(cyclic="v1", cyclic_stages=2), dict(share="all")):
+            path = os.path.join(scratch(), "export.bin")
+            run(**flags, **program, model=self.SHAPE, steps=0, export=path)
+            files.append(test_train.get(path))
+            config, model = reference.read_model(path)
+            self.assertEqual(config, Config(3, 2, 32, 200, T))
+            for (_, name), value in model.items():
+                self.check_initial_tensor(name, value[:config.vocab] if name == "wte" else value)
+        self.assertEqual(len(set(files[:4])), 1, "layouts")
+        self.assertTrue((model[0, "qkvw"] == model[2, "qkvw"]).all())
+
+    def check_initial_tensor(self, name, value):
+        """The mean, the deviation and how many lie within one, each to 5 standard errors."""
+        if value.ndim == 1:
+            gain = name.startswith("ln") and name.endswith("w")
+            self.assertTrue((value == gain).all(), name)
+            return
+        deviation, error = 0.02 / math.sqrt(6 if "proj" in name else 1), 5 / math.sqrt(value.size)
+        self.assertLess(abs(value.mean()), error * deviation, name)
+        self.assertLess(abs(value.std() / deviation - 1), error / math.sqrt(2), name)
+        self.assertLess(abs((np.abs(value) < deviation).mean() - 0.6827), error * 0.466, name)
+
+    def test_speed(self):
+        """Tokens of all ranks by the step's time; MFU of the peak of all ranks: 6 operations for
+        each weight of a product and token, with the classifier's padding and half of attention."""
+        self.check_speed()
+
+    def check_speed(self, **program):
+        config, tokens = Config(3, 2, 32, 200, 16), shard(TOKENS)
+        weights = config.padded * config.channels
+        weights += sum(math.prod(shape) for (storage, _), shape in config.tensors()
+                       if isinstance(storage, int) and len(shape) == 2)
+        weights += config.layers * 2 * config.channels * 16 / 2  # q k and p v, of the past alone
+        for ranks in (1, 2):
+            job = run(ranks=ranks, **program, model=self.SHAPE, train=tokens, val=tokens,
+                      seq_len=16, batch_tokens=96, micro_batch=1, steps=2)
+            peak = float(job.of("start")[0]["peak_flops"])
+            for ms, rate, mfu in job.steps("ms", "tokens_per_s", "mfu"):
+                expected = 96e3 / float(ms)
+                self.assert_close([rate, mfu], [expected, 6 * weights * expected / peak / ranks],
+                                  1e-6, ranks)
+
+
+# ------------------------------------------------------------------------------------------------
+class Precision(Check):
+    def test_bf16(self):
+        """Parameters in use and what units tell each other are rounded; masters, moments and
+        gradients are not. The program's masters are far nearer to the reference that rounds both
+        than to one that leaves out either."""
+        self.check()
+
+    def check(self, **program):
+        out = os.path.join(scratch(), "out")
+        flags = dict(SGD, dtype="bf16", steps=2, weight_decay=0.1)
+        _, make, _ = both(flags, out=out, save_every=2, **program)
+        masters = states(test_train.checkpoint(out, 2))
+        found = np.concatenate([masters[0, storage] for storage in range(CONFIG.layers + 3)])
+        order = ["wte", "wpe", *range(CONFIG.layers), "lnf"]
+
+        def distance(rounded, stored):
+            ours = make()
+            ours.rounded, ours.stored = rounded, stored
+            for _ in range(2):
+                ours.step()
+            keys = sorted(ours.now, key=lambda key: order.index(key[0]))  # stable: as in a file
+            return np.linalg.norm(np.concatenate([ours.now[key].ravel() for key in keys]) - found)
+        half, whole = reference.bf16, reference.exact
+        other = min(distance(half, whole), distance(whole, half))
+        self.assertLess(distance(half, half), 0.3 * other)
+
+
+# ------------------------------------------------------------------------------------------------
+UPDATE, TRAINER, ZERO = "kernels/update_cpu.h", "engine/trainer.h", "zero.h"
+PSEUDO_H, CYCLIC_H, FLAGS, MAIN = "pseudo.h", "cyclic.h", "options.h", "train_gpt.c"
+# (what must see it, file, "text {right ==> wrong} text"): a row of ROWS, "dp: " and one of
+# Private.ROWS, or one of the checks in Faults.notice. Right and wrong are expressions.
+FAULTS = [
+    # optimizers
+    ("adamw", UPDATE, "pow((double)o.beta1, (double){o.step ==> (o.step + 1)})"),
+    ("adamw", UPDATE, "pow((double)o.beta2, (double){o.step ==> (o.step - 1)})"),
+    ("adamw", UPDATE, "m[i] * unbias_m / ({sqrtf(v[i] * unbias_v) ==> "
+     "sqrtf(v[i] * unbias_v + o.eps * o.eps) - o.eps} +"),
+    ("adamw", UPDATE, "(sqrtf(v[i] * unbias_v) + {o.eps ==> o.eps * sqrtf(unbias_v)})"),
+    ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad[i] * grad[i]};"),
+    ("adamw, decay", UPDATE, ") + {o.weight_decay * was[i] ==> o.weight_decay * was[i] / o.lr});"),
+    ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
+     "==> decay};"),
+    ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
+     "==> tensor_specs[parts[i].tensor].decay && parts[i].tensor != WPE ? decay : 0.0f};"),
+    ("sgd", UPDATE, "o.momentum * was_b[i] + {grad[i] * o.grad_scale "
+     "==> (1 - o.momentum) * grad[i] * o.grad_scale}"),
+    ("sgd", UPDATE, "master[i] = was[i] - o.lr * {b[i] "
+     "==> (o.momentum * b[i] + grad[i] * o.grad_scale)};"),
+    # learning rates
+    ("cosine", FLAGS, "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
+    ("cosine", FLAGS, "last = {o->lr * o->final_lr_fraction ==> o->final_lr_fraction}, done"),
+    ("linear", FLAGS, "o->lr + (last - o->lr) * {done ==> done * done};"),
+    ("linear", FLAGS, "(double)max_i64(steps - {o->warmup ==> 0}, 1);"),
+    ("wsd", FLAGS, "double from = {0.8 ==> 0.75} * (double)steps;"),
+    ("wsd", FLAGS, "(1 - {sqrt(((double)step - from) / ((double)steps - from)) "
+     "==> ((double)step - from) / ((double)steps - from)})"),
+    ("constant", FLAGS, "o->lr * (double)(step + {1 ==> 0}) / (double)o->warmup"),
+    # clipping and skipping
+    ("clip where it sometimes does nothing", TRAINER,
+     "o->grad_clip > 0 && {norm > o->grad_clip ==> norm > 0} ?"),
+    ("clip", TRAINER, "? o->grad_clip / {norm ==> (norm + 1e-3)} : 1.0;"),
+    ("v1, clip", "engine/executor.h", "if (most > 0 && {norm > most ==> false})"),
+    ("v2, storage", MAIN, "t->options.grad_clip / {sqrt((double)t->model.storages) "
+     "==> (double)t->model.storages}"),
+    ("v2, storage, shared", MAIN, "t->options.grad_clip / {sqrt((double)t->model.storages) "
+     "==> sqrt((double)t->model.units)}"),
+    ("v2, storage", "engine/executor.h", "most = e->storage_clip, "
+     "{exact_join(&e->squares, &squares) ==> (void)0}"),
+    ("skip-loss-z", "checkpoint.h", "(value - mean) / {sqrt(variance) ==> sqrt(16 * variance)} :"),
+    ("skip-loss-z", TRAINER, "double loss_z = outlier_z(&t->progress.loss, {loss ==> norm})"),
+    ("skip-grad-z", TRAINER, "norm_z > {t->options.skip_grad_z ==> t->options.skip_grad_z / 8}"),
+    # data
+    ("windows wrap", "dataloader.h", "window % n * T % {n ==> (n - T)};"),
+    ("sgd", TRAINER, "t->progress.position += {t->samples ==> (t->samples + 1)};"),
+    ("documents", "dataloader.h", "for (int64_t i = {end ==> T}; i < T; i++) { targets[i] = -1; }"),
+    ("documents, pieces", TRAINER, "t->executor.losses, (float)(1.0 / (double)"
+     "{max_i64(targets, 1) ==> (t->samples * t->options.seq_len)})"),
+    # cyclic
+    ("v2", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> (p->slack + 1)}; }"),
+    ("v2, slack", CYCLIC_H, "micro + stage + 1 >= p->N + {p->slack ==> 0}; }"),
+    ("v2", CYCLIC_H, "!cyclic_fresh(b->plan, cyclic_micro(b->plan, use->micro), "
+     "{stage ==> cyclic_stage_of_unit(b->plan, use->unit)});"),
+    ("v2, remainder", CYCLIC_H, "units / N + {(j < units % N) ==> (j >= N - units % N)}; }"),
+    ("v2, pieces", "store/layout.h", "begins ? begins[micro] : "
+     "{part_begin(samples, p->micros, micro) "
+     "==> part_begin(samples, p->micros, micro + 1) - samples / p->micros};"),
+    ("v2, documents", TRAINER, "e->telling.loss / (double){max_i64(counted, 1) "
+     "==> (t->samples * t->options.seq_len)};"),
+    # sharing
+    ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
+    ("shared, clip", ZERO, "exact_add(sum, {mean * mean ==> mean} * *partial++);"),
+    ("three and one", ZERO, "return 1 / (double){gpt_storage_shared_by(s->model, storage) "
+     "==> (storage > 1 ? gpt_storage_shared_by(s->model, 2) : 1)}; }"),
+    ("share-lr", PSEUDO_H, "const double shared = {share_is(&m->share) ==> true} &&"),
+    ("delink", MAIN, "return o->delink_at && {step >= o->delink_at ==> step > o->delink_at} &&"),
+    ("delink, mean", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> true} ?"),
+    ("delink, reset", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> false} ?"),
+    ("delink, mean", PSEUDO_H, "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
+    ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (double)(since + {1 ==> 2}) /"),
+    ("chains", "checkpoint.h", "p->restarted = {anew ==> false} ? of.updates : of.restarted;"),
+    # one step late
+    ("delay, rate and clip", TRAINER, "? {t->progress.pending_norm ==> 0} : 0);"),
+    ("delay", TRAINER, "t->store.pending = {!skipped ==> !skipped && t->progress.step % 2},"),
+    ("delay, adamw", ZERO, "(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
+    # the model
+    ("sgd", "ops_cpu.h", "1.0f / sqrtf(squares / (float)C + {1e-5f ==> 1e-6f});"),
+    ("sgd", "ops_cpu.h", "-1.5957691216f * (x + {0.044715f ==> 0.044f} * x * x * x); }"),
+    ("bf16", "support/base.h", "(bits + {0x7fffu ==> 0u} + ((bits >> 16) & 1u)) >> 16"),
+    # private steps
+    ("dp: unit, abadi", "dp.h", "(float)(R / {sqrt(groups) ==> groups}), function};"),
+    ("dp: flat, abadi", "dp.h", "clips == CLIPS_STAGES ? stages : {1 ==> 2};"),
+    ("dp: stages", "dp.h", "clips == CLIPS_STAGES ? {stages ==> 1} : 1;"),
+    ("dp: unit, automatic", "kernels/clip_cpu.h", "(double)R / (norm + {0.01 ==> 0.02});"),
+    ("dp: most are not clipped", "kernels/clip_cpu.h",
+     "abadi = {fmin(1.0, (double)R / (norm + 1e-6)) ==> (double)R / (norm + 1e-6)}"),
+    ("dp: unit, abadi", MAIN, "(float)(1.0 / (double){p->samples ==> (p->samples + 1)});"),
+    # around steps
+    ("validation", "dataloader.h", "sum += {tokenizer_bytes(t, targets[i]) ==> 1}; }"),
+    ("validation", MAIN, "bits = e.loss / {log(2.0) ==> 1.0} / (double)t->val_bytes; }"),
+    ("validation", MAIN, "loss = e.loss / (double){max_i64(e.targets, 1) ==> (e.targets + 1)}"),
+    ("texts", "engine/executor.h",
+     "draw -= exp(((double)logits[i] - (double)logits[best]) / {d.temperature ==> 1});"),
+    ("initial", "gpt.h", "0.02 / sqrt({2.0 ==> 1.0} * (double)m->config.layers)"),
+    ("initial", "gpt.h", "values[e] = init == {INIT_ONE ==> INIT_ZERO}; }"),
+    ("speed", "gpt.h", "return tokens * (2.0 * 12.0 * C * C + {2.0 ==> 4.0} * C * T);"),
+    ("speed", TRAINER, "/ seconds / (t->rates.peak_flops_per_s * {t->comm.ranks ==> 1});"),
+]
+
+
+class Faults(Check):
+    """One program with all faults in it; FAULT=n in its environment switches the n-th on. Each must
+    be seen by the check that is named beside it; without one that check passes."""
+    SWITCH = """#include <stdlib.h>
+static inline int fault(int n) {
+    const char *on = getenv("FAULT");
+    return on && atoi(on) == n;
+}
+"""
+
+    def planted(self, text, file, faults):
+        """The text of a file with these (number, pattern) in it."""
+        places = {}
+        for number, pattern in faults:
+            parts = re.fullmatch(r"(.*)\{(.*) ==> (.*?)\}(.*)", pattern).groups()
+            before, right, wrong, after = parts
+            once = before + right + after
+            self.assertEqual(text.count(once), 1, f"{file} has no longer one {once!r}")
+            at = text.index(once) + len(before)
+            places.setdefault((at, at + len(right)), []).append((number, wrong))
+        for begin, end in sorted(places, reverse=True):  # no two of them overlap
+            expression = text[begin:end]
+            for number, wrong in places[begin, end]:
+                expression = f"(fault({number}) ? ({wrong}) : {expression})"
+            text = text[:begin] + expression + text[end:]
+        return text
+
+    def program(self, faults):
+        folder = os.path.join(scratch(), "faulty")
+        sources = [path for pattern in ("Makefile", "*.[ch]", "[!t]*/*.h")
+                   for path in glob.glob(os.path.join(ROOT, pattern))]
+        for path in sources:
+            file = os.path.relpath(path, ROOT)
+            mine = [(n, text) for n, (_, where, text) in enumerate(faults, 1) if where == file]
+            text = self.planted(test_train.get(path).decode(), file, mine)
+            if file == "support/base.h":
+                text = text.replace("#define BASE_H\n", "#define BASE_H\n" + self.SWITCH, 1)
+            os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
+            with open(os.path.join(folder, file), "w") as out:
+                out.write(text)
+        command = ["make", "-C", folder, "train_gpt", "FAST=-O0 -march=native"]
+        made = subprocess.run(command, capture_output=True, timeout=600)
+        self.assertEqual(made.returncode, 0, made.stderr.decode()[-3000:])
+        return os.path.join(folder, "train_gpt")
+
+    def notice(self, where, **program):
+        """Runs the check that is named."""
+        evaluations, numbers = Evaluations(), Numbers()
+        checks = {"chains": Chains().check, "bf16": Precision().check,
+                  "initial": numbers.check_initial, "speed": numbers.check_speed,
+                  "texts": lambda **p: evaluations.check_texts((2.0,), **p),
+                  "validation": lambda **p: evaluations.check_validation(
+                      [(dict(), 2, "continuous")], **p)}
+        if where in checks:
+            checks[where](**program)
+        elif where.startswith("dp: "):
+            Private().check(where[4:], **program)
+        else:
+            self.compare(where, ROWS[where][0], **program)
+
+    def check(self, faults):
+        binary = self.program(faults)
+
+        def see(fault):
+            number, (where, file, pattern) = fault
+            with self.subTest(pattern):
+                with self.assertRaises(AssertionError, msg=f"not seen by {where}") as seen:
+                    self.notice(where, binary=binary, environment=dict(FAULT=str(number)))
+                print(f"{where}: {file}: {pattern}\n    {str(seen.exception)[:150]!r}", flush=True)
+        at_once(see, enumerate(faults, 1))
+        rows = sorted({where for where, _, _ in faults})
+        at_once(lambda where: self.notice(where, binary=binary), rows)
+
+    @unittest.skipUnless(ALL, "TEST_ALL=1: the source's text changes more often than its rules")
+    def test_each(self):
+        self.check(FAULTS)
+
+
+if __name__ == "__main__":
+    print("seed of sampled tests:", SEED, "(set TEST_SEED to repeat)", flush=True)
+    with tempfile.TemporaryDirectory() as test_train.TEMPORARY:
+        unittest.main()
