@@ -258,7 +258,7 @@ static void setup_weights(Trainer *t) {
         char path[1100];
         checkpoint_resume(o->out, &t->store, &t->progress, path, sizeof path);
         t->first_step = t->told_step = t->progress.step;
-        if (t->comm.rank == 0) { printf("resumed from %s: step %" PRId64 "\n", path, t->progress.step); }
+        if (t->comm.rank == 0) { report_resumed(path, t->progress.step, t->steps); }
     } else if (t->model_begun.units) {
         checkpoint_begin(o->model, &t->store, &t->model_begun, o->delink && o->delink_moments == DELINK_RESET, &t->progress);
     } else if (t->model_file) {
@@ -329,7 +329,7 @@ static void save_checkpoint(Trainer *t) {
 // What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
-    bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
+    bool last = step >= t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
     memcpy(sent, t->comm.bytes, sizeof sent);
@@ -539,7 +539,9 @@ static int finish(Trainer *t) {
     }
     if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
     privacy_end(&t->privacy, &t->options), noise_wipe(t->store.noise.key, sizeof t->store.noise.key);
-    if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
+    if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) {
+        print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv, t->options.resume != 0);
+    }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }
 
