@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_scripts.py: tests of scripts/setup.sh, prepare_data.py and plot.py, run as a user would run them.
+"""test_scripts.py: tests of scripts/setup.sh, prepare_data.py, plot.py and the Makefile, run as a user would run them.
 
     python3 test/test_scripts.py
 
@@ -667,6 +667,70 @@ class Plot(InFolder):
         good = self.log("a.jsonl", *self.steps(1, 5, 9.0))
         for bad in self.folder / "missing.jsonl", self.write("empty.jsonl", ""), self.write("x.bin", b"\xff\0{}\n3"):
             self.assertIn(bad.name, self.plot(good, bad, status=EXIT_INPUT).stderr)
+
+
+class Makefile(InFolder):
+    """What is built again when: with compilers that write down their command line, and an empty file for what they should make."""
+    COMPILER = """#!/bin/bash
+case "$*" in
+*--list-gpu-arch*) echo compute_120 && exit ;;
+*--showme* | *-E*) exit ;;
+esac
+echo "$(basename "$0") $*" >>calls
+while (($#)); do
+    [ "$1" != -o ] || touch "$2"
+    shift
+done
+"""
+    PROGRAMS = ("train_gpt", "train_gpt_emu", "train_gpt_cuda", "build/train_gpt_cpp", "build/train_gpt_sanitized", "build/train_gpt_faulty",
+                "build/train_gpt_faulty_emu", "build/jumping_clock.so", "build/test_comm", "build/test_noise", "build/test_options", "build/test_gpt",
+                "build/test_ops_emu", "build/test_emu", "build/test_comm_nccl", "build/bench_ops", "build/bench_attention_emu",
+                "build/gpu_test_ops", "build/cudnn_bench_attention")
+    EMULATED = {name for name in PROGRAMS if "emu" in name or "nccl" in name}
+    CUDA = {"train_gpt_cuda", "build/gpu_test_ops", "build/cudnn_bench_attention"}
+
+    def setUp(self):
+        super().setUp()
+        for name in ("mpicc", "mpicxx", "g++", "nvcc", "clang"):
+            self.write(f"bin/{name}", self.COMPILER).chmod(0o755)
+        for path in ROOT.iterdir():
+            if path.suffix in (".c", ".h", ".cu", ".cuh") or path.name in ("Makefile", "engine", "plan", "store", "kernels", "support", "test"):
+                (self.folder / path.name).symlink_to(path)
+
+    def make(self, *words):
+        """What make printed, and which programs were compiled."""
+        calls = self.folder / "calls"
+        calls.unlink(missing_ok=True)
+        done = run("make", *words, cwd=self.folder, env=dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        made = re.findall(r" -o (\S+)", calls.read_text()) if calls.exists() else []
+        self.assertEqual(len(made), len(set(made)), "each once")
+        return done.stdout, set(made)
+
+    def test_other_flags_build_again(self):
+        everything = set(self.PROGRAMS)
+        self.assertEqual(self.make(*self.PROGRAMS)[1], everything)
+        self.assertEqual(self.make(*self.PROGRAMS)[1], set(), "the flags are the same")
+        self.assertNotIn("train_gpt.c", self.make("-n", "train_gpt")[0], "and a dry run says so")
+        shared = {"build/jumping_clock.so"}
+        by_cc = everything - self.EMULATED - self.CUDA - {"build/train_gpt_cpp"}
+        for variables, expected in (("USE_CUDNN=1", {"train_gpt_cuda"}), ("TF32=1", self.CUDA), ("GPUS=-gencode arch=compute_90,code=sm_90", self.CUDA),
+                                    ("BLAS=blis", by_cc - shared | {"build/train_gpt_cpp"}), ("CC=clang", by_cc),
+                                    ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
+                                    ("WARN=-w", everything - self.CUDA)):
+            with self.subTest(variables):
+                self.assertEqual(self.make(variables, *self.PROGRAMS)[1], expected)
+                self.assertEqual(self.make(variables, *self.PROGRAMS)[1], set())
+                self.assertEqual(self.make(*self.PROGRAMS)[1], expected, "and back")
+
+    def test_a_program_alone(self):
+        """Flags that only one program has do not build the others again, whichever is made first."""
+        for order in (("build/test_options", "build/test_noise", "train_gpt"), ("train_gpt", "build/test_noise", "build/test_options")):
+            for program in order:
+                self.assertEqual(self.make(program)[1], {program})
+            for program in order:
+                self.assertEqual(self.make(program)[1], set())
+            self.make("clean")
 
 
 class Setup(InFolder):
