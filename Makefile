@@ -38,6 +38,11 @@ EMU_HEADERS = $(CUDA_HEADERS) test/emu.h test/emu_nccl.h
 TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl build/bench_attention_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
+.PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
+.DELETE_ON_ERROR:
+
+all: train_gpt
+
 # How a program is compiled, by kind. build/flags-KIND holds the line and is what its programs depend on: it is written when the line is
 # another one than before, so `make cuda USE_CUDNN=1` after `make cuda` builds again.
 c         = $(CC) $(CFLAGS) $< -o $@ $(LIBS)
@@ -51,11 +56,6 @@ cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
 $(patsubst %,build/flags-%,c cpp sanitized shared emu cuda gpu cudnn): build/flags-%: FORCE
 	+@mkdir -p build; line='$(subst ','\'',$($*))'; [ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
 FORCE:
-
-.PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
-.DELETE_ON_ERROR:
-
-all: train_gpt
 
 train_gpt: train_gpt.c $(HEADERS) build/flags-c
 	$(c)

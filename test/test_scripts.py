@@ -723,6 +723,9 @@ done
                 self.assertEqual(self.make(variables, *self.PROGRAMS)[1], set())
                 self.assertEqual(self.make(*self.PROGRAMS)[1], expected, "and back")
 
+    def test_without_a_target(self):
+        self.assertEqual(self.make()[1], {"train_gpt"})
+
     def test_a_program_alone(self):
         """Flags that only one program has do not build the others again, whichever is made first."""
         for order in (("build/test_options", "build/test_noise", "train_gpt"), ("train_gpt", "build/test_noise", "build/test_options")):
