@@ -12,7 +12,7 @@
 // Gradual    --delink-gradual cuts groups in two, again and again: halves at given steps, or before the layer whose gradient is least like that of the one
 //            before it (SWE-M). Each cut is a switch as above, to a model in which fewer blocks share.
 // Switch     a change of layout between two steps. Of the model before only states stay, and these leave the device, so that nothing is there twice: the
-//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (train_gpt.c: foresee).
+//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (placing.h: foresee).
 // When       --delink-auto looks every --delink-every steps whether the gradients of layers that follow each other have become unlike (SWE-A). A look
 //            makes them one by one, in passes of the step's samples without an update: so it needs no memory but a slice, and any layout can.
 //            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
@@ -134,7 +134,7 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
     }
     slices_free(&slices);
 }
-// Moments that begin anew: their places may have been another model's (train_gpt.c: files).
+// Moments that begin anew: their places may have been another model's (trainer.h: files).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
         const bool block = gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0;
