@@ -38,22 +38,36 @@ EMU_HEADERS = $(CUDA_HEADERS) test/emu.h test/emu_nccl.h
 TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl build/bench_attention_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
-.PHONY: all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
+.PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
 .DELETE_ON_ERROR:
 
 all: train_gpt
 
-train_gpt: train_gpt.c $(HEADERS)
-	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+# How a program is compiled, by kind. build/flags-KIND holds the line and is what its programs depend on: it is written when the line is
+# another one than before, so `make cuda USE_CUDNN=1` after `make cuda` builds again.
+c         = $(CC) $(CFLAGS) $< -o $@ $(LIBS)
+cpp       = OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I. $< -o $@ $(LIBS)
+sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined -fno-sanitize-recover=all -I. $< -o $@ $(LIBS)
+shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
+emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
+cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
+gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
+cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
+$(patsubst %,build/flags-%,c cpp sanitized shared emu cuda gpu cudnn): build/flags-%: FORCE
+	+@mkdir -p build; line='$(subst ','\'',$($*))'; [ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
+FORCE:
+
+train_gpt: train_gpt.c $(HEADERS) build/flags-c
+	$(c)
 
 ## cuda         the GPU build, train_gpt_cuda: needs nvcc, cuBLASLt and NCCL; USE_CUDNN=1: attention by cuDNN
 cuda: train_gpt_cuda
-train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS)
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
+train_gpt_cuda: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda
+	$(cuda)
 ## emu          the GPU build's program, emulated on the processor for tests: train_gpt_emu
 emu: train_gpt_emu
-train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS)
-	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
+train_gpt_emu: train_gpt.cu train_gpt.c $(EMU_HEADERS) build/flags-emu
+	$(emu)
 
 ## run          install what is missing, build, prepare the data, train for about three minutes
 run:
@@ -80,55 +94,42 @@ test-gpu:
 	@if nvidia-smi -L 2>&1 | grep -q '^GPU'; then $(MAKE) --no-print-directory cuda build/gpu_test_ops && $(PYTHON) test/test_gpu_device.py; \
 	else echo "test-gpu: skipped, no GPU is at hand (nvidia-smi -L lists none)"; fi
 
-build/test_comm: test/test_comm.c test/counts.h $(HEADERS)
-	@mkdir -p build
-	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
-build/test_noise: LIBS += $(SODIUM)
+# private: the flags' file is everybody's.
+build/test_noise: private LIBS += $(SODIUM)
 # These compute little, and compile in less than half of the time.
-$(patsubst %,build/test_%,checkpoint comm comm_store dataloader offload options pipeline privacy report schedule): FAST = -O1 -march=native
-build/test_%: test/test_%.c test/child.h test/counts.h test/policies.h $(HEADERS)
-	@mkdir -p build
-	$(CC) $(CFLAGS) $< -o $@ $(LIBS) -lcmocka
-build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS)
-	@mkdir -p build
-	g++ $(EMUFLAGS) $< -o $@ -lcmocka
-build/gpu_%: test/%.cu test/test_ops.c $(CUDA_HEADERS)
-	@mkdir -p build
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
-build/cudnn_%: test/%.cu $(CUDA_HEADERS)
-	@mkdir -p build
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS)
-	@mkdir -p build
-	g++ $(EMUFLAGS) $< -o $@
-build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS)
-	@mkdir -p build
-	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
-build/test_emu: test/test_emu.cu test/child.h test/emu.h support/base.h
-	@mkdir -p build
-	g++ $(EMUFLAGS) $< -o $@ -lcmocka
-build/bench_%: test/bench_%.c $(HEADERS)
-	@mkdir -p build
-	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+$(patsubst %,build/test_%,checkpoint comm comm_store dataloader offload options pipeline privacy report schedule): private FAST = -O1 -march=native
+build/test_comm: test/test_comm.c test/counts.h $(HEADERS) build/flags-c
+	$(c)
+build/test_%: test/test_%.c test/child.h test/counts.h test/policies.h $(HEADERS) build/flags-c
+	$(c) -lcmocka
+build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS) build/flags-emu
+	$(emu) -lcmocka
+build/gpu_%: test/%.cu test/test_ops.c $(CUDA_HEADERS) build/flags-gpu
+	$(gpu)
+build/cudnn_%: test/%.cu $(CUDA_HEADERS) build/flags-cudnn
+	$(cudnn)
+build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS) build/flags-emu
+	$(emu)
+build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS) build/flags-emu
+	$(emu)
+build/test_emu: test/test_emu.cu test/child.h test/emu.h support/base.h build/flags-emu
+	$(emu) -lcmocka
+build/bench_%: test/bench_%.c $(HEADERS) build/flags-c
+	$(c)
 # The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of bad input: they compute little, and -O1
 # takes four times as long to compile.
-build/train_gpt_cpp: train_gpt.c $(HEADERS)
-	@mkdir -p build
-	OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I. $< -o $@ $(LIBS)
-build/train_gpt_sanitized: train_gpt.c $(HEADERS)
-	@mkdir -p build
-	$(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined -fno-sanitize-recover=all -I. $< -o $@ $(LIBS)
+build/train_gpt_cpp: train_gpt.c $(HEADERS) build/flags-cpp
+	$(cpp)
+build/train_gpt_sanitized: train_gpt.c $(HEADERS) build/flags-sanitized
+	$(sanitized)
 sanitize: build/train_gpt_sanitized
 # With faults in it, and with clocks that jump, for test_faults.py.
-build/train_gpt_faulty: test/train_gpt_faulty.c train_gpt.c $(HEADERS)
-	@mkdir -p build
-	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
-build/train_gpt_faulty_emu: test/train_gpt_faulty.c train_gpt.cu train_gpt.c $(EMU_HEADERS)
-	@mkdir -p build
-	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
-build/jumping_clock.so: test/jumping_clock.c
-	@mkdir -p build
-	$(CC) -O1 -shared -fPIC $(WARN) $< -o $@
+build/train_gpt_faulty: test/train_gpt_faulty.c train_gpt.c $(HEADERS) build/flags-c
+	$(c)
+build/train_gpt_faulty_emu: test/train_gpt_faulty.c train_gpt.cu train_gpt.c $(EMU_HEADERS) build/flags-emu
+	$(emu)
+build/jumping_clock.so: test/jumping_clock.c build/flags-shared
+	$(shared)
 
 ## lint         formatting and static analysis; part of `make test`
 lint:

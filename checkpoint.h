@@ -21,7 +21,7 @@
 
 // ---------------------------------------------------------------------------------------------------------------------
 // State files: header { magic, version, pieces }, then the piece table, then the data in the same order.
-static const uint64_t STATE_MAGIC = 0x7470675f73746174; // "tatS_gpt"
+static const uint64_t STATE_MAGIC = 0x7470675f73746174; // "tats_gpt", as it lies in the file
 enum { STATE_VERSION = 1 };
 typedef struct {
     uint64_t magic, version, pieces;
@@ -202,7 +202,7 @@ typedef struct {
     int64_t position;    // samples consumed
     int64_t updates;     // of the moments
     int64_t delinked;    // blocks that shared their parameters have their own since this step; 0: not yet, or they never shared
-    int64_t restarted;   // of their moments' counters, updates before they began (store.h)
+    int64_t restarted;   // of their moments' counters, updates before they began (planned.h)
     double pending_norm; // of the gradient that waits for its update (--offload-delay)
     OutlierWindow loss, norm;
     const MatmulChoices *matmuls;      // algorithms of matrix products; NULL or none: nothing was chosen

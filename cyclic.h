@@ -430,7 +430,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
     memset(&r, 0, sizeof r);
     r.owner = (int *)checked_calloc(n, sizeof(int), "relay"), r.keeper = (int *)checked_calloc(n, sizeof(int), "relay");
     r.places = (unsigned char *)checked_calloc(n, 1, "relay"), r.parcel = (unsigned char *)checked_calloc(n, 1, "relay");
-    r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.comes = (bool *)checked_calloc(n, sizeof(bool), "relay"),
+    r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.comes = (bool *)checked_calloc(n, sizeof(bool), "relay");
     r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = cyclic_stays(p, rank), r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
     r.heads = cyclic_wte_gradients(p, rank), r.parcels = p->mode == CYCLIC_DATA ? p->N : 2, r.way = p->way, r.pieces = cyclic_pieces(p);
@@ -445,7 +445,7 @@ static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int ran
             if (r.guests && u && !i) { continue; } // the first stage's alone
             r.stage[i] = stage;
             for (int q = 0; q < p->ranks && !r.guests; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
-            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage),
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage);
             r.parcel[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
             r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
             r.adds[i] = r.guests || r.taken[i][rank];
@@ -474,7 +474,7 @@ static inline Limits cyclic_limits(const CyclicPlan *p, int stage) {
     const Limits limits = {cyclic_live(p, stage), stage ? cyclic_live(p, stage) : 0, stage + 1 < p->N, 1, 0};
     return limits;
 }
-// Places of activations (executor.h), and which gradients of boundaries outlast their slot. [units] each.
+// Places of activations (places.h), and which gradients of boundaries outlast their slot. [units] each.
 static inline void cyclic_activations(const CyclicPlan *p, int units, int64_t *places, bool *cut) {
     for (int u = 0; u < units; u++) {
         const int stage = cyclic_stage_of_unit(p, u);

@@ -2,6 +2,7 @@
 // header, so they cannot drift apart. The pair table says what does not compose.
 //
 // Forms: --name value, --name=value, -x value. A FLAG may stand alone (--dry-run) or take 0 or 1 (--resume 0).
+// Of a flag that is given several times the last value counts, so whoever adds flags to a command changes it.
 // Anything wrong (unknown name, bad number, out of range, impossible combination) ends the program with exit code 2 before
 // anything is allocated, with one message that says what to change.
 #ifndef OPTIONS_H
@@ -75,7 +76,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
     X(NUM, "optimizer", momentum, "momentum", "", "0.9", 0, 0.999999, "", "of sgd")                                                            \
     X(NUM, "optimizer", lr, "lr", "l", "3e-4", 0, 1e6, "", "peak learning rate")                                                               \
     X(PICK, "optimizer", lr_schedule, "lr-schedule", "k", "cosine", 0, 0, "cosine|linear|constant|wsd", "wsd: the last 20 % decay by 1 - sqrt") \
-    X(INT, "optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps", "linear warm-up")                                                        \
+    X(INT, "optimizer", warmup, "warmup", "u", "0", 0, 1e12, "steps", "linear warm-up; a shorter run ends within it")                                                        \
     X(NUM, "optimizer", final_lr_fraction, "final-lr-fraction", "q", "1.0", 0, 1, "", "of the peak, at the last step")                         \
     X(NUM, "optimizer", weight_decay, "weight-decay", "c", "0.0", 0, 100, "", "on 2-D tensors")                                                \
     X(NUM, "optimizer", beta1, "beta1", "", "0.9", 0, 0.999999, "", "of adamw")                                                                \
@@ -390,14 +391,18 @@ static inline void option_set(Options *options, const OptionSpec *spec, const ch
     }
 }
 
+// Makes a secret unreadable where it stands.
+static inline void option_mask(const char *secret) { memset((char *)(uintptr_t)secret, '*', strlen(secret)); }
+
 // Returns how many arguments were used (1 or 2).
 static inline int option_take(Options *options, OptionsGiven *given, const char *argument, const char *next) {
     const char *equals = strchr(argument, '=');
     size_t length = equals && !strncmp(argument, "--", 2) ? (size_t)(equals - argument) : strlen(argument);
     const OptionSpec *spec = *argument == '-' ? option_find(argument, length) : NULL;
     if (!spec) { option_unknown(argument); }
-    if (given->at[spec - option_specs]) { die(EXIT_INPUT, "give each flag once", "--%s is given twice", spec->name); }
-    given->at[spec - option_specs] = true;
+    bool *again = &given->at[spec - option_specs];
+    if (*again && spec->kind == OPTION_SECRET) { option_mask(*(const char **)option_slot(options, spec)); }
+    *again = true;
     if (argument[length] == '=') {
         option_set(options, spec, argument + length + 1);
         return 1;
@@ -479,10 +484,9 @@ static inline bool options_profile_steps(const Options *o, int64_t *first, int64
 }
 static inline bool clash_profile_steps(const Options *o, const OptionsGiven *g) {
     int64_t first, last;
-    return (void)g, options_profile_steps(o, &first, &last) && o->steps >= 0 && last > o->steps;
+    return (void)g, options_profile_steps(o, &first, &last) && o->steps > 0 && last > o->steps; // of none, none are profiled
 }
 static inline bool clash_trace_profile(const Options *o, const OptionsGiven *g) { return (void)g, *o->trace && !*o->profile_steps && !o->show_schedule; }
-static inline bool clash_warmup_steps(const Options *o, const OptionsGiven *g) { return (void)g, o->steps > 0 && o->warmup > o->steps; }
 
 static inline bool clash_rounding_fp32(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_dtype] && o->stochastic_rounding && o->dtype == DTYPE_FP32;
@@ -615,7 +619,6 @@ static const OptionPair option_pairs[] = {
     {"cluster", "ranks-per-node", "the cluster says how many there are", clash_cluster_nodes},
     {"momentum", "optimizer", "only sgd has momentum; adamw has --beta1", clash_momentum_adamw},
     {"beta1", "optimizer", "--beta1, --beta2 and --eps belong to adamw; sgd has --momentum", clash_beta_sgd},
-    {"warmup", "steps", "the warm-up is longer than the run", clash_warmup_steps},
     {"profile-steps", "steps", "the run ends before", clash_profile_steps},
     {"trace", "profile-steps", "only profiled steps are timed: give it, or --show-schedule for the plan", clash_trace_profile},
     {"stochastic-rounding", "dtype", "only bf16 parameters are rounded: give --dtype bf16", clash_rounding_fp32},
@@ -701,10 +704,10 @@ static inline void options_hide_secrets(Options *o) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char **slot = (const char **)option_slot(o, &option_specs[i]);
         if (option_specs[i].kind != OPTION_SECRET || !**slot) { continue; }
-        char *shown = (char *)(uintptr_t)*slot;
+        const char *shown = *slot;
         *slot = strdup(shown);
         if (!*slot) { die(EXIT_RESOURCES, NULL, "cannot hold --%s", option_specs[i].name); }
-        memset(shown, '*', strlen(shown));
+        option_mask(shown);
     }
 }
 

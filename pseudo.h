@@ -9,7 +9,7 @@
 //            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
 //            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
 // Switch     a change of layout between two steps. Of the model before only states stay, and these leave the device, so that nothing is there twice: the
-//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (engine/placing.h: foresee).
+//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (placing.h: foresee).
 //            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
@@ -92,7 +92,7 @@ static inline void delink_state(Store *to, const Store *from, const float *mine,
     }
     slices_free(&slices);
 }
-// Moments that begin anew: their places may have been another model's (train_gpt.c: files).
+// Moments that begin anew: their places may have been another model's (trainer.h: files).
 static inline void delink_clear_moments(Store *to) {
     for (int i = 0; i < to->model->storages; i++) {
         const bool block = gpt_storage_class(to->model, i) == STORAGE_BLOCK && store_own_elements(to, i) > 0;

@@ -682,6 +682,10 @@ static inline void print_start(const RunFacts *run) {
     if (options_ends_shared(o)) {
         printf("note: blocks share to the end: --delink-at %" PRId64 " is not before --steps %" PRId64 "\n", o->delink_at, o->steps);
     }
+    if (run->steps > 0 && o->warmup > run->steps) {
+        printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64 " steps the learning rate is %.10g, not yet --lr %.10g\n", o->warmup,
+               run->steps, options_learning_rate(o, run->steps - 1, run->steps), o->lr);
+    }
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);
     }
@@ -799,23 +803,22 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
     log_line(log, &line);
 }
 
-// After a graceful stop: the command that goes on.
-static inline void print_resume_command(int64_t step, int ranks, int argc, char **argv) {
+static inline void report_resumed(const char *path, int64_t step, int64_t steps) {
+    printf("resumed from %s: step %" PRId64 "\n", path, step);
+    if (steps && steps < step) { printf("note: it has more than the run's %" PRId64 " steps: nothing is trained\n", steps); }
+}
+// After a graceful stop: the command that goes on. `resumes`: it says so already.
+static inline void print_resume_command(int64_t step, int ranks, int argc, char **argv, bool resumes) {
     printf("stopped at step %" PRId64 ". To go on: mpirun -np %d", step, ranks);
     for (int i = 0; i < argc; i++) {
-        bool resume_flag = !strcmp(argv[i], "--resume") || !strcmp(argv[i], "-y");
-        if (resume_flag) {
-            i += i + 1 < argc && (!strcmp(argv[i + 1], "0") || !strcmp(argv[i + 1], "1"));
-            continue;
-        }
         if (!strcmp(argv[i], "--dp-key")) { // OUT has it
             i++;
             continue;
         }
-        if (!strncmp(argv[i], "--resume=", 9) || !strncmp(argv[i], "--dp-key=", 9)) { continue; }
+        if (!strncmp(argv[i], "--dp-key=", 9)) { continue; }
         print_shell_word(argv[i]);
     }
-    printf(" --resume 1\n");
+    printf("%s\n", resumes ? "" : " --resume 1");
 }
 
 #endif

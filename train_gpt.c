@@ -1,22 +1,8 @@
 // train_gpt: pretrains GPT models. One program, launched with  mpirun -np RANKS ./train_gpt [--flag value ...]
 //
-// Reading order: this file from the bottom (main is the recipe) to the top; then
-//   options.h     every flag, once                          base.h        dying with a message, random numbers, checksums
-//   gpt.h         the model: units, storages, tensors       ops.h         the tensor operations; ops_cpu.h does them
-//   quantize.h    numbers in 8 or 4 bits for messages       layout.h      which ranks hold what (zero.h's)
-//   schedule.h    who computes what, when, as data          store.h       where states live (planned.h: before they do)
-//   zero.h        how they travel: by collectives           relay.h       or from rank to rank
-//   executor.h    runs a schedule                           comm.h        messages between ranks; group.h: who takes part
-//   dataloader.h  shards -> samples                         checkpoint.h  models and training states on disk
-//   report.h      predictions, log, progress                profile.h     where the time of some steps goes
-//   dp.h          clips each sample's gradient              privacy.h     what a private run promises
-//   noise.h       numbers that nobody can guess             accountant.h  what private steps give away
-//   pipeline.h    schedules of stages                       planner.h     which stages (plan.h: what they cost; json.h)
-//   cyclic.h      schedules of delayed micro-batches        proof.h       proves them before they run
-//   trainer.h     a run, and one step of it                 pseudo.h      blocks that share their parameters
-//   offload.h     states on the host (host.h: their way)    update_cpu.h  their update
-//   placing.h     where all states of a run will lie        model_file.h  a file, of a model (checkpoint.h's)
-// Includes go down this list only. train_gpt.cu brings the GPU's operations and includes this file.
+// Reading order: this file from the bottom (main is the recipe) to the top; then the files in the order of the table in README.md,
+// "Read it", which tells each one's question. A file includes only what is in its row there, or below.
+// train_gpt.cu brings the GPU's operations and includes this file.
 #ifndef OPS_IMPLEMENTATION // train_gpt.cu brings its own
 #include "comm.h"
 #include "ops_cpu.h"
@@ -149,7 +135,7 @@ static void setup_batch(Trainer *t) {
         micro = max_i64(1, ceil_div(ceil_div(t->samples, t->cyclic.N), t->cyclic.pieces));
     }
     t->plan.micro_rows = min_i64(micro, t->samples), t->plan.micro_batches = (int)min_i64(ceil_div(t->samples, micro), SCHEDULE_MAX);
-    t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->cyclic.rule ? 1 : t->stage->replicas), t->shape.T = o->seq_len,
+    t->shape.dtype = t->dtype, t->shape.rows = ceil_div(t->plan.micro_rows, t->cyclic.rule ? 1 : t->stage->replicas), t->shape.T = o->seq_len;
     t->shape.logits = LOGITS_PLENTY;
     gpt_work_check(&t->model.config, t->shape.rows, o->seq_len);
 }
@@ -258,7 +244,7 @@ static void setup_weights(Trainer *t) {
         char path[1100];
         checkpoint_resume(o->out, &t->store, &t->progress, path, sizeof path);
         t->first_step = t->told_step = t->progress.step;
-        if (t->comm.rank == 0) { printf("resumed from %s: step %" PRId64 "\n", path, t->progress.step); }
+        if (t->comm.rank == 0) { report_resumed(path, t->progress.step, t->steps); }
     } else if (t->model_begun.units) {
         checkpoint_begin(o->model, &t->store, &t->model_begun, o->delink && o->delink_moments == DELINK_RESET, &t->progress);
     } else if (t->model_file) {
@@ -329,7 +315,7 @@ static void save_checkpoint(Trainer *t) {
 // What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
-    bool last = step == t->end, fresh = !t->options.resume || step > t->first_step;
+    bool last = step >= t->end, fresh = !t->options.resume || step > t->first_step;
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
     memcpy(sent, t->comm.bytes, sizeof sent);
@@ -499,7 +485,9 @@ static int finish(Trainer *t) {
     }
     if (t->comm.rank == 0) { privacy_print_statement(stdout, &t->privacy, t->progress.step); }
     privacy_end(&t->privacy, &t->options), noise_wipe(t->store.noise.key, sizeof t->store.noise.key);
-    if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) { print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv); }
+    if (t->stopping && t->progress.step < t->end && t->comm.rank == 0) {
+        print_resume_command(t->progress.step, t->comm.ranks, t->argc, t->argv, t->options.resume != 0);
+    }
     return comm_agree_max(&t->comm, t->save_failed || t->log.failed) ? EXIT_RESOURCES : EXIT_DONE;
 }
 

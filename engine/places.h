@@ -38,7 +38,7 @@ typedef struct {
 // A place for what travels between stages, and the messages that have posted it: to or from each of its peers' parts.
 typedef struct {
     void *p;
-    Ticket *open; // [most_messages]
+    Ticket *open; // [ranks]
     int messages;
 } Transit;
 enum {
@@ -368,7 +368,7 @@ static inline void executor_allocate(Executor *e, const UnitMap *map, Store *sto
     e->host_losses = (float *)memory_take_host(N * sizeof(float), "losses");
     e->host_logits = (float *)checked_malloc((size_t)e->model->config.padded_vocab * sizeof(float), "logits");
     e->host_weights = (float *)checked_malloc((size_t)e->shape.rows * sizeof(float), "weights");
-    e->losses = (double *)checked_calloc((size_t)samples, sizeof(double), "losses"),
+    e->losses = (double *)checked_calloc((size_t)samples, sizeof(double), "losses");
     e->right = (double *)checked_calloc((size_t)samples, sizeof(double), "losses");
     e->message = (double *)checked_malloc((size_t)(samples + comm->ranks) * sizeof(double), "losses");
     e->part = (int64_t *)checked_malloc((size_t)(comm->ranks + 1) * sizeof(int64_t), "losses");

@@ -40,7 +40,7 @@ typedef struct {
     Relay *relay; // [ranks]
     Pieces pieces;
     int64_t *places;              // [units] of activations
-    bool *cut;                    // [units] executor.h: its gradient has a place of its own
+    bool *cut;                    // [units] places.h: its gradient has a place of its own
     int64_t *newest, *held;       // [rank][storage] version; -1: none is acquired
     int64_t *guest;               // [rank][room][storage] version that came into it; -1: none
     int64_t *tenant;              // [rank][room] the use whose parameters are in it, through the steps; -1: none yet

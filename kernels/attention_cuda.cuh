@@ -11,7 +11,8 @@
 // Budget on an H200: mma.sync does about 2,600 flop a clock and SM (0.63 of wgmma's), shared memory gives 128 bytes a clock and SM.
 //   head 64    a warp has 32 rows: forward, dk and dv, dq do 26, 21, 19 flop a shared byte, so 3,300, 2,700, 2,500 a clock: the tensor cores bind
 //   head 128   32 rows forward, 16 backward (dk and dv fill the registers): 21, 13, 12, so 2,700, 1,600, 1,500 a clock: shared memory binds backward
-//   occupancy  230, 253, 228 and 254, 248, 164 registers of sm_90, none spilled; 55 to 70 KB of shared memory: two blocks, 8 warps an SM
+//   occupancy  244, 253, 228 and 255, 248, 164 registers of sm_90, 16 bytes spilled by the forward kernel of head 128 (-Xptxas -v of CUDA 13.0;
+//              of sm_80 225, 255, 236 and 250, 244, 166, none spilled); 55 to 70 KB of shared memory: two blocks, 8 warps an SM
 // Published figures of cuDNN's forward pass are about 0.45 of wgmma's rate at head 64 and 0.6 at 128: half of it is 35 % and 48 % of mma.sync's.
 #ifndef ATTENTION_CUDA_CUH
 #define ATTENTION_CUDA_CUH
@@ -346,7 +347,7 @@ static inline void attention_mma_backward(cudaStream_t stream, AttentionShape a,
 // Queries and keys in tiles of TILE; a block of SIDE x SIDE threads takes one tile of one head and goes over the tiles of the other
 // kind. Thread (y, x) has rows y + SIDE i and columns x + SIDE j of every small product, so that neighbours read neighbours.
 // Tiles lie in shared memory with a column to spare (no bank conflicts): rows of D + 1, scores of TILE + 1. Sums stay in registers:
-// HEAD is D rounded up to what is compiled.
+// HEAD is D rounded up to what is compiled. Only dk and dv of 256 channels do not all fit: about 0.8 KB a thread is spilled (sm_90; 1 KB on sm_80).
 enum { TILE = 32, SIDE = 8, PER = TILE / SIDE, ATTENTION_THREADS = SIDE * SIDE, HEAD_MOST = 256 };
 
 // to(TILE, D) = scale * rows from(rows, D), `stride` apart; rows beyond are zero

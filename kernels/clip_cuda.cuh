@@ -6,8 +6,9 @@
 //            products in registers, multiplies and adds: nothing of size T x T is stored, and a pair of tiles is looked at once. Where the
 //            gradient itself has fewer products, tiles of it are made and squared in the same way.
 // Tiles      bf16 in rows of a multiple of 8: 128 x 128 on tensor cores, which two stages of asynchronous copies feed. A warp has 64 x 32
-//            of both products: 21 flop for each byte from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh); 182 registers
-//            of sm_90, none spilled, so one block an SM. Everything else: 64 x 64 by plain arithmetic.
+//            of both products: 21 flop for each byte from shared memory, where 20 keep mma.sync busy (see attention_cuda.cuh). Ghost norms
+//            take 214 registers of sm_90, sums of weights 221, so one block an SM, tied and instantiated norms 162 and 125; none spill (-Xptxas -v of
+//            CUDA 13.0; of sm_80 216, 218, 162, 125, none). Everything else: 64 x 64 by plain arithmetic.
 // Workspace  [partial sums, fp64 | order of tokens]
 #ifndef CLIP_CUDA_CUH
 #define CLIP_CUDA_CUH

@@ -49,20 +49,15 @@ program=$2
 command -v "$program" >/dev/null || refuse "$program cannot be run: build it with make"
 shift 2
 
-# The program's flags without --resume, which is added at each start as it should be; and the folder of its checkpoints.
-out='' resume=$continue flags=()
+# Of the program's flags: the folder of its checkpoints, and whether it resumes in any case. The last one counts, so starts
+# that resume add theirs behind.
+out='' resumes=0 resume=$continue flags=("$@")
 while (($#)); do
     case $1 in
     --out | -o) out=${2-} ;;
     --out=*) out=${1#*=} ;;
-    esac
-    case $1 in
-    --resume=[01]) [ "${1#*=}" = 0 ] || resume=2 ;;
-    --resume | -y)
-        [ "${2-}" = 0 ] || resume=2
-        [[ ${2-} != [01] ]] || shift
-        ;;
-    *) flags+=("$1") ;;
+    --resume=[01]) resumes=${1#*=} ;;
+    --resume | -y) resumes=1 && [ "${2-}" != 0 ] || resumes=0 ;;
     esac
     shift
 done
@@ -87,7 +82,7 @@ session() {
 
 start() {
     local command=(mpirun "${options[@]}" "$program" "${flags[@]}")
-    if ((resume == 2)) || [[ $resume = 1 && -n $(newest) ]]; then command+=(--resume 1); fi
+    if ((resume && !resumes)) && [ -n "$(newest)" ]; then command+=(--resume 1); fi
     setsid "${command[@]}" </dev/null &
     mpirun=$!
     ((stops == 0)) || kill -USR1 "$mpirun"
@@ -162,7 +157,7 @@ export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-
 export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time-5}" OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl-2}"
 export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes-3}"
 mpirun='' stops=0 ended_by='' failures=0 earlier=''
-((resume)) || earlier=$(checkpoints)
+((resume || resumes)) || earlier=$(checkpoints)
 reached=$(newest)
 trap end_session EXIT
 for name in USR1 TERM INT HUP; do
@@ -189,7 +184,7 @@ while :; do
         exit "$code"
     fi
     failures=$((failures + 1))
-    ((resume)) || resume=1
+    resume=1
     from=${reached#* } from=${from%/manifest}
     say "crashed (mpirun: $status): restart $failures of $restarts, from ${from:-the beginning}"
     ((status != 3)) || pause "$retry_after"

@@ -11,13 +11,5 @@ if command -v cppcheck >/dev/null; then
         --suppress=missingIncludeSystem --suppress=internalAstError --suppress='*:/usr/*' train_gpt.c
 fi
 if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh scripts/*.sbatch .ci/run; fi
-python3 - "${sources[@]}" <<'PY'
-import glob, py_compile, sys
-bad = [f"{name}:{number}: trailing white space or tab" for name in sys.argv[1:] + glob.glob("scripts/*.*") + glob.glob("test/*.[cp]*")
-       for number, line in enumerate(open(name, errors="replace"), 1) if line.rstrip("\n") != line.rstrip("\n").rstrip() or "\t" in line]
-for name in glob.glob("scripts/*.py") + glob.glob("test/*.py"):
-    py_compile.compile(name, doraise=True)
-print("\n".join(bad), end="\n" if bad else "")
-sys.exit(bool(bad))
-PY
+python3 scripts/lint.py
 echo "lint: clean"

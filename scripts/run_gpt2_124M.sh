@@ -16,4 +16,4 @@ recipe "${RANKS:-8}" "${PROGRAM:-./train_gpt_cuda}" \
     --train 'data/fineweb_train_*.bin' --val 'data/fineweb_val_*.bin' --hellaswag data/hellaswag_val.bin \
     --model gpt2:124M --dtype bf16 --seq-len 1024 --micro-batch 64 --batch-tokens 524288 --steps 19073 \
     --lr 6e-4 --lr-schedule cosine --warmup 700 --final-lr-fraction 0 --weight-decay 0.1 \
-    --val-every 250 --save-every 5000 --keep 2 --out out/gpt2_124M --log out/gpt2_124M/log.jsonl -- "$@"
+    --val-every 250 --save-every 5000 --keep 2 --out out/gpt2_124M --log out/gpt2_124M/log.jsonl "$@"

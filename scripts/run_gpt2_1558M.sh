@@ -16,4 +16,4 @@ recipe "${RANKS:-8}" "${PROGRAM:-./train_gpt_cuda}" \
     --train 'data/edu_fineweb_train_*.bin' --val 'data/edu_fineweb_val_*.bin' --hellaswag data/hellaswag_val.bin \
     --model gpt2:1558M --dtype bf16 --seq-len 1024 --micro-batch 16 --batch-tokens 1048576 --steps 32000 \
     --lr 6e-4 --lr-schedule cosine --warmup 700 --final-lr-fraction 0.1 --weight-decay 0.1 \
-    --val-every 250 --save-every 2000 --keep 2 --out out/gpt2_1558M --log out/gpt2_1558M/log.jsonl -- "$@"
+    --val-every 250 --save-every 2000 --keep 2 --out out/gpt2_1558M --log out/gpt2_1558M/log.jsonl "$@"

@@ -465,7 +465,7 @@ class Flags:
         return [draw.choice((f"--{name}", f"--{name}=1", f"---{name}"))], name not in known
 
     def twice(self, draw, words):
-        return [draw.choice(words)], True
+        return [draw.choice(words)], False
 
     def stray(self, draw, words):
         return [draw.choice(("", "x", "-", "--", "=", "--=", "-=1", "\udcff", "a" * 100000))], True

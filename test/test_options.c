@@ -286,16 +286,36 @@ static void test_every_flag_value(void **state) {
         check_refused(text_of("--%s yes", spec->name), "takes 0 or 1, found \"yes\"", "alone");
     }
 }
-static void test_missing_and_repeated(void **state) {
+static void test_missing_values(void **state) {
     (void)state;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionSpec *spec = &option_specs[i];
-        const char *value = other_value(spec);
         if (spec->kind != OPTION_FLAG) { check_refused(flag_of(spec), flag_of(spec), "needs a value"); }
-        check_refused(text_of("--%s %s --%s %s", spec->name, value, spec->name, value), flag_of(spec), "is given twice");
-        check_refused(text_of("--%s=%s --%s=%s", spec->name, value, spec->name, spec->fallback), flag_of(spec), "is given twice");
-        if (*spec->letter) { check_refused(text_of("--%s %s -%s %s", spec->name, value, spec->letter, value), flag_of(spec), "is given twice"); }
     }
+}
+// Of a flag that is given several times, in whatever forms, the last value counts; an earlier one is checked all the same.
+static void test_the_last_one_wins(void **state) {
+    (void)state;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const OptionSpec *spec = &option_specs[i];
+        const char *first = spec->kind == OPTION_TEXT ? "else/where" : spec->fallback, *last = other_value(spec);
+        if (spec->kind == OPTION_SECRET) { continue; } // test_secrets_leave_the_command_line
+        assert_string_equal(value_of(spec, text_of("--%s %s --%s %s", spec->name, first, spec->name, last)), last);
+        assert_string_equal(value_of(spec, text_of("--%s=%s --%s %s", spec->name, first, spec->name, last)), last);
+        assert_string_equal(value_of(spec, text_of("--%s %s --%s=%s", spec->name, first, spec->name, last)), last);
+        assert_string_equal(value_of(spec, text_of("--%s=%s --%s=%s --%s=%s", spec->name, last, spec->name, first, spec->name, last)), last);
+        if (!*spec->letter) { continue; }
+        assert_string_equal(value_of(spec, text_of("--%s %s -%s %s", spec->name, first, spec->letter, last)), last);
+        assert_string_equal(value_of(spec, text_of("-%s %s --%s=%s", spec->letter, first, spec->name, last)), last);
+        assert_string_equal(value_of(spec, text_of("-%s %s -%s %s", spec->letter, first, spec->letter, last)), last);
+    }
+    check_refused("--steps ten --steps 10", "--steps", "whole number");
+    check_refused("--out x --resume --out=", "--resume with --out", "needs the folder"); // pairs see what counts
+    Options options;
+    OptionsGiven given;
+    Line line;
+    parse(&line, &options, &given, "--resume --resume 0 --delink --delink=0 --zero 3 -z 0");
+    assert_true(!options.resume && !options.delink && !options.zero);
 }
 static void test_long_values(void **state) {
     (void)state;
@@ -368,12 +388,13 @@ static void test_accepted_lines(void **state) {
 static void test_secrets_leave_the_command_line(void **state) {
     (void)state;
     static const char key[] = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
-    for (int form = 0; form < 2; form++) {
+    for (int form = 0; form < 4; form++) {
         Options options;
         OptionsGiven given;
         Line line;
         char message[4096];
-        parse(&line, &options, &given, text_of("--dp-noise 1 --dp-key%c%s --steps 3", form ? '=' : ' ', key));
+        const char equals = form & 1 ? '=' : ' ', *before = form & 2 ? "--dp-key 0101 " : ""; // the last one counts, and all are gone
+        parse(&line, &options, &given, text_of("--dp-noise 1 %s--dp-key%c%s --steps 3", before, equals, key));
         assert_string_equal(options.dp_key, key);
         assert_int_equal(options.steps, 3);
         for (int i = 0; i < line.count; i++) { assert_null(strstr(line.arguments[i], "01")); }
@@ -520,7 +541,6 @@ static const char *const clashes[][3] = {
     {"--beta1 0.9 --optimizer sgd", "beta1", "optimizer"},
     {"--beta2 0.95 --optimizer sgd", "beta1", "optimizer"},
     {"--eps 1e-8 --optimizer=sgd", "beta1", "optimizer"},
-    {"--warmup 6 --steps 5", "warmup", "steps"},
     {"--profile-steps 5:6 --steps 5", "profile-steps", "steps"},
     {"--trace file", "trace", "profile-steps"},
     {"--pipeline auto --dp-noise 1", "pipeline", "dp-noise"},
@@ -619,7 +639,8 @@ static void test_near_misses_are_accepted(void **state) {
         "--optimizer sgd --momentum 0.5",
         "--optimizer sgd",
         "--beta1 0.8 --beta2 0.9 --eps 1e-6",
-        "--warmup 5 --steps 5",
+        "--warmup 6 --steps 5",
+        "--profile-steps 2:3 --steps 0",
         "--warmup 5",
         "--warmup 5 --steps -1",
         "--json --dry-run 1",
@@ -715,7 +736,8 @@ int main(void) {
         cmocka_unit_test(test_every_bound),
         cmocka_unit_test(test_no_numbers),
         cmocka_unit_test(test_every_flag_value),
-        cmocka_unit_test(test_missing_and_repeated),
+        cmocka_unit_test(test_missing_values),
+        cmocka_unit_test(test_the_last_one_wins),
         cmocka_unit_test(test_long_values),
         cmocka_unit_test(test_accepted_lines),
         cmocka_unit_test(test_secrets_leave_the_command_line),

@@ -423,6 +423,15 @@ class Optimizers(TestCase):
             expected = [peak * ((k + 1) / warmup if k < warmup else shape(name, k)) for k in range(steps)]
             self.assert_close([lr for lr, in job.steps("lr")], expected, 1e-12, name)  # doubles
 
+    def test_warm_up_longer_than_the_run(self):
+        """A recipe's first steps are those of its warm-up; that the peak is not reached is said."""
+        short, whole, at_peak = train_all([dict(steps=steps, warmup=8, lr="1e-3", lr_schedule="cosine") for steps in (3, 10, 8)])
+        self.assertEqual([float(e["lr"]) for e in short.of("step")], [1e-3 * (k + 1) / 8 for k in range(3)])
+        self.assertEqual(short.steps("loss", "lr"), whole.steps("loss", "lr")[:3])
+        self.assertIn("note: --warmup 8 is longer than the run: after its 3 steps the learning rate is 0.000375, not yet --lr 0.001\n", short.out)
+        for job in (whole, at_peak):
+            self.assertNotIn("note: --warmup", job.out)
+
     def test_learning_rate_is_what_moves_the_weights(self):
         """The first update at lr/2 by warm-up equals one at lr/2 without."""
         a, b = train_all([dict(steps=2, warmup=2, lr="1e-3"), dict(steps=2, lr="5e-4")])
@@ -599,6 +608,26 @@ class Resume(TestCase):
             job = train(ranks=2, **dict(other, **changes), code=EXIT_INPUT)
             self.assertIn("of another model or optimizer", job.err, "a checkpoint of something else is not used")
 
+    def test_command_with_no_more_steps(self):
+        """Its command with --resume 1 --steps 0 --export F, or fewer steps than were made, gives the model as it is, in all layouts, and validates it."""
+        real = dict(model="layers=3,heads=3,channels=48,vocab=101", warmup=3)
+        cases = [dict(ranks=2, zero=3, warmup=3, profile_steps="2:3"), dict(ranks=2, pipeline=2), dict(ranks=2, cyclic="v2", grad_clip=None),
+                 dict(dp_noise=1), dict(real, share="all", delink_at=2), dict(real, share="all", delink_at=9), dict(offload="optimizer", offload_delay=1)]
+        for case in cases:
+            folder = scratch()
+            same = dict(case, out=os.path.join(folder, "out"), val_every=2, val_batches=2)
+            file = lambda steps: os.path.join(folder, f"{steps}.bin")
+            whole = train(**same, steps=4, save_every=2, export=file(4))
+            for steps in (0, 1):
+                with self.subTest(**case, steps=steps):
+                    more = dict(profile_steps="") if steps else {}
+                    job = train(**dict(same, **more, resume=1, steps=steps, export=file(steps)))
+                    self.assertEqual(get(file(steps)), get(file(4)))
+                    self.assertEqual(checkpoints(same["out"]), [2, 4])
+                    self.assertEqual(job.steps(), [])
+                    self.assertEqual([(e["step"], e["loss"]) for e in job.of("val")], [(e["step"], e["loss"]) for e in whole.of("val")][-1:])
+                    self.assertEqual("nothing is trained" in job.out, steps == 1)
+
     def test_keeps_the_newest_and_moves_earlier_runs(self):
         out = os.path.join(scratch(), "out")
         train(out=out, steps=5, save_every=1, keep=2)
@@ -641,6 +670,11 @@ class Resume(TestCase):
             command = re.search(r"(?m)^stopped at step 1\. To go on: (mpirun .*)$", job.out)[1]
             given = command_line(dict(changes, log=job.log_path))
             self.assertEqual(shlex.split(command), ["mpirun", "-np", "2", BINARY, *given, "--resume", "1"])
+        open(os.path.join(out, "stop"), "w").close()
+        given = command_line(dict(out=out, tokenizer=""))
+        again = Job(2, words=[*given, "--resume", "0", "--resume", "--steps", "3"]).done()
+        command = re.search(r"(?m)^stopped at step 2\. To go on: (mpirun .*)$", again.out)[1]
+        self.assertEqual(shlex.split(command)[4:], [*given, "--resume", "0", "--resume", "--steps", "3"], "it says so already")
 
     def test_graceful_stops(self):
         """SIGUSR1 to mpirun, SIGTERM to another rank than 0, a file OUT/stop: a checkpoint, exit 0 and a command that goes on, bit by bit."""
@@ -904,7 +938,7 @@ def changed_model(at, word):
 class Failures(TestCase):
     # What is wrong -> the changes of TRAIN (or words added), and what the message must name.
     FLAGS = [("unknown flag", ["--bogus", "1"], "--bogus"), ("misspelled", ["--keeep", "1"], "nearest is --keep"), ("no flag", ["stray"], "stray"),
-             ("no value", ["--beta1"], "--beta1 needs a value"), ("given twice", ["--steps=3"], "--steps is given twice"),
+             ("no value", ["--beta1"], "--beta1 needs a value"), ("a bad number that does not count", ["--steps", "ten", "--steps=3"], "--steps takes a whole number"),
              ("bad number", dict(steps="ten"), "--steps"), ("trailing letters", dict(lr="1e-3x"), "--lr"), ("fraction", dict(micro_batch=1.5), "--micro-batch"),
              ("not a number", dict(lr="nan"), "--lr"), ("overflow", dict(lr="1e999"), "--lr"), ("too small", dict(seq_len=0), "--seq-len"),
              ("too large", dict(beta2=1), "--beta2"), ("nothing to round", dict(stochastic_rounding=1), "--stochastic-rounding"),
@@ -935,7 +969,7 @@ class Failures(TestCase):
              (("offload-dir", "offload"), dict(offload_dir=".")),
              (("cluster", "ranks-per-node"), dict(cluster="2x1,inter=1", dry_run=1, ranks_per_node=1)),
              (("momentum", "optimizer"), dict(momentum=0.5)),
-             (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("warmup", "steps"), dict(warmup=11)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
+             (("beta1", "optimizer"), dict(optimizer="sgd", eps=0.1)), (("profile-steps", "steps"), dict(profile_steps="2:11")),
              (("trace", "profile-steps"), dict(trace="file")),
              (("stochastic-rounding", "dtype"), dict(stochastic_rounding=1, dtype="fp32")),
             (("zero-quantized-weights", "zero"), dict(zero=2, zero_quantized_weights=1)),
