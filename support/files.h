@@ -96,11 +96,11 @@ static inline FileIdentity file_identity(const char *path) {
     if (!path_resolve(path, f.path)) { f.path[0] = 0; }
     return f;
 }
-// Would writing one change the other? A character device, such as /dev/null, holds nothing.
+// Would writing one change the other? What is no regular file, such as /dev/null or a pipe, keeps nothing.
 static inline bool file_same(const FileIdentity *a, const FileIdentity *b) {
     if (a->there != b->there) { return false; }
     if (!a->there) { return *a->path && !strcmp(a->path, b->path); }
-    return a->info.st_dev == b->info.st_dev && a->info.st_ino == b->info.st_ino && !S_ISCHR(a->info.st_mode);
+    return a->info.st_dev == b->info.st_dev && a->info.st_ino == b->info.st_ino && S_ISREG(a->info.st_mode);
 }
 // The name behind the last slash of a resolved path.
 static inline const char *path_name(const char *path) {
