@@ -8,6 +8,7 @@
     Outputs     --log, --trace and --export that name what is read or written elsewhere are refused before anything is written
     Bytes       JSON is JSON, in UTF-8, whatever bytes a path has, and gives them back
 """
+import concurrent.futures
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import tempfile
 import unittest
 
 import test_train
-from test_train import ENVIRONMENT, EXIT_DONE, EXIT_INPUT, MODEL, SEED, TIMEOUT, TOKENS, checkpoint, checkpoints, command_line, get, put, scratch, train
+from test_train import ALL, AT_ONCE, ENVIRONMENT, EXIT_DONE, EXIT_INPUT, MODEL, SEED, TIMEOUT, TOKENS, checkpoint, checkpoints, command_line, get, put, scratch
 
 SAVES = dict(steps=1, save_every=1)
 
@@ -52,11 +53,38 @@ def new_out(**changes):
     return out
 
 
-def alone(words, folder=None, text=True):
-    """A run of one rank without mpirun; words may be bytes."""
-    command = [os.fsencode(test_train.BINARY), *(os.fsencode(word) for word in words)]
-    return subprocess.run(command, capture_output=True, text=text, errors="replace" if text else None, env=ENVIRONMENT, timeout=TIMEOUT, cwd=folder or test_train.TEMPORARY,
-                          stdin=subprocess.DEVNULL)
+def run(words, ranks=1, folder=None, text=True):
+    """A run in a folder; words may be bytes. One rank needs no mpirun, but a folder of its own for Open MPI: two that begin at once would share one."""
+    launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
+    command = [os.fsencode(word) for word in (*launch, test_train.BINARY, *words)]
+    return subprocess.run(command, capture_output=True, text=text, errors="replace" if text else None, env=dict(ENVIRONMENT, TMPDIR=scratch()), timeout=TIMEOUT,
+                          cwd=folder or test_train.TEMPORARY, stdin=subprocess.DEVNULL)
+
+
+class Ended:
+    """A run that has ended: its code, messages and log."""
+
+    def __init__(self, done, log):
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+        self.events = test_train.parse_log(get(log).decode()) if os.path.isfile(log) else []
+
+    def steps(self):
+        return [e["step"] for e in self.events if e["event"] == "step"]
+
+
+def at_once(function, cases):
+    """Some at a time: a run mostly waits for its start."""
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(function, cases))
+
+
+def train(ranks=1, code=EXIT_DONE, **changes):
+    """A run of test_train.TRAIN with changes, which must end with this code (None: any)."""
+    log = os.path.join(scratch(), "log")
+    job = Ended(run(command_line(dict(changes, log=log)), ranks), log)
+    if code is not None and job.code != code:
+        raise AssertionError(f"exit code {job.code} instead of {code}: {changes}\n{job.out[-1500:]}\n{job.err[-3000:]}")
+    return job
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -75,7 +103,7 @@ class Removing(unittest.TestCase):
             self.assertEqual(checkpoints(out)[-1], step, "it is saved all the same")
             self.assertRegex(job.err, r"warning: .*step_0000000\d\.tmp is left as it is: it is a symbolic link")
             self.assertEqual(sorted(name for name in os.listdir(out) if name.endswith(".tmp")), [os.path.basename(link)])
-            train(2, out=out, resume=1, steps=step + 1, save_every=1)
+            train(out=out, resume=1, steps=step + 1, save_every=1)
 
     def test_links_to_files_in_a_half(self):
         """What looks like a half that a crash left, with a link in it: the half's own files go, the link and its target stay."""
@@ -96,23 +124,27 @@ class Removing(unittest.TestCase):
 
     def test_other_things_in_the_way(self):
         """A file or a pipe where a half, or a checkpoint, is to be: it stays, under this or the half's name."""
-        for kind in ("file", "pipe", "link to nothing"):
-            for suffix in (".tmp", ""):
-                out = new_out(**SAVES)
-                path = checkpoint(out, 2) + suffix
-                if kind == "file":
-                    with open(path, "w") as file:
-                        file.write("precious")
-                elif kind == "pipe":
-                    os.mkfifo(path)
-                else:
-                    os.symlink("nothing", path)
-                before = tree(out)[os.path.basename(path)]
-                job = train(out=out, steps=2, resume=1, save_every=1)
-                found = tree(out)
-                self.assertEqual(found["step_00000002.tmp"], before, (kind, suffix))
-                self.assertIn("step_00000002/manifest", found)
-                self.assertIn("is left as it is", job.err)
+        begun = new_out(**SAVES)
+
+        def one(case):
+            kind, suffix = case
+            out = os.path.join(scratch(), "out")
+            shutil.copytree(begun, out)
+            path = checkpoint(out, 2) + suffix
+            if kind == "file":
+                with open(path, "w") as file:
+                    file.write("precious")
+            elif kind == "pipe":
+                os.mkfifo(path)
+            else:
+                os.symlink("nothing", path)
+            before = tree(out)[os.path.basename(path)]
+            job = train(out=out, steps=2, resume=1, save_every=1)
+            found = tree(out)
+            self.assertEqual(found["step_00000002.tmp"], before, case)
+            self.assertIn("step_00000002/manifest", found)
+            self.assertIn("is left as it is", job.err)
+        at_once(one, [(kind, suffix) for kind in ("file", "pipe", "link to nothing") for suffix in (".tmp", "")])
 
     def test_checkpoint_that_was_moved_and_linked_back(self):
         """It is resumed from; --keep leaves it alone, and does not count it."""
@@ -134,8 +166,6 @@ class Removing(unittest.TestCase):
         for step in (2, 3):
             self.assertEqual(get(os.path.join(checkpoint(earlier, step), "notes.txt")), b"mine")
         self.assertEqual(tree(disk), before)
-        again = train(model=checkpoint(earlier, 3), steps=1)
-        self.assertEqual(len(again.steps()), 1)
 
     def test_same_step_where_a_link_is(self):
         """A torn checkpoint that is a link is saved anew: what it leads to stays as it was."""
@@ -178,7 +208,7 @@ class Removing(unittest.TestCase):
                 os.link(there, model + ".tmp")
             else:
                 os.symlink(there if kind == "link" else os.path.join(folder, "new"), model + ".tmp")
-            job = train(2, steps=0, model=MODEL, export=model, code=EXIT_DONE if kind == "hard link" else EXIT_INPUT)
+            job = train(steps=0, model=MODEL, export=model, code=EXIT_DONE if kind == "hard link" else EXIT_INPUT)
             self.assertEqual(get(there), b"precious", kind)
             self.assertEqual(os.path.exists(model), kind == "hard link", job.err)
             self.assertFalse(os.path.exists(os.path.join(folder, "new")))
@@ -186,16 +216,20 @@ class Removing(unittest.TestCase):
     def test_links_in_the_way_of_private_files(self):
         """dp_key and dp_steps are written anew; a link of that name, or of their temporary names, is never written through."""
         private = dict(steps=1, dp_noise=1, dp_delta=0.01, shuffle=None)
-        for name in ("dp_key", "dp_steps", "dp_key.tmp", "dp_steps.tmp"):
+
+        def link(name):
             out, there = new_out(), put("precious", b"precious")
             os.symlink(there, os.path.join(out, name))
             job = train(out=out, code=None, **private)
             self.assertIn(job.code, (EXIT_DONE, EXIT_INPUT), job.err)
             self.assertEqual(get(there), b"precious", name)
-        for name in ("dp_key", "dp_steps", "dp_key.tmp"):
+
+        def folder(name):
             out = new_out()
             os.mkdir(os.path.join(out, name))
-            self.assertIn(os.path.join(out, name).removesuffix(".tmp"), train(2, out=out, code=EXIT_INPUT, **private).err)
+            self.assertIn(os.path.join(out, name).removesuffix(".tmp"), train(out=out, code=EXIT_INPUT, **private).err)
+        at_once(link, ("dp_key", "dp_steps", "dp_key.tmp", "dp_steps.tmp"))
+        at_once(folder, ("dp_key", "dp_steps", "dp_key.tmp"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -210,7 +244,7 @@ class Names(unittest.TestCase):
             for name in self.ODD:
                 shutil.copytree(checkpoint(out, 1), os.path.join(out, name))
             before = {path: kind for path, kind in tree(out).items() if path.split("/")[0] in self.ODD}
-            job = train(2, out=out, resume=resume, steps=3, save_every=1, keep=1)
+            job = train(out=out, resume=resume, steps=3, save_every=1, keep=1)
             found = tree(out)
             self.assertEqual({path: found.get(path) for path in before}, before)
             self.assertEqual(job.err.count("no checkpoint has such a name"), 1, job.err)
@@ -231,7 +265,7 @@ class Names(unittest.TestCase):
     def test_nothing_but_odd_names(self):
         out = new_out()
         os.mkdir(os.path.join(out, "step_" + "9" * 20))
-        self.assertIn(f"no valid checkpoint in {out}", train(2, out=out, resume=1, code=EXIT_INPUT).err)
+        self.assertIn(f"no valid checkpoint in {out}", train(out=out, resume=1, code=EXIT_INPUT).err)
 
     def test_earlier_runs_by_odd_numbers(self):
         """Numbers that are taken, by whatever it is, are passed over."""
@@ -240,19 +274,22 @@ class Names(unittest.TestCase):
         os.symlink("nothing", os.path.join(out, "earlier-1"))
         with open(os.path.join(out, "earlier-2"), "w"):
             pass
-        train(2, out=out, steps=1)
+        train(out=out, steps=1)
         self.assertEqual(os.listdir(os.path.join(out, "earlier-3")), ["step_00000001"])
 
     def test_lock_is_something_else(self):
         there = put("precious", b"precious")
-        for kind, make in (("a folder", os.mkdir), ("a pipe", os.mkfifo), ("a symbolic link", lambda path: os.symlink(there, path)),
-                           ("a symbolic link", lambda path: os.symlink(there + ".new", path))):
-            out = new_out(**SAVES)
-            os.remove(os.path.join(out, "lock"))
+
+        def one(case):
+            ranks, kind, make = case
+            out = new_out()
+            os.mkdir(checkpoint(out, 1))
             make(os.path.join(out, "lock"))
-            self.assertIn(f"{out}/lock is {kind}", train(2, out=out, code=EXIT_INPUT).err)
+            self.assertIn(f"{out}/lock is {kind}", train(ranks, out=out, code=EXIT_INPUT).err)
             self.assertEqual(checkpoints(out), [1])
             self.assertFalse(os.path.exists(there + ".new"))
+        at_once(one, [(2, "a folder", os.mkdir), (1, "a pipe", os.mkfifo), (1, "a symbolic link", lambda path: os.symlink(there, path)),
+                      (1, "a symbolic link", lambda path: os.symlink(there + ".new", path))])
 
     def test_stop_is_a_folder(self):
         """Before the run: refused. While it runs it stops it, and is told of."""
@@ -273,7 +310,7 @@ class Names(unittest.TestCase):
         for make in (os.mkfifo, lambda path: os.symlink(there, path)):
             out = new_out()
             make(os.path.join(out, "stop"))
-            job = train(2, out=out, steps=5)
+            job = train(out=out, steps=5)
             self.assertEqual(len(job.steps()), 1)
             self.assertFalse(os.path.lexists(os.path.join(out, "stop")))
             self.assertEqual(get(there), b"precious")
@@ -301,83 +338,79 @@ class Outputs(unittest.TestCase):
         self.flags = dict(train="data/a_train_*.bin", val="./linked/{a,b}_val_*.bin", model="data/model.bin", steps=1)
 
     def run_with(self, ranks=1, **changes):
-        words = command_line({**self.flags, **changes})
-        launch = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
-        return subprocess.run([*launch, test_train.BINARY, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=TIMEOUT, cwd=self.folder, stdin=subprocess.DEVNULL)
+        return run(command_line({**self.flags, **changes}), ranks, self.folder)
 
-    def refused(self, flag, other, ranks=1, **changes):
+    def refused(self, *cases):
+        """Of each case (flag, what the message also names, changes): refused by one message, and nothing is written."""
         before = tree(self.folder)
-        job = self.run_with(ranks, **changes)
-        self.assertEqual(job.returncode, EXIT_INPUT, (changes, job.stdout[-500:], job.stderr))
-        lines = [line for line in job.stderr.splitlines() if line.startswith("train_gpt: rank")]
-        self.assertEqual(len(lines), 1, job.stderr)
-        self.assertRegex(lines[0], rf"--{flag}\b")
-        self.assertRegex(lines[0], other)
+        jobs = at_once(lambda case: self.run_with(**case[2]), cases)
+        for (flag, other, changes), job in zip(cases, jobs):
+            with self.subTest(flag=flag, **changes):
+                self.assertEqual(job.returncode, EXIT_INPUT, job.stdout[-500:] + job.stderr)
+                lines = [line for line in job.stderr.splitlines() if line.startswith("train_gpt: rank")]
+                self.assertEqual(len(lines), 1, job.stderr)
+                self.assertRegex(lines[0], rf"--{flag}\b")
+                self.assertRegex(lines[0], other)
         self.assertEqual(tree(self.folder), before, "nothing is written")
 
     def test_inputs(self):
         """Each output against each input, by other spellings and links too."""
-        profiled = dict(profile_steps="1:1")
-        cases = [("--train", "data/a_train_000000.bin", {}), ("--train", "data/../data/./a_train_000001.bin", {}), ("--train", "linked/a_train_000000.bin", {}),
-                 ("--train", "data/link", {}), ("--train", "hard", {}), ("--val", "data/a_val_000000.bin", {}), ("--train", "data/a_tokenizer.bin", {}),
-                 ("--tokenizer", os.path.join(self.data, "other_tokenizer.bin"), dict(tokenizer="data/other_tokenizer.bin")), ("--model", "linked/model.bin", {}),
-                 ("--hellaswag", "data/choices.bin", dict(hellaswag="data/choices.bin", val_every=1))]
-        for other, path, more in cases:
-            for flag in ("log", "trace", "export"):
-                with self.subTest(flag=flag, path=path):
-                    self.refused(flag, other, **more, **(profiled if flag == "trace" else {}), **{flag: path})
-        self.refused("log", "--train", ranks=3, log="hard")
-        self.refused("export", "--train", ranks=2, export="data/a_train_000000.bin", dp_noise=1, shuffle=None)
-        self.refused("trace", "--train", ranks=2, trace="hard", show_schedule=1)
+        inputs = [("--train", "data/a_train_000000.bin", {}), ("--train", "data/../data/./a_train_000001.bin", {}), ("--train", "linked/a_train_000000.bin", {}),
+                  ("--train", "data/link", {}), ("--train", "hard", {}), ("--val", "data/a_val_000000.bin", {}), ("--train", "data/a_tokenizer.bin", {}),
+                  ("--tokenizer", os.path.join(self.data, "other_tokenizer.bin"), dict(tokenizer="data/other_tokenizer.bin")), ("--model", "linked/model.bin", {}),
+                  ("--hellaswag", "data/choices.bin", dict(hellaswag="data/choices.bin", val_every=1))]
+        draw = random.Random(SEED)
+        cases = [("log", "--train", dict(ranks=3, log="hard")), ("trace", "--train", dict(ranks=2, trace="hard", show_schedule=1)),
+                 ("export", "--train", dict(ranks=2, export="data/a_train_000000.bin", dp_noise=1, shuffle=None))]
+        for other, path, more in inputs:
+            for flag in ("log", "trace", "export") if ALL else (draw.choice(("log", "trace", "export")),):
+                cases.append((flag, other, {**more, **(dict(profile_steps="1:1") if flag == "trace" else {}), flag: path}))
+        self.refused(*cases)
 
     def test_temporary_of_an_export(self):
         os.rename(os.path.join(self.data, "choices.bin"), os.path.join(self.folder, "m.tmp"))
-        self.refused("export", "--hellaswag", hellaswag="m.tmp", val_every=1, export="m")
-        self.refused("export", "--log", log="n.tmp", export="./n")
+        self.refused(("export", "--hellaswag", dict(hellaswag="m.tmp", val_every=1, export="m")), ("export", "--log", dict(log="n.tmp", export="./n")))
 
     def test_each_other(self):
         both = dict(profile_steps="1:1")
-        for path in ("new.bin", "data/new.bin", "data/model.bin.2"):
-            self.refused("export", "--log", log=path, export=os.path.join(self.folder, "linked/..", path))
-        self.refused("trace", "--log", log="to_new", trace="linked/new.bin", **both)
-        self.refused("export", "--trace", trace="new", export="./new", ranks=2, **both)
+        cases = [("export", "--log", dict(log=path, export=os.path.join(self.folder, "linked/..", path))) for path in ("new.bin", "data/new.bin")]
+        self.refused(*cases, ("trace", "--log", dict(log="to_new", trace="linked/new.bin", **both)),
+                     ("export", "--trace", dict(trace="new", export="./new", ranks=2, **both)))
 
     def test_what_out_holds(self):
         out = os.path.join(self.folder, "out")
-        for name in ("lock", "stop", "dp_key", "dp_steps", "dp_key.tmp", "", ".", "step_00000001", "step_00000002/log", "step_00000003.tmp", "earlier-1", "../out"):
-            self.refused("log", "--out", out="out", log=os.path.join("out", name))
+        new = ("lock", "stop", "dp_key", "dp_steps", "dp_key.tmp", "", ".", "step_00000001", "step_00000002/log", "step_00000003.tmp", "earlier-1", "../out")
+        self.refused(*(("log", "--out", dict(out="out", log=os.path.join("out", name))) for name in new))
         train(out=out, **SAVES)
         os.link(os.path.join(out, "lock"), os.path.join(self.folder, "lock"))
-        for name in ("out/stop", "lock", "out/step_00000001/state_00000", "out/step_00000001/new", "out/step_00000007/log"):
-            self.refused("export", "--out", out="out", export=name)
-            self.refused("log", "--out", out="out", log=name, ranks=2)
+        there = ("out/stop", "lock", "out/step_00000001/state_00000", "out/step_00000001/new", "out/step_00000007/log")
+        self.refused(*(("export", "--out", dict(out="out", export=name)) for name in there), ("log", "--out", dict(out="out", log=there[-1], ranks=2)))
 
     def test_checkpoints_elsewhere(self):
-        train(out=os.path.join(self.folder, "a"), **SAVES)
-        train(out=os.path.join(self.folder, "a"), steps=1)
+        out, what = os.path.join(self.folder, "a"), "a file of a checkpoint"
+        train(out=out, **SAVES)
+        train(out=out, steps=1)
         os.symlink("a/earlier-1/step_00000001", os.path.join(self.folder, "moved"))
-        for name in ("manifest", "state_00000", "state_00001", "state_00000.tmp"):
-            self.refused("log", "a file of a checkpoint", log="moved/" + name)
-            self.refused("export", "a file of a checkpoint", model="moved", export="a/earlier-1/step_00000001/" + name)
+        names = ("manifest", "state_00000", "state_00001", "state_00000.tmp")
+        self.refused(*(("log", what, dict(log="moved/" + name)) for name in names), ("export", what, dict(model="moved", export="a/earlier-1/step_00000001/manifest")))
         os.mkdir(os.path.join(self.folder, "mine"))
         with open(os.path.join(self.folder, "mine", "manifest"), "w") as file:
             file.write("a list of ships\n")
         self.assertEqual(self.run_with(log="mine/manifest").returncode, EXIT_DONE, "it is no checkpoint's")
 
     def test_places(self):
-        """What is no file and cannot be written, is refused at once; pipes and devices take logs."""
-        for flag, more in (("log", {}), ("trace", dict(profile_steps="1:1")), ("export", {})):
-            for path in ("data", "nowhere/new", "data/model.bin/new", "data/new/"):
-                self.refused(flag, "cannot write", out="out", **more, **{flag: path})
-        for path in ("pipe", "/dev/null", "linked"):
-            self.refused("export", "cannot write", export=path)
+        """What is no file and cannot be written is refused at once; pipes and devices take logs."""
+        kinds = (("log", {}), ("trace", dict(profile_steps="1:1")), ("export", {}))
+        paths = ("data", "nowhere/new", "data/model.bin/new", "data/new/")
+        self.refused(*((flag, "cannot write", dict(out="out", **more, **{flag: path})) for flag, more in kinds for path in paths),
+                     *(("export", "cannot write", dict(export=path)) for path in ("pipe", "/dev/null", "linked")))
 
     def test_what_is_taken(self):
         """Outputs that harm nobody."""
-        for changes in (dict(log="/dev/null", trace="/dev/null"), dict(log="new"), dict(log="to_new"), dict(log="out/log", out="out"), dict(log="deep/log", out="deep/er/out"),
-                        dict(log="linked/../out/step_log", out="out"), dict(export="d12", model="d12", dry_run=1), dict(log="/nowhere/log", dry_run=1),
-                        dict(log="data/model.bin", show_schedule=1, trace="schedule"), dict(export="data/model.2.bin")):
-            job = self.run_with(**({"profile_steps": "1:1"} if changes.get("trace") == "/dev/null" else {}), **changes)
+        cases = (dict(log="/dev/null", trace="/dev/null", profile_steps="1:1"), dict(log="new"), dict(log="to_new"), dict(log="out/log", out="out"), dict(log="deep/log", out="deep/er/out"),
+                        dict(log="linked/../out2/step_log", out="out2"), dict(export="d12", model="d12", dry_run=1), dict(log="/nowhere/log", dry_run=1),
+                        dict(log="data/model.bin", show_schedule=1, trace="schedule"), dict(export="data/model.2.bin"))
+        for changes, job in zip(cases, at_once(lambda case: self.run_with(**case), cases)):
             self.assertEqual(job.returncode, EXIT_DONE, (changes, job.stderr))
         self.assertEqual(len(get(os.path.join(self.data, "new.bin")).splitlines()), 3, "through a link to nothing yet")
         self.assertEqual(get(os.path.join(self.data, "model.bin")), get(MODEL))
@@ -422,12 +455,14 @@ class Bytes(unittest.TestCase):
         draw = random.Random(SEED)
         lead = [0, *range(0xC0, 256)]
         paths = [*self.ODD] + [bytes(draw.choice((draw.randrange(1, 256), draw.choice(lead) or 33, draw.randrange(0x80, 0xC0))) for _ in range(600)) for _ in range(6)]
-        for path in paths:
-            words = [b"--dry-run", b"--json", b"--model", b"layers=1,heads=1,channels=16,vocab=101", b"--seq-len", b"8", b"--threads", b"1", b"--train", path, b"--val", path]
-            done = alone(words, text=False)
+        names = ("train", "val", "tokenizer", "log", "export", "out")
+        for first in range(0, len(paths), len(names)):
+            given = dict(zip(names, paths[first:first + len(names)]))
+            words = ["--dry-run", "--json", "--model", "layers=1,heads=1,channels=16,vocab=101", "--seq-len", "8", "--threads", "1"]
+            done = run(words + [word for name, path in given.items() for word in (f"--{name}", path)], text=False)
             self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
             flags = self.strict(done.stdout)["flags"]
-            for name in ("train", "val"):
+            for name, path in given.items():
                 self.check(flags[name], path)
 
     def test_log(self):
@@ -442,7 +477,7 @@ class Bytes(unittest.TestCase):
                 words += [f"--{flag}", path]
             first = words.index("--train")
             del words[first:first + 2]
-            done = alone(words)
+            done = run(words)
             self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
             events = [self.strict(line) for line in get(log).split(b"\n") if line]
             self.assertEqual([e["event"] for e in events], ["start", "step", "profile", "checkpoint", "end"])
@@ -456,7 +491,7 @@ class Bytes(unittest.TestCase):
         with open(name, "w") as file:
             json.dump({"models": {"m\udcff\x01\"": {"profile_batch_size": 2, "nodes": [dict(id=i, name=f"n{i}", fwd_ms=1, bwd_ms=2, act_bytes=8, param_bytes=8) for i in (1, 2)],
                                                     "edges": [[1, 2]]}}}, file)
-        done = alone(["--plan", "--json", "--profile", name, "--cluster", "2x1,inter=1"], text=False)
+        done = run(["--plan", "--json", "--profile", name, "--cluster", "2x1,inter=1"], text=False)
         self.assertEqual(done.returncode, EXIT_DONE, done.stderr)
         self.assertIn("stages", self.strict(done.stdout))
 
