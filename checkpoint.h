@@ -7,6 +7,8 @@
 // Atomic      everything is written into OUT/step_00000020.tmp and fsynced, the manifest last; then the folder is renamed.
 //             What has no complete manifest does not count. A kill at any instant loses no complete checkpoint.
 // Untrusted   whatever is read is checked before use: sizes, ranges, checksums.
+// Foreign     only files that this program writes are removed, by their exact names, and no link is followed: a checkpoint
+//             may be a link to a folder elsewhere, which is read, and left alone by --keep.
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -14,9 +16,7 @@
 #include "store/model_file.h" // files
 
 #include <dirent.h>      // folders
-#include <fcntl.h>       // open
 #include <sys/file.h>    // flock
-#include <sys/stat.h>    // mkdir
 #include <sys/syscall.h> // renameat2
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -384,30 +384,95 @@ static inline bool manifest_model(const char *text, GptConfig *c, GptShare *shar
 static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step, const char *suffix) {
     snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);
 }
-// Removes a checkpoint's folder and the files in it (there are no folders inside).
-static inline void folder_remove(const char *path) {
-    DIR *d = opendir(path);
-    if (!d) { return; }
-    for (struct dirent *e; (e = readdir(d));) {
-        if (e->d_name[0] != '.') { unlinkat(dirfd(d), e->d_name, 0), keep_alive(); }
+// The step of a checkpoint's folder, by a name exactly as checkpoint_folder() makes it; -1: it is another name. *rest: what
+// follows the digits.
+enum { STEP_DIGITS = 8, STEP_DIGITS_MOST = 18 };
+static inline int64_t checkpoint_step_of(const char *name, const char **rest) {
+    if (strncmp(name, "step_", 5)) { return -1; }
+    const size_t digits = strspn(name + 5, "0123456789");
+    const bool more = digits > STEP_DIGITS;
+    if (digits < STEP_DIGITS || digits > STEP_DIGITS_MOST || (more && name[5] == '0')) { return -1; }
+    *rest = name + 5 + digits;
+    return strtoll(name + 5, NULL, 10);
+}
+// The folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp where others are in the way that cannot be
+// removed.
+enum { HALVES = 9 };
+static inline void checkpoint_half(char *path, size_t bytes, const char *out, int64_t step, int turn) {
+    char suffix[16] = ".tmp";
+    if (turn > 1) { snprintf(suffix, sizeof suffix, ".%d.tmp", turn); }
+    checkpoint_folder(path, bytes, out, step, suffix);
+}
+static inline bool checkpoint_is_half(const char *name) {
+    const char *rest = "";
+    if (checkpoint_step_of(name, &rest) < 0) { return false; }
+    if (rest[0] == '.' && rest[1] >= '2' && rest[1] <= '0' + HALVES) { rest += 2; }
+    return !strcmp(rest, ".tmp");
+}
+// Is this the name of a file that a checkpoint has: manifest, state_00000 ..., or one of these while it is written?
+static inline bool checkpoint_file_name(const char *name) {
+    const char *end = name + strlen("manifest");
+    if (strncmp(name, "manifest", strlen("manifest"))) {
+        if (strncmp(name, "state_", 6)) { return false; }
+        const size_t digits = strspn(name + 6, "0123456789");
+        if (digits < 5 || digits > 9 || (digits > 5 && name[6] == '0')) { return false; }
+        end = name + 6 + digits;
     }
-    closedir(d);
-    rmdir(path);
+    return !*end || !strcmp(end, ".tmp");
+}
+// Removes a file of a checkpoint from an open folder; false where it stays, or is something else.
+static inline bool folder_remove_file(int folder, const char *name) {
+    struct stat info;
+    const bool ours = checkpoint_file_name(name) && !fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) && S_ISREG(info.st_mode);
+    keep_alive();
+    return ours && !unlinkat(folder, name, 0);
+}
+// Removes a checkpoint's folder and the files in it that a checkpoint has; the manifest last, so that what is left of a
+// folder with a manifest is not forgotten. Where something else is in the way it stays, and a warning tells. No link is
+// followed.
+static inline void folder_remove(const char *path) {
+    struct stat info;
+    if (lstat(path, &info)) { return; }
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!d && !S_ISDIR(info.st_mode)) {
+        fprintf(stderr, "warning: %s is left as it is: it is %s, where a folder was expected\n", path, file_kind_name(info.st_mode));
+        return;
+    }
+    bool foreign = false;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const bool passed = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strcmp(e->d_name, "manifest");
+        if (!passed && !folder_remove_file(dirfd(d), e->d_name)) { foreign = true; }
+    }
+    if (d) {
+        folder_remove_file(dirfd(d), "manifest");
+        closedir(d);
+    }
+    if (!rmdir(path) || errno == ENOENT) { return; }
+    const char *why = foreign ? "there is something in it that no checkpoint has" : strerror(errno);
+    fprintf(stderr, "warning: %s cannot be removed: %s\n", path, why);
+}
+// Is there a folder, not a link to one, with a manifest in it?
+static inline bool folder_has_manifest(const char *path) {
+    struct stat info;
+    char manifest[1200];
+    snprintf(manifest, sizeof manifest, "%s/manifest", path);
+    return !lstat(path, &info) && S_ISDIR(info.st_mode) && !lstat(manifest, &info) && S_ISREG(info.st_mode);
 }
 static inline int compare_i64_descending(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x < y) - (x > y);
 }
-// Steps that have a checkpoint folder, newest first; the caller frees.
+// Steps that have a checkpoint by its name, newest first; the caller frees.
 static inline int64_t *checkpoint_list(const char *out, int *count) {
     int64_t *steps = NULL;
     int capacity = 0;
     *count = 0;
     DIR *d = opendir(out);
     for (struct dirent *e; d && (e = readdir(d));) {
-        char *end = e->d_name;
-        long long step = strncmp(e->d_name, "step_", 5) ? -1 : strtoll(e->d_name + 5, &end, 10);
-        if (step < 0 || *end || end == e->d_name + 5) { continue; }
+        const char *rest = "";
+        const int64_t step = checkpoint_step_of(e->d_name, &rest);
+        if (step < 0 || *rest) { continue; }
         if (*count == capacity) {
             capacity = 2 * capacity + 16;
             steps = (int64_t *)realloc(steps, (size_t)capacity * sizeof(int64_t));
@@ -444,48 +509,97 @@ static inline int folder_make(const char *out) {
     return stat(path, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
 }
 
-// Makes OUT, takes its lock (a second run in the same folder stops here), removes what a crash left half-written. A run
-// that does not resume moves an earlier run's checkpoints into OUT/earlier-N: nothing is lost, and nothing is mixed up.
-// Rank 0 calls it; the lock lasts as long as the process.
+// Takes OUT's lock, for as long as the process lives: a second run in the same folder stops here.
+static inline void out_folder_lock(const char *out) {
+    char path[1100];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/lock", out);
+    const char *hint = "remove it: the program makes a file of this name";
+    if (!lstat(path, &info) && !S_ISREG(info.st_mode)) { die(EXIT_INPUT, hint, "%s is %s", path, file_kind_name(info.st_mode)); }
+    const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (fd < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out, strerror(errno)); }
+    if (!flock(fd, LOCK_EX | LOCK_NB)) { return; }
+    if (errno == EWOULDBLOCK) { die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out); }
+    die(EXIT_RESOURCES, "choose a file system for --out that has locks", "cannot lock %s: %s", path, strerror(errno));
+}
+// A folder of this name would stop each run after its first step, and could not be removed.
+static inline void out_folder_check_stop(const char *out) {
+    char path[1100];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/stop", out);
+    if (!stat(path, &info) && S_ISDIR(info.st_mode)) {
+        die(EXIT_INPUT, "remove it: a file of this name stops a run", "%s is a folder", path);
+    }
+}
+// Removes what a crash left half-written, and tells of names that look like a checkpoint's and are not.
+static inline void out_folder_clean(const char *out) {
+    char path[1100], odd[1100] = "";
+    int64_t odds = 0;
+    DIR *d = opendir(out);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const char *rest = "";
+        snprintf(path, sizeof path, "%s/%s", out, e->d_name);
+        if (checkpoint_is_half(e->d_name)) {
+            folder_remove(path);
+        } else if (!strncmp(e->d_name, "step_", 5) && (checkpoint_step_of(e->d_name, &rest) < 0 || *rest)) {
+            if (!odds++) { snprintf(odd, sizeof odd, "%s", path); }
+        }
+    }
+    if (d) { closedir(d); }
+    if (!odds) { return; }
+    fprintf(stderr, "warning: %s", odd);
+    if (odds > 1) { fprintf(stderr, " and %" PRId64 " others of %s", odds - 1, out); }
+    fprintf(stderr, ": no checkpoint has such a name (step_00000020 has); left as found\n");
+}
+// A new folder OUT/earlier-N.
+static inline void earlier_folder_make(char *path, size_t bytes, const char *out) {
+    enum { EARLIER_MOST = 1000000 };
+    for (int n = 1; n <= EARLIER_MOST; n++) {
+        snprintf(path, bytes, "%s/earlier-%d", out, n);
+        if (!mkdir(path, 0777)) { return; }
+        if (errno != EEXIST) { break; }
+    }
+    die(EXIT_RESOURCES, "choose another --out", "cannot make %s for an earlier run's checkpoints: %s", path, strerror(errno));
+}
+// Moves an entry of OUT into a folder of OUT. A link whose target is told from where it lies is made anew. 0 or an errno.
+static inline int earlier_move(const char *out, const char *name, const char *folder) {
+    char from[1400], to[1400], target[PATH_BYTES + 4] = "../";
+    snprintf(from, sizeof from, "%s/%s", out, name);
+    snprintf(to, sizeof to, "%s/%s", folder, name);
+    const ssize_t n = readlink(from, target + 3, PATH_BYTES);
+    if (n <= 0 || n == PATH_BYTES || target[3] == '/') { return rename(from, to) ? errno : 0; }
+    target[3 + n] = 0;
+    return symlink(target, to) || unlink(from) ? errno : 0;
+}
+// Moves the checkpoints of an earlier run, and its key and ledger, into OUT/earlier-N: nothing is lost or mixed up.
+static inline void out_folder_set_aside(const char *out) {
+    char target[1200], name[40];
+    int count;
+    int64_t *steps = checkpoint_list(out, &count);
+    if (count) { earlier_folder_make(target, sizeof target, out); }
+    static const char *const along[] = {"dp_key", "dp_steps"}; // without them a private run does not go on: they go first
+    for (int i = 0; i < (count ? count + 2 : 0); i++) {
+        if (i >= 2) { snprintf(name, sizeof name, "step_%08" PRId64, steps[i - 2]); }
+        const char *entry = i < 2 ? along[i] : name;
+        const int error = earlier_move(out, entry, target);
+        if (error && (i >= 2 || error != ENOENT)) {
+            die(EXIT_RESOURCES, "choose another --out", "cannot move %s/%s to %s: %s", out, entry, target, strerror(error));
+        }
+    }
+    if (count) { printf("note: %d checkpoints of an earlier run moved to %s (to go on from them: --resume 1)\n", count, target); }
+    free(steps);
+}
+// Makes OUT, locks it, cleans it; sets an earlier run's checkpoints aside where the run does not resume. Rank 0 calls it.
 static inline void out_folder_prepare(const char *out, bool resume) {
-    char path[1100], target[1200];
     int error = folder_make(out);
     if (error) {
         die(error == ENOSPC || error == EDQUOT || error == EROFS ? EXIT_RESOURCES : EXIT_INPUT, "--out names a folder that can be made", "cannot make %s: %s",
             out, strerror(error));
     }
-    snprintf(path, sizeof path, "%s/lock", out);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out, strerror(errno)); }
-    if (flock(fd, LOCK_EX | LOCK_NB)) { die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out); }
-    DIR *d = opendir(out);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        size_t n = strlen(e->d_name);
-        if (strncmp(e->d_name, "step_", 5) || n < 5 || strcmp(e->d_name + n - 4, ".tmp")) { continue; }
-        snprintf(path, sizeof path, "%s/%s", out, e->d_name);
-        folder_remove(path);
-    }
-    if (d) { closedir(d); }
-    int count;
-    int64_t *steps = checkpoint_list(out, &count);
-    if (count && !resume) {
-        int n = 1;
-        do { snprintf(target, sizeof target, "%s/earlier-%d", out, n++); } while (mkdir(target, 0777) && errno == EEXIST);
-        printf("note: %d checkpoints of an earlier run moved to %s (to go on from them: --resume 1)\n", count, target);
-        static const char *const along[] = {"dp_key", "dp_steps"}; // without them a private run does not go on: they go first
-        for (int i = 0; i < 2; i++) {
-            char moved[1300];
-            snprintf(path, sizeof path, "%s/%s", out, along[i]), snprintf(moved, sizeof moved, "%s/%s", target, along[i]);
-            if (rename(path, moved) && errno != ENOENT) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", path, strerror(errno)); }
-        }
-        for (int i = 0; i < count; i++) {
-            checkpoint_folder(path, sizeof path, out, steps[i], "");
-            char moved[1300];
-            snprintf(moved, sizeof moved, "%s%s", target, strrchr(path, '/'));
-            if (rename(path, moved)) { die(EXIT_RESOURCES, "choose another --out", "cannot move %s: %s", path, strerror(errno)); }
-        }
-    }
-    free(steps);
+    out_folder_lock(out);
+    out_folder_check_stop(out);
+    out_folder_clean(out);
+    if (!resume) { out_folder_set_aside(out); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -526,7 +640,8 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     return writer_close(&w);
 }
 
-// Puts the finished folder in its place; where an older one of the same step is in the way, the two are exchanged at once.
+// Puts the finished folder in its place; where something is in the way, an older one of the same step or what is not ours,
+// the two are exchanged at once, and of the other what is ours is removed.
 static inline int folder_publish(const char *temporary, const char *path, const char *out) {
     sync_folder(temporary);
     int error = 0;
@@ -539,15 +654,26 @@ static inline int folder_publish(const char *temporary, const char *path, const 
 }
 
 // Keeps the newest `keep` up to the one just saved. Later steps are left alone: they are of a run that went on differently.
+// So are links to folders elsewhere, which do not count, and what has no manifest.
 static inline void checkpoints_prune(const char *out, int64_t saved, int64_t keep) {
     int count;
     int64_t *steps = checkpoint_list(out, &count);
     for (int64_t i = 0, kept = 0; keep && i < count; i++) {
         char path[1100];
         checkpoint_folder(path, sizeof path, out, steps[i], "");
-        if (steps[i] <= saved && ++kept > keep) { folder_remove(path); }
+        if (steps[i] <= saved && folder_has_manifest(path) && ++kept > keep) { folder_remove(path); }
     }
     free(steps);
+}
+// Makes an empty folder for a checkpoint that is to be written; returns the turn of its name, or minus an errno.
+static inline int checkpoint_half_make(const char *out, int64_t step) {
+    for (int turn = 1;; turn++) {
+        char path[1100];
+        checkpoint_half(path, sizeof path, out, step, turn);
+        folder_remove(path);
+        if (!mkdir(path, 0777)) { return turn; }
+        if (errno != EEXIST || turn == HALVES) { return -errno; }
+    }
 }
 
 // Saves OUT/step_N. A failure (disk full, folder gone) is a warning: returns false, and training goes on.
@@ -557,10 +683,10 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     store_settle(s);
     for (int storage = 0; storage < s->model->storages; storage++) { store_forget_errors(s, storage); }
     checkpoint_folder(path, path_bytes, out, p->step, "");
-    checkpoint_folder(temporary, sizeof temporary, out, p->step, ".tmp");
-    if (comm->rank == 0) { folder_remove(temporary); }
-    int made = comm->rank == 0 && mkdir(temporary, 0777) ? errno : 0;
-    comm_broadcast(comm, &made, sizeof made, 0);
+    int turn = comm->rank == 0 ? checkpoint_half_make(out, p->step) : 0;
+    comm_broadcast(comm, &turn, sizeof turn, 0);
+    const int made = turn < 0 ? -turn : 0;
+    checkpoint_half(temporary, sizeof temporary, out, p->step, turn);
     snprintf(file, sizeof file, "%s/state_%05d", temporary, comm->rank);
     uint64_t bytes = 0, checksum = 0;
     int error = made ? made : state_file_write(file, s, &bytes, &checksum);
@@ -572,7 +698,7 @@ static inline bool checkpoint_save(const char *out, Store *s, const Progress *p,
     if (comm->rank == 0 && !error) { error = folder_publish(temporary, path, out); }
     comm_broadcast(comm, &error, sizeof error, 0);
     if (comm->rank == 0 && error) {
-        folder_remove(temporary);
+        if (!made) { folder_remove(temporary); }
         fprintf(stderr, "warning: checkpoint %s not saved: %s; training goes on, the exit code will be %d\n", path, strerror(error), EXIT_RESOURCES);
     }
     if (comm->rank == 0 && !error) { checkpoints_prune(out, p->step, keep); }

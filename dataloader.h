@@ -178,15 +178,19 @@ static inline int64_t shard_check(const char *path, const void *map, size_t byte
 
 static inline int data_compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// Maps and checks every shard that matches, in name order whatever the locale; fills shards, shard_count and tokens.
-static inline void dataset_map(Dataset *ds, const char *pattern) {
-    glob_t names;
-    memset(&names, 0, sizeof names);
+// The files that a pattern names; glob()'s result. The caller calls globfree.
+static inline int data_glob(const char *pattern, glob_t *names) {
+    memset(names, 0, sizeof *names);
     int flags = GLOB_NOSORT;
 #ifdef GLOB_BRACE
     flags |= GLOB_BRACE; // a list: "{one,two}.bin"
 #endif
-    int failed = glob(pattern, flags, NULL, &names);
+    return glob(pattern, flags, NULL, names);
+}
+// Maps and checks every shard that matches, in name order whatever the locale; fills shards, shard_count and tokens.
+static inline void dataset_map(Dataset *ds, const char *pattern) {
+    glob_t names;
+    int failed = data_glob(pattern, &names);
     if (failed == GLOB_NOSPACE) { die(EXIT_RESOURCES, "", "%s %s: no memory to list the files", ds->options.flag, pattern); }
     if (failed || names.gl_pathc == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected shards of tokens, found no such file", ds->options.flag, pattern); }
     qsort(names.gl_pathv, names.gl_pathc, sizeof *names.gl_pathv, data_compare_names);

@@ -437,6 +437,8 @@ static inline bool clash_save_out(const Options *o, const OptionsGiven *g) { ret
 static inline bool clash_hellaswag_val(const Options *o, const OptionsGiven *g) { return (void)g, *o->hellaswag && !o->val_every; }
 static inline bool clash_json_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->json && !o->dry_run && !o->plan && !*o->dp_account; }
 static inline bool clash_cluster_dry(const Options *o, const OptionsGiven *g) { return (void)g, *o->cluster && !o->dry_run && !o->plan; }
+// Does the program only print something, and train nothing?
+static inline bool options_only_prints(const Options *o) { return o->compat || *o->dp_account || o->dry_run || o->show_schedule || o->plan; }
 static inline bool clash_plan_dry(const Options *o, const OptionsGiven *g) { return (void)g, o->plan && o->dry_run; }
 static inline bool clash_profile_plan(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !o->plan; }
 static inline bool clash_profile_cluster(const Options *o, const OptionsGiven *g) { return (void)g, *o->profile && !*o->cluster; }

@@ -25,9 +25,7 @@
 #include "comm.h"          // rank 0 decides, the others are told
 #include "kernels/noise.h" // keys
 #include "options.h"       // --dp-...
-
-#include <fcntl.h>    // open
-#include <sys/stat.h> // mode of the key file
+#include "support/files.h" // files of OUT
 
 typedef struct {
     bool on;                                           // else nothing below counts
@@ -235,12 +233,14 @@ static inline void privacy_write(const char *out, const char *name, const char *
     char path[1100], temporary[1110];
     snprintf(path, sizeof path, "%s/%s", out, name);
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    unlink(temporary);
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600), folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int fd = file_create(temporary, 0600);
     size_t length = strlen(text);
     bool written = fd >= 0 && write(fd, text, length) == (ssize_t)length && !fsync(fd) && !close(fd) && !rename(temporary, path);
-    if (!written) { die(EXIT_RESOURCES, "without it the run could not be resumed", "cannot write %s: %s", path, strerror(errno)); }
-    if (folder >= 0) { fsync(folder), close(folder); } // makes the name durable; best effort
+    if (!written) {
+        const bool input = errno == EEXIST || errno == EISDIR; // something else has the name
+        die(input ? EXIT_INPUT : EXIT_RESOURCES, "without it the run could not be resumed", "cannot write %s: %s", path, strerror(errno));
+    }
+    sync_folder(out);
 }
 // At most bytes - 1 of it; false where there is no such file.
 static inline bool privacy_read(const char *out, const char *name, char *text, size_t bytes) {

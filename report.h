@@ -32,17 +32,35 @@ static inline void json_add_field(TextBuffer *t, const char *name, double x) {
     text_add(t, ",\"%s\":", name);
     json_add_number(t, x);
 }
-static inline void json_add_string(TextBuffer *t, const char *s) {
+// Bytes of the character that UTF-8 text begins with, 1 to 4; 0 where the bytes are no character of UTF-8: a wrong or missing
+// continuation, a longer form than needed, half of a surrogate pair, or above U+10FFFF (RFC 3629). The text ends with 0.
+static inline int utf8_length(const unsigned char *s) {
+    static const unsigned first[] = {0, 0, 0x80, 0x800, 0x10000};
+    const int length = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    unsigned code = length < 2 ? s[0] : s[0] & (0xffu >> (length + 1));
+    for (int i = 1; i < length; i++) {
+        if ((s[i] & 0xc0) != 0x80) { return 0; }
+        code = code << 6 | (s[i] & 0x3fu);
+    }
+    const bool surrogate = code >= 0xd800 && code < 0xe000;
+    return length > 1 && (code < first[length] || surrogate || code > 0x10ffff) ? 0 : length;
+}
+// Any bytes as JSON in UTF-8. A byte that is no part of a character becomes \udc80 to \udcff, half of a surrogate pair, which
+// no text has: so the bytes can be had back (as by Python's os.fsencode).
+static inline void json_add_string(TextBuffer *t, const char *text) {
     text_add(t, "\"");
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') {
-            text_add(t, "\\%c", c);
-        } else if (c < 32) {
-            text_add(t, "\\u%04x", c);
+    for (const unsigned char *s = (const unsigned char *)text; *s;) {
+        const int length = utf8_length(s);
+        if (length == 0) {
+            text_add(t, "\\udc%02x", *s);
+        } else if (*s == '"' || *s == '\\') {
+            text_add(t, "\\%c", *s);
+        } else if (*s < 32) {
+            text_add(t, "\\u%04x", *s);
         } else {
-            text_add(t, "%c", c);
+            text_add(t, "%.*s", length, (const char *)s);
         }
+        s += length ? length : 1;
     }
     text_add(t, "\"");
 }

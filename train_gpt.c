@@ -16,6 +16,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 #endif
 #include "engine/matmul_choices.h"
 #include "engine/placing.h"
+#include "outputs.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Setting up
@@ -380,6 +381,7 @@ static void start(Trainer *t, int argc, char **argv) {
         comm_end(&t->comm), exit(EXIT_DONE);
     }
     options_parse(&t->options, &t->given, t->argc, t->argv);
+    if (t->comm.rank == 0) { outputs_check(&t->options); }
     comm_place(&t->comm, (int)t->options.ranks_per_node);
     t->comm.timeout_s = t->options.watchdog;
     t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
@@ -415,7 +417,7 @@ static void plan(Trainer *t) {
 // The modes that only print; true when there was one.
 static bool print_and_stop(Trainer *t) {
     const Options *o = &t->options;
-    if (!o->compat && !*o->dp_account && !o->dry_run && !o->show_schedule && !o->plan) { return false; }
+    if (!options_only_prints(o)) { return false; }
     if (o->plan && !*o->profile) {
         setup_ranks(t), setup_model(t), plan_run(&t->options, &t->given, &t->model, t->dtype, &t->cluster, &t->comm, &t->stream, &t->rates, &t->plan.depth);
         return true;
@@ -443,7 +445,7 @@ static bool print_and_stop(Trainer *t) {
 static void prepare(Trainer *t) {
     plan(t);
     RunFacts facts = run_facts(t);
-    if (t->comm.rank == 0) { print_start(&facts), check_writable("--export", t->options.export_file); }
+    if (t->comm.rank == 0) { print_start(&facts); }
     check_memory(&facts);
     if (*t->options.out && t->comm.rank == 0) { out_folder_prepare(t->options.out, t->options.resume != 0); }
     t->log = log_open(t->comm.rank == 0 ? t->options.log : "", t->options.resume != 0);
@@ -471,7 +473,9 @@ static void train(Trainer *t) {
         train_step(t);
         between_steps(t);
     }
-    if (t->stopping && *t->stop_file) { unlink(t->stop_file); }
+    if (t->stopping && *t->stop_file && unlink(t->stop_file) && errno != ENOENT) {
+        fprintf(stderr, "warning: cannot remove %s, which stops each run: %s\n", t->stop_file, strerror(errno));
+    }
 }
 
 static int finish(Trainer *t) {

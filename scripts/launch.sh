@@ -63,9 +63,10 @@ while (($#)); do
 done
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints: a line "inode OUT/step_N/manifest" each
+# Checkpoints: a line "inode OUT/step_N/manifest" each. Names are those that train_gpt makes: 8 to 18 digits, zeros only to 8.
 
-checkpoints() { [ -z "$out" ] || stat -c '%i %n' "$out"/step_*[0-9]/manifest 2>/dev/null || true; }
+names='/step_([0-9]{8}|[1-9][0-9]{8,17})/manifest$'
+checkpoints() { [ -z "$out" ] || stat -c '%i %n' "$out"/step_*[0-9]/manifest 2>/dev/null | grep -E "$names" || true; }
 newest() { checkpoints | grep -vxFf <(echo "$earlier") | sort -V -k 2 | tail -n 1 || true; }
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -129,8 +129,11 @@ def read_json(path, data):
 def replacing(path):
     """A file to be written, which appears at `path` complete or not at all."""
     temporary = path.with_name(path.name + ".tmp")
+    if temporary.is_file() and not temporary.is_symlink():
+        temporary.unlink()  # what a crash left
+    file = open(temporary, "xb")  # never through a link
     try:
-        with open(temporary, "wb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())

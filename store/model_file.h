@@ -4,14 +4,12 @@
 #ifndef STORE_MODEL_FILE_H
 #define STORE_MODEL_FILE_H
 
-#include "dataloader.h" // data_map_file
-#include "zero.h"       // states
-
-#include <fcntl.h>    // open
-#include <sys/stat.h> // regular files
+#include "dataloader.h"    // data_map_file
+#include "support/files.h" // file_create
+#include "zero.h"          // states
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Writing a file: to PATH.tmp, fsynced, renamed. The first error is kept; the caller asks once, at the end.
+// Writing a file: to PATH.tmp, which must be new or what a crash left, fsynced, renamed. The first error is kept; the caller asks once, at the end.
 enum { WRITER_PIECE = 8 << 20, WRITER_SYNC = 64 << 20 };
 typedef struct {
     FILE *file;
@@ -26,7 +24,8 @@ static inline void writer_open(FileWriter *w, const char *path) {
     w->sum = checksum_begin();
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
-    w->file = fopen(w->temporary, "wb");
+    const int fd = file_create(w->temporary, 0666);
+    w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
     if (!w->file) { w->error = errno; }
 }
 static inline void writer_add(FileWriter *w, const void *data, size_t bytes) {
@@ -64,32 +63,6 @@ static inline int writer_close(FileWriter *w) {
     }
     return w->error;
 }
-// Ends the program where a file could not be written later, when hours are spent, and where something that is no file (a device, a
-// pipe, a folder) would be replaced. An empty path is none.
-static inline void check_writable(const char *flag, const char *path) {
-    char folder[1200];
-    struct stat info;
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
-    if (slash) { slash[slash == folder] = 0; }
-    if (*path && access(slash ? folder : ".", W_OK)) { die(EXIT_INPUT, "name a folder that exists and is writable", "%s %s: %s", flag, path, strerror(errno)); }
-    if (*path && !lstat(path, &info) && !S_ISREG(info.st_mode)) {
-        die(EXIT_INPUT, "name a new file, or one to be replaced", "%s %s: it is there and is no regular file", flag, path);
-    }
-}
-// Opens a regular file for reading; NULL with errno otherwise: a pipe would be waited for, a device has no end.
-static inline FILE *open_regular(const char *path) {
-    struct stat info;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode)) { return fdopen(fd, "rb"); }
-    if (fd >= 0) { close(fd), errno = ENOTSUP; }
-    return NULL;
-}
-static inline void sync_folder(const char *path) { // makes renames in it durable; best effort
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) { fsync(fd), close(fd); }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Model files
 enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5 };

@@ -317,6 +317,16 @@ class Malformed(InFolder):
         self.export(MODEL, name="more", status=EXIT_RESOURCES, preexec_fn=limit)
         self.assertEqual(sorted(self.folder.rglob("*")), before)
 
+    def test_link_in_the_way(self):
+        """A link where the half-written file will be is not written through, nor removed."""
+        folder, precious = self.export(MODEL), self.folder / "precious"
+        precious.write_text("precious")
+        link = self.folder / "back.bin.tmp"
+        link.symlink_to(precious)
+        self.load(folder, status=EXIT_RESOURCES)
+        self.assertEqual(precious.read_text(), "precious")
+        self.assertTrue(link.is_symlink())
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Run by the Python that has transformers; arguments and results are JSON.

@@ -191,6 +191,8 @@ class Launch(InFolder):
         self.assertEqual(self.resumed(), [False])
         self.checkpoint("step_00000010.tmp")
         (self.out / "step_00000020").mkdir()
+        for odd in ("step_30", "step_000000030", "step_+0000030", "step_" + "9" * 20):
+            self.checkpoint(odd)
         self.launched(["exit 0"], "--continue")
         self.assertEqual(self.resumed(), [False], "neither is a checkpoint")
         self.checkpoint("step_00000030")

@@ -1,0 +1,116 @@
+// files.h: files and paths, whatever is in them: opening what must be a regular file, creating what must be new, telling
+// whether two paths are one file.
+//
+// Links  No function here writes through a symbolic link, or removes what one leads to.
+#ifndef FILES_H
+#define FILES_H
+
+#include "support/base.h" // die's headers
+
+#include <fcntl.h>    // open
+#include <sys/stat.h> // kinds of files
+
+enum { PATH_BYTES = 4096, PATH_LINKS = 40 }; // as the system's own limits
+
+// Opens a regular file for reading; NULL with errno otherwise: a pipe would be waited for, a device has no end.
+static inline FILE *open_regular(const char *path) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && !fstat(fd, &info) && S_ISREG(info.st_mode)) { return fdopen(fd, "rb"); }
+    if (fd >= 0) {
+        close(fd);
+        errno = ENOTSUP;
+    }
+    return NULL;
+}
+// Creates a file that is not there, for writing; -1 with errno. A regular file of this name, which a crash left, is removed
+// first. Anything else stays, and errno is EEXIST.
+static inline int file_create(const char *path, mode_t mode) {
+    struct stat info;
+    if (!lstat(path, &info) && S_ISREG(info.st_mode)) { unlink(path); }
+    return open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+}
+static inline void sync_folder(const char *path) { // makes renames in it durable; best effort
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) { return; }
+    fsync(fd);
+    close(fd);
+}
+static inline const char *file_kind_name(mode_t mode) {
+    switch (mode & S_IFMT) {
+    case S_IFREG: return "a file";
+    case S_IFDIR: return "a folder";
+    case S_IFLNK: return "a symbolic link";
+    case S_IFIFO: return "a pipe";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Which file a path leads to
+
+static inline void path_cut(char *path) { // its last part
+    char *slash = strrchr(path, '/');
+    *(slash ? slash : path) = 0;
+}
+// The absolute path without links, "." and ".." that a path leads to; the file, and folders above it, need not be there.
+// False where it leads nowhere: it is empty, too long, or has too many links.
+static inline bool path_resolve(const char *path, char resolved[PATH_BYTES]) {
+    char rest[2 * PATH_BYTES], joined[2 * PATH_BYTES], target[PATH_BYTES];
+    int links = 0;
+    resolved[0] = 0;
+    if (!*path || strlen(path) >= PATH_BYTES || (*path != '/' && !getcwd(resolved, PATH_BYTES))) { return false; }
+    if (!strcmp(resolved, "/")) { resolved[0] = 0; }
+    strcpy(rest, path);
+    for (char *at = rest, *next; *at; at = next) {
+        const size_t length = strcspn(at, "/"), end = strlen(resolved);
+        next = at + length + (at[length] == '/');
+        at[length] = 0;
+        if (!strcmp(at, "..")) { path_cut(resolved); }
+        if (!*at || !strcmp(at, ".") || !strcmp(at, "..")) { continue; }
+        if (end + length + 2 > PATH_BYTES) { return false; }
+        snprintf(resolved + end, PATH_BYTES - end, "/%s", at);
+        const ssize_t n = readlink(resolved, target, sizeof target - 1);
+        if (n < 0) { continue; } // no link, or not there
+        target[n] = 0;
+        if (++links > PATH_LINKS || snprintf(joined, sizeof joined, "%s/%s", target, next) >= (int)sizeof joined) { return false; }
+        strcpy(rest, joined);
+        next = rest;
+        resolved[*target == '/' ? 0 : end] = 0;
+    }
+    if (!*resolved) { strcpy(resolved, "/"); }
+    return true;
+}
+
+// A file that is there is known by its number, whatever its names; one that is not, by its resolved path.
+typedef struct {
+    struct stat info; // where it is there
+    bool there;
+    char path[PATH_BYTES]; // resolved; "": it leads nowhere
+} FileIdentity;
+static inline FileIdentity file_identity(const char *path) {
+    FileIdentity f;
+    memset(&f, 0, sizeof f);
+    f.there = !stat(path, &f.info);
+    if (!path_resolve(path, f.path)) { f.path[0] = 0; }
+    return f;
+}
+// Would writing one change the other? What is no regular file, such as /dev/null or a pipe, keeps nothing.
+static inline bool file_same(const FileIdentity *a, const FileIdentity *b) {
+    if (a->there != b->there) { return false; }
+    if (!a->there) { return *a->path && !strcmp(a->path, b->path); }
+    return a->info.st_dev == b->info.st_dev && a->info.st_ino == b->info.st_ino && S_ISREG(a->info.st_mode);
+}
+// The name behind the last slash of a resolved path.
+static inline const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+// Does a resolved path lie in a resolved folder, at any depth? A folder does not lie in itself.
+static inline bool path_in(const char *path, const char *folder) {
+    const size_t n = strcmp(folder, "/") ? strlen(folder) : 0;
+    return *folder && !strncmp(path, folder, n) && path[n] == '/' && path[n + 1];
+}
+
+#endif
