@@ -684,6 +684,9 @@ static inline void print_start(const RunFacts *run) {
     if (options_ends_shared(o)) {
         printf("note: blocks share to the end: --delink-at %" PRId64 " is not before --steps %" PRId64 "\n", o->delink_at, o->steps);
     }
+    if (!*o->val) {
+        printf("data       no validation%s: --train is given without --val\n", *o->hellaswag ? " but of --hellaswag" : "");
+    }
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);
     }
