@@ -54,11 +54,11 @@ enum {
     CHOICES_START = 65535, // begins an example
     CHOICES_MOST = 65536,  // examples: their number is a uint16
     GPT2_EOT = 50256,
-    DATA_VOCAB_MAX = 65536, // what uint16 can hold
-    TARGET_BITS = 24,       // of a document window's table entry; the other 40 are its first token
+    DATA_VOCAB_MAX = 65536,  // what uint16 can hold
+    TARGET_BITS = 24,        // of a document window's table entry; the other 40 are its first token
     PERMUTATION_ROUNDS = 64, // 2^-64 of all positions are never moved; the largest stream has 2^40
     BYTE_TOKENS = 256,
-    FEW_TOKENS = 1000,       // say nothing about their tokenizer
+    FEW_TOKENS = 1000,        // say nothing about their tokenizer
     PADDED_VOCAB_LEAST = 1024 // a model's vocabulary may be padded to this, however small that of the tokenizer is
 };
 static const uint64_t PERMUTATION_STREAM = 0x73687566666c65; // "shuffle": keeps these numbers apart from other rooms'
@@ -161,17 +161,11 @@ static inline int32_t largest_token(const uint16_t *tokens, int64_t count) {
     uint16_t largest[BLOCK] = {0}, most = 0;
     int64_t i = 0;
     for (; i + BLOCK <= count; i += BLOCK) {
-        for (int j = 0; j < BLOCK; j++) {
-            largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j];
-        }
+        for (int j = 0; j < BLOCK; j++) { largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j]; }
         if (i % STEP == 0) { keep_alive(); }
     }
-    for (int64_t j = 0; i + j < count; j++) {
-        largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j];
-    }
-    for (int j = 0; j < BLOCK; j++) {
-        most = largest[j] > most ? largest[j] : most;
-    }
+    for (int64_t j = 0; i + j < count; j++) { largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j]; }
+    for (int j = 0; j < BLOCK; j++) { most = largest[j] > most ? largest[j] : most; }
     return count ? most : -1;
 }
 
@@ -183,8 +177,7 @@ static inline TokenizerId shard_tokenizer(const char *path, const int32_t *heade
     id.vocab = header[6];
     id.hash = (uint64_t)(uint32_t)header[8] << 32 | (uint32_t)header[7];
     if (id.vocab < 1 || id.vocab > DATA_VOCAB_MAX) {
-        die(EXIT_INPUT, DATA_HINT, "%s: expected a tokenizer of 1 to %d tokens in word 6, found %d",
-            path, (int)DATA_VOCAB_MAX, (int)id.vocab);
+        die(EXIT_INPUT, DATA_HINT, "%s: expected a tokenizer of 1 to %d tokens in word 6, found %d", path, (int)DATA_VOCAB_MAX, (int)id.vocab);
     }
     return id;
 }
@@ -230,8 +223,7 @@ static inline ShardFacts shard_check(const char *path, const void *map, size_t b
     }
     f.tokenizer = shard_tokenizer(path, header);
     if (f.tokenizer.vocab && f.largest >= f.tokenizer.vocab) {
-        die(EXIT_INPUT, "the file is damaged: make or copy it again",
-            "%s: expected tokens below %d, the vocabulary of its tokenizer, found %d", path,
+        die(EXIT_INPUT, "the file is damaged: make or copy it again", "%s: expected tokens below %d, the vocabulary of its tokenizer, found %d", path,
             (int)f.tokenizer.vocab, (int)f.largest);
     }
     return f;
@@ -252,18 +244,14 @@ typedef struct {
 // FNV-1a of the vocabulary and the end-of-text token as int32, then all tokens as in the file:
 // a length byte, and the bytes. prepare_data.py writes the same into the headers of shards.
 static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
-    for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) {
-        hash = (hash ^ *p) * UINT64_C(0x100000001b3);
-    }
+    for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) { hash = (hash ^ *p) * UINT64_C(0x100000001b3); }
     return hash;
 }
 static inline uint64_t tokenizer_hash(int32_t vocab, int32_t eot, const void *text, size_t bytes) {
     const int32_t words[2] = {vocab, eot};
     return fnv1a(fnv1a(UINT64_C(0xcbf29ce484222325), words, sizeof words), text, bytes);
 }
-static inline bool tokenizer_same(TokenizerId a, TokenizerId b) {
-    return a.vocab == b.vocab && a.hash == b.hash;
-}
+static inline bool tokenizer_same(TokenizerId a, TokenizerId b) { return a.vocab == b.vocab && a.hash == b.hash; }
 #define TOKENIZER_ID "%d tokens, hash %016" PRIx64 // in messages
 #define TOKENIZER_ID_OF(id) (int)(id).vocab, (id).hash
 
@@ -324,9 +312,7 @@ static inline const char *tokenizer_find(const char *shards, char *path, size_t 
     const char *slash = strrchr(shards, '/'), *name = slash ? slash : shards, *end = NULL;
     static const char *const parts[] = {"_train", "_val"};
     for (int i = 0; i < 2; i++) {
-        for (const char *at = strstr(name, parts[i]); at; at = strstr(at + 1, parts[i])) {
-            end = !end || at > end ? at : end;
-        }
+        for (const char *at = strstr(name, parts[i]); at; at = strstr(at + 1, parts[i])) { end = !end || at > end ? at : end; }
     }
     if (!end) { return NULL; }
     snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
@@ -382,9 +368,7 @@ static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *sh
 }
 
 // Are these, of which nothing else is known, bytes? A larger vocabulary would show in so many.
-static inline bool like_bytes(int64_t count, int32_t largest) {
-    return count >= FEW_TOKENS && largest < BYTE_TOKENS;
-}
+static inline bool like_bytes(int64_t count, int32_t largest) { return count >= FEW_TOKENS && largest < BYTE_TOKENS; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Shards of a data set
@@ -403,10 +387,8 @@ static inline void dataset_add_facts(Dataset *ds, const char *path, const char *
             (int)f->labels, (int)f->first_label);
     }
     if (ds->tokenizer.vocab && f->tokenizer.vocab && !tokenizer_same(ds->tokenizer, f->tokenizer)) {
-        die(EXIT_INPUT, hint,
-            "%s %s: expected tokens of one tokenizer (" TOKENIZER_ID "), found another one (" TOKENIZER_ID
-            ")",
-            ds->options.flag, path, TOKENIZER_ID_OF(ds->tokenizer), TOKENIZER_ID_OF(f->tokenizer));
+        die(EXIT_INPUT, hint, "%s %s: expected tokens of one tokenizer (" TOKENIZER_ID "), found another one (" TOKENIZER_ID ")", ds->options.flag, path,
+            TOKENIZER_ID_OF(ds->tokenizer), TOKENIZER_ID_OF(f->tokenizer));
     }
     if (f->tokenizer.vocab) { ds->tokenizer = f->tokenizer; }
     ds->like_bytes |= !f->tokenizer.vocab && like_bytes(f->count, f->largest);
@@ -629,21 +611,18 @@ static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id,
         *common = first;
     }
     if (!tokenizer_same(common->id, id)) {
-        die(EXIT_INPUT, TOKENIZERS_HINT,
-            "%s %s: expected the tokenizer of %s %s (" TOKENIZER_ID "), found another one (" TOKENIZER_ID ")",
-            flag, name, common->flag, common->name, TOKENIZER_ID_OF(common->id), TOKENIZER_ID_OF(id));
+        die(EXIT_INPUT, TOKENIZERS_HINT, "%s %s: expected the tokenizer that %s %s has (" TOKENIZER_ID "), found another one (" TOKENIZER_ID ")", flag, name,
+            common->flag, common->name, TOKENIZER_ID_OF(common->id), TOKENIZER_ID_OF(id));
     }
 }
 
 // A model's vocabulary is that of the tokenizer, padded perhaps: up to twice, or PADDED_VOCAB_LEAST.
-static inline bool vocabulary_fits(int64_t vocab, int64_t tokens) {
-    return vocab <= max_i64(2 * tokens, PADDED_VOCAB_LEAST);
-}
+static inline bool vocabulary_fits(int64_t vocab, int64_t tokens) { return vocab <= max_i64(2 * tokens, PADDED_VOCAB_LEAST); }
 static inline void common_tokenizer_check_model(const CommonTokenizer *common, int32_t vocab) {
     if (common->id.vocab && !vocabulary_fits(vocab, common->id.vocab)) {
         die(EXIT_INPUT, "give a model with the vocabulary of the tokenizer, such as layers=L,heads=H,channels=C,vocab=V, or other shards",
-            "%s %s: the tokenizer has %d tokens, and a vocabulary of %d is no padding of that (%d at most)", common->flag,
-            common->name, (int)common->id.vocab, (int)vocab, (int)max_i64(2 * (int64_t)common->id.vocab, PADDED_VOCAB_LEAST));
+            "%s %s: the tokenizer has %d tokens, and a vocabulary of %d is no padding of that (%d at most)", common->flag, common->name, (int)common->id.vocab,
+            (int)vocab, (int)max_i64(2 * (int64_t)common->id.vocab, PADDED_VOCAB_LEAST));
     }
 }
 
@@ -651,13 +630,12 @@ static inline void common_tokenizer_check_model(const CommonTokenizer *common, i
 static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds, const char *name) {
     const int32_t known = common->id.vocab, vocab = known ? known : ds->options.vocab;
     if (known && ds->largest >= known) {
-        die(EXIT_INPUT, TOKENIZERS_HINT, "%s %s: expected tokens below %d, the vocabulary of the tokenizer of %s %s, found %d",
-            ds->options.flag, name, (int)known, common->flag, common->name, (int)ds->largest);
+        die(EXIT_INPUT, TOKENIZERS_HINT, "%s %s: expected tokens below %d, the vocabulary of the tokenizer that %s %s has, found %d", ds->options.flag, name,
+            (int)known, common->flag, common->name, (int)ds->largest);
     }
     if (ds->like_bytes && !vocabulary_fits(vocab, BYTE_TOKENS)) {
         die(EXIT_INPUT, TOKENIZERS_HINT ", and a model with its vocabulary",
-            "%s %s: expected tokens of a vocabulary of %d, found none above %d: these are bytes", ds->options.flag, name,
-            (int)vocab, (int)BYTE_TOKENS - 1);
+            "%s %s: expected tokens of a vocabulary of %d, found none above %d: these are bytes", ds->options.flag, name, (int)vocab, (int)BYTE_TOKENS - 1);
     }
 }
 

@@ -120,6 +120,7 @@ typedef struct {
     const CyclicPlan *cyclic; // whose program is that of step 0
     Prediction *later;        // of the model whose blocks share no more; NULL: it does not come to that
     const DiskFile *files;    // [2] of this model and of the one that follows
+    const OptionsGiven *given;
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
@@ -684,8 +685,9 @@ static inline void print_start(const RunFacts *run) {
     if (options_ends_shared(o)) {
         printf("note: blocks share to the end: --delink-at %" PRId64 " is not before --steps %" PRId64 "\n", o->delink_at, o->steps);
     }
-    if (!*o->val) {
-        printf("data       no validation%s: --train is given without --val\n", *o->hellaswag ? " but of --hellaswag" : "");
+    if (!*o->val) { printf("data       no validation%s: --train is given without --val\n", *o->hellaswag ? " but --hellaswag" : ""); }
+    if (o->steps && run->given->at[OPTION_INDEX_val] && !run->given->at[OPTION_INDEX_train]) {
+        printf("data       training on the default, %s: --val is given without --train\n", o->train);
     }
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);

@@ -213,14 +213,10 @@ static void check_tokenizers(const Trainer *t, const char *file) {
     const char *names[] = {o->train, o->val, o->hellaswag};
     CommonTokenizer common;
     memset(&common, 0, sizeof common);
-    common_tokenizer_add(&common, t->tokenizer.id, "the tokenizer", file);
-    for (int i = 0; i < 3; i++) {
-        common_tokenizer_add(&common, data[i]->tokenizer, data[i]->options.flag, names[i]);
-    }
+    common_tokenizer_add(&common, t->tokenizer.id, "the file", file);
+    for (int i = 0; i < 3; i++) { common_tokenizer_add(&common, data[i]->tokenizer, data[i]->options.flag, names[i]); }
     common_tokenizer_check_model(&common, (int32_t)t->model.config.vocab);
-    for (int i = 0; i < 3; i++) {
-        common_tokenizer_check(&common, data[i], names[i]);
-    }
+    for (int i = 0; i < 3; i++) { common_tokenizer_check(&common, data[i], names[i]); }
 }
 
 static void setup_data(Trainer *t) {
