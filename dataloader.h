@@ -1,8 +1,9 @@
 // dataloader.h: the data room. Token shards on disk -> batches of (inputs, targets); token numbers -> text.
 //
 // Files      llm.c's formats, little-endian, with a header of 256 int32:
-//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. A labelled shard (ours: llm.c leaves
-//                       these words zero) says how many labels there are, and the first of their tokens
+//            shard      magic 20240520, version 1, token count n; then n uint16 tokens. Words that llm.c leaves zero and
+//                       does not read: of a labelled shard how many labels there are, and the first of their tokens;
+//                       which tokenizer made the tokens
 //            choices    magic 20240522, version 1, number of examples, bytes of the longest; then the examples, uint16
 //                       words: a context, four completions and which of them is right (HellaSwag)
 //            tokenizer  magic 20240328, version 1 or 2, vocabulary, end-of-text id (version 2); then per token one length
@@ -53,9 +54,12 @@ enum {
     CHOICES_START = 65535, // begins an example
     CHOICES_MOST = 65536,  // examples: their number is a uint16
     GPT2_EOT = 50256,
-    DATA_VOCAB_MAX = 65536, // what uint16 can hold
-    TARGET_BITS = 24,       // of a document window's table entry; the other 40 are its first token
-    PERMUTATION_ROUNDS = 64 // 2^-64 of all positions are never moved; the largest stream has 2^40
+    DATA_VOCAB_MAX = 65536,  // what uint16 can hold
+    TARGET_BITS = 24,        // of a document window's table entry; the other 40 are its first token
+    PERMUTATION_ROUNDS = 64, // 2^-64 of all positions are never moved; the largest stream has 2^40
+    BYTE_TOKENS = 256,
+    FEW_TOKENS = 1000,        // say nothing about their tokenizer
+    PADDED_VOCAB_LEAST = 1024 // a model's vocabulary may be padded to this, however small that of the tokenizer is
 };
 static const uint64_t PERMUTATION_STREAM = 0x73687566666c65; // "shuffle": keeps these numbers apart from other rooms'
 #define DATA_HINT "make shards with scripts/prepare_data.py, or get the tutorial's with 'make data'"
@@ -73,12 +77,26 @@ typedef struct {
     int64_t windows_per_document; // of document windows, at most; 0: all
 } DatasetOptions;
 
+// Which tokenizer made some tokens. Data of one run that have different ones are refused.
+typedef struct {
+    int32_t vocab; // number of its tokens; 0: nothing is known of it
+    uint64_t hash; // tokenizer_hash
+} TokenizerId;
+
 typedef struct {
     void *map; // the whole file
     size_t bytes;
     const uint16_t *tokens; // inside the map
     int64_t begin, count;   // place in the stream; count > 0
 } TokenShard;
+
+// What the header and the tokens of a shard say.
+typedef struct {
+    int64_t count;
+    int32_t labels, first_label;
+    int32_t largest; // token; -1: there is none
+    TokenizerId tokenizer;
+} ShardFacts;
 
 typedef struct {
     int32_t masked; // leading targets of the row, which belong to the context
@@ -93,6 +111,9 @@ typedef struct {
     int64_t windows;             // W: whole windows (continuous) or all windows (document). 0 is possible for continuous, unshuffled ones
     uint64_t *table;             // windows of documents and choices: first token << TARGET_BITS | targets up to the padding; else NULL
     int32_t labels, first_label; // tokens first_label .. first_label + labels - 1 are labels; 0: the shards are not labelled
+    int32_t largest;             // token
+    TokenizerId tokenizer;       // of the shards of which it is known
+    bool like_bytes;             // FEW_TOKENS or more of unknown tokenizer are all below BYTE_TOKENS
     ChoiceRow *rows;             // choices: of each window; else NULL
 } Dataset;
 
@@ -134,20 +155,35 @@ static inline int64_t find_token(const uint16_t *tokens, int64_t count, int32_t 
     return i;
 }
 
-// First token outside of the vocabulary, or count. Some MB at a time: a slow disk may take long.
-static inline int64_t find_beyond(const uint16_t *tokens, int64_t count, int32_t vocab) {
-    enum { STEP = 1 << 22 };
-    for (int64_t at = 0; at < count; at += STEP, keep_alive()) {
-        int64_t n = min_i64(STEP, count - at), i = find_token(tokens + at, n, vocab, DATA_VOCAB_MAX - 1);
-        if (i < n) { return at + i; }
+// The largest token, or -1. Some MB at a time: a slow disk may take long.
+static inline int32_t largest_token(const uint16_t *tokens, int64_t count) {
+    enum { STEP = 1 << 22, BLOCK = 256 }; // constant trip counts, as in find_token
+    uint16_t largest[BLOCK] = {0}, most = 0;
+    int64_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        for (int j = 0; j < BLOCK; j++) { largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j]; }
+        if (i % STEP == 0) { keep_alive(); }
     }
-    return count;
+    for (int64_t j = 0; i + j < count; j++) { largest[j] = tokens[i + j] > largest[j] ? tokens[i + j] : largest[j]; }
+    for (int j = 0; j < BLOCK; j++) { most = largest[j] > most ? largest[j] : most; }
+    return count ? most : -1;
 }
 
-// Checks a shard's header, size and tokens. Returns its token count, which may be 0; sets labels[2]: how many, and the first.
-static inline int64_t shard_check(const char *path, const void *map, size_t bytes, int32_t vocab, int32_t labels[2]) {
-    int32_t header[5];
-    memcpy(header, map, sizeof header);
+// Which tokenizer a shard's header names. Words 5 to 8: TOKENIZER_MAGIC, or else nothing is
+// said; its vocabulary; the lower and the upper half of its hash.
+static inline TokenizerId shard_tokenizer(const char *path, const int32_t *header) {
+    TokenizerId id = {0, 0};
+    if (header[5] != TOKENIZER_MAGIC) { return id; }
+    id.vocab = header[6];
+    id.hash = (uint64_t)(uint32_t)header[8] << 32 | (uint32_t)header[7];
+    if (id.vocab < 1 || id.vocab > DATA_VOCAB_MAX) {
+        die(EXIT_INPUT, DATA_HINT, "%s: expected a tokenizer of 1 to %d tokens in word 6, found %d", path, (int)DATA_VOCAB_MAX, (int)id.vocab);
+    }
+    return id;
+}
+
+// Checks the size, magic and version of a shard. Returns its token count, which may be 0.
+static inline int64_t shard_check_header(const char *path, const int32_t *header, size_t bytes) {
     if (header[0] == SHARD_MAGIC_LLAMA3) {
         die(EXIT_INPUT, DATA_HINT, "%s: expected GPT-2 tokens (magic %d, uint16), found Llama 3 tokens (magic %d, uint32), which are not supported", path,
             (int)SHARD_MAGIC, (int)SHARD_MAGIC_LLAMA3);
@@ -162,21 +198,202 @@ static inline int64_t shard_check(const char *path, const void *map, size_t byte
         die(EXIT_INPUT, "the file is cut off or damaged: make or copy it again", "%s: expected %" PRId64 " bytes for %" PRId64 " tokens, found %zu", path,
             DATA_HEADER_BYTES + 2 * count, count, bytes);
     }
-    const uint16_t *tokens = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES);
-    int64_t bad = vocab >= DATA_VOCAB_MAX ? count : find_beyond(tokens, count, vocab);
-    if (bad < count) {
-        die(EXIT_INPUT, "the shard was made with a larger vocabulary than the model has: change one of them",
-            "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path, (int)vocab, (int)tokens[bad], bad);
-    }
-    labels[0] = header[3], labels[1] = labels[0] ? header[4] : 0;
-    if (labels[0] < 0 || labels[1] < 0 || (int64_t)labels[0] + labels[1] > vocab) {
-        die(EXIT_INPUT, "words 3 and 4 of the header are how many labels there are, and the first of their tokens",
-            "%s: expected labels below the vocabulary of %d, found %d from token %d on", path, (int)vocab, (int)labels[0], (int)labels[1]);
-    }
     return count;
 }
 
+// Checks a shard's header, size and tokens, which must be below vocab.
+static inline ShardFacts shard_check(const char *path, const void *map, size_t bytes, int32_t vocab) {
+    int32_t header[9];
+    memcpy(header, map, sizeof header);
+    ShardFacts f;
+    memset(&f, 0, sizeof f);
+    f.count = shard_check_header(path, header, bytes);
+    const uint16_t *tokens = (const uint16_t *)((const char *)map + DATA_HEADER_BYTES);
+    f.largest = largest_token(tokens, f.count);
+    if (f.largest >= vocab) {
+        int64_t bad = find_token(tokens, f.count, vocab, DATA_VOCAB_MAX - 1);
+        die(EXIT_INPUT, "the shard was made with a larger vocabulary than the model has: change one of them",
+            "%s: expected tokens below the vocabulary of %d, found %d at token %" PRId64, path, (int)vocab, (int)tokens[bad], bad);
+    }
+    f.labels = header[3];
+    f.first_label = f.labels ? header[4] : 0;
+    if (f.labels < 0 || f.first_label < 0 || (int64_t)f.labels + f.first_label > vocab) {
+        die(EXIT_INPUT, "words 3 and 4 of the header are how many labels there are, and the first of their tokens",
+            "%s: expected labels below the vocabulary of %d, found %d from token %d on", path, (int)vocab, (int)f.labels, (int)f.first_label);
+    }
+    f.tokenizer = shard_tokenizer(path, header);
+    if (f.tokenizer.vocab && f.largest >= f.tokenizer.vocab) {
+        die(EXIT_INPUT, "the file is damaged: make or copy it again", "%s: expected tokens below %d, the vocabulary of its tokenizer, found %d", path,
+            (int)f.tokenizer.vocab, (int)f.largest);
+    }
+    return f;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tokenizer: what text a token stands for
+
+typedef struct {
+    int32_t vocab;   // tokens known here; 0 without a file, unless tokens are bytes
+    int32_t eot;     // end-of-text token; -1 if unknown
+    bool from_file;  // then end-of-text stands for no text; without a file every token below 256 is one byte
+    TokenizerId id;  // of a file
+    uint32_t *begin; // (vocab) place of a token's length byte in text; its bytes follow
+    unsigned char *text;
+} Tokenizer;
+
+// FNV-1a of the vocabulary and the end-of-text token as int32, then all tokens as in the file:
+// a length byte, and the bytes. prepare_data.py writes the same into the headers of shards.
+static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes) {
+    for (const unsigned char *p = (const unsigned char *)data; bytes; p++, bytes--) { hash = (hash ^ *p) * UINT64_C(0x100000001b3); }
+    return hash;
+}
+static inline uint64_t tokenizer_hash(int32_t vocab, int32_t eot, const void *text, size_t bytes) {
+    const int32_t words[2] = {vocab, eot};
+    return fnv1a(fnv1a(UINT64_C(0xcbf29ce484222325), words, sizeof words), text, bytes);
+}
+static inline bool tokenizer_same(TokenizerId a, TokenizerId b) { return a.vocab == b.vocab && a.hash == b.hash; }
+#define TOKENIZER_ID "%d tokens, hash %016" PRIx64 // in messages
+#define TOKENIZER_ID_OF(id) (int)(id).vocab, (id).hash
+
+#define TOKENIZER_HINT "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
+
+// Checks the header; sets vocab and eot.
+static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
+    int32_t header[4];
+    memcpy(header, map, sizeof header);
+    if (header[0] != TOKENIZER_MAGIC) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a tokenizer (magic %d), found magic %d", path, (int)TOKENIZER_MAGIC, (int)header[0]);
+    }
+    if (header[1] != 1 && header[1] != 2) { die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected tokenizer version 1 or 2, found %d", path, (int)header[1]); }
+    t->vocab = header[2];
+    t->eot = header[1] == 1 ? (int32_t)GPT2_EOT : header[3];
+    if (t->vocab < 1 || t->vocab > DATA_VOCAB_MAX) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a vocabulary of 1 to %d, found %d", path, (int)DATA_VOCAB_MAX, (int)t->vocab);
+    }
+    if (t->eot < 0 || t->eot >= t->vocab) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the vocabulary of %d, found %d", path, (int)t->vocab, (int)t->eot);
+    }
+}
+
+// Finds where each token begins in text(size); every length is checked against what is left.
+static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) {
+    t->begin = (uint32_t *)checked_calloc((size_t)t->vocab, sizeof *t->begin, "the tokenizer");
+    size_t at = 0;
+    for (int32_t id = 0; id < t->vocab; id++) {
+        if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
+            die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, (int)id, (int)t->vocab,
+                at < size && t->text[at] == 0 ? "none" : "the end of the file");
+        }
+        t->begin[id] = (uint32_t)at;
+        at += 1 + (size_t)t->text[at];
+    }
+    if (at != size) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected the end of the file after %d tokens (%zu bytes), found more", path, (int)t->vocab,
+            DATA_HEADER_BYTES + at);
+    }
+}
+
+// Without a file: tokens of a vocabulary up to 256 are bytes, with end-of-text 0; of a larger one nothing is known, except
+// that 50256 ends a text where the vocabulary has it.
+static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    t.vocab = vocab <= 256 ? vocab : 0;
+    t.eot = vocab <= 256 ? 0 : vocab > GPT2_EOT ? (int32_t)GPT2_EOT : -1;
+    t.text = (unsigned char *)checked_malloc(2 * 256, "the tokenizer");
+    for (int i = 0; i < 256; i++) { t.text[2 * i] = 1, t.text[2 * i + 1] = (unsigned char)i; }
+    tokenizer_index(&t, "", 2 * (size_t)t.vocab);
+    return t;
+}
+
+// NAME_tokenizer.bin beside shards whose name or pattern is NAME_train or NAME_val and more; NULL
+// where there is none.
+static inline const char *tokenizer_find(const char *shards, char *path, size_t bytes) {
+    const char *slash = strrchr(shards, '/'), *name = slash ? slash : shards, *end = NULL;
+    static const char *const parts[] = {"_train", "_val"};
+    for (int i = 0; i < 2; i++) {
+        for (const char *at = strstr(name, parts[i]); at; at = strstr(at + 1, parts[i])) { end = !end || at > end ? at : end; }
+    }
+    if (!end) { return NULL; }
+    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
+    return access(path, R_OK) ? NULL : path;
+}
+
+// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank calls; a bad file ends the program with EXIT_INPUT.
+static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
+    if (!path) { return tokenizer_of_bytes(vocab); }
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    t.from_file = true;
+    size_t bytes;
+    void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
+    tokenizer_header(&t, path, map);
+    if (t.eot >= vocab) {
+        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path, (int)vocab, (int)t.eot);
+    }
+    size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1; // the 1: too long is seen as such
+    if (size > most) { size = most; }
+    t.text = (unsigned char *)checked_malloc(size, "the tokenizer");
+    memcpy(t.text, (const char *)map + DATA_HEADER_BYTES, size);
+    munmap(map, bytes);
+    tokenizer_index(&t, path, size);
+    t.id.vocab = t.vocab;
+    t.id.hash = tokenizer_hash(t.vocab, t.eot, t.text, size);
+    return t;
+}
+
+static inline void tokenizer_close(Tokenizer *t) {
+    free(t->begin);
+    free(t->text);
+    memset(t, 0, sizeof *t);
+}
+
+// The file beside a shard whose header names no tokenizer stands for the name. The last answer is
+// kept: many shards have one file beside them.
+typedef struct {
+    char path[1100];
+    TokenizerId id;
+} TokenizerBeside;
+static inline TokenizerId tokenizer_beside(TokenizerBeside *last, const char *shard, int32_t vocab) {
+    const TokenizerId unknown = {0, 0};
+    char path[sizeof last->path];
+    if (!tokenizer_find(shard, path, sizeof path)) { return unknown; }
+    if (strcmp(path, last->path) != 0) {
+        Tokenizer t = tokenizer_open(path, vocab);
+        snprintf(last->path, sizeof last->path, "%s", path);
+        last->id = t.id;
+        tokenizer_close(&t);
+    }
+    return last->id;
+}
+
+// Are these, of which nothing else is known, bytes? A larger vocabulary would show in so many.
+static inline bool like_bytes(int64_t count, int32_t largest) { return count >= FEW_TOKENS && largest < BYTE_TOKENS; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shards of a data set
+
 static inline int data_compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// Takes up what another shard says: all shards of a data set agree. `first` is the first one's name.
+static inline void dataset_add_facts(Dataset *ds, const char *path, const char *first, const ShardFacts *f) {
+    static const char hint[] = "these are shards of different data sets: name those of one";
+    if (path == first) {
+        ds->labels = f->labels;
+        ds->first_label = f->first_label;
+    }
+    if (f->labels != ds->labels || f->first_label != ds->first_label) {
+        die(EXIT_INPUT, hint, "%s: expected %d labels from token %d on, as in %s, found %d from %d on", path, (int)ds->labels, (int)ds->first_label, first,
+            (int)f->labels, (int)f->first_label);
+    }
+    if (ds->tokenizer.vocab && f->tokenizer.vocab && !tokenizer_same(ds->tokenizer, f->tokenizer)) {
+        die(EXIT_INPUT, hint, "%s %s: expected tokens of one tokenizer (" TOKENIZER_ID "), found another one (" TOKENIZER_ID ")", ds->options.flag, path,
+            TOKENIZER_ID_OF(ds->tokenizer), TOKENIZER_ID_OF(f->tokenizer));
+    }
+    if (f->tokenizer.vocab) { ds->tokenizer = f->tokenizer; }
+    ds->like_bytes |= !f->tokenizer.vocab && like_bytes(f->count, f->largest);
+    ds->largest = f->largest > ds->largest ? f->largest : ds->largest;
+}
 
 // The files that a pattern names; glob()'s result. The caller calls globfree.
 static inline int data_glob(const char *pattern, glob_t *names) {
@@ -187,29 +404,34 @@ static inline int data_glob(const char *pattern, glob_t *names) {
 #endif
     return glob(pattern, flags, NULL, names);
 }
-// Maps and checks every shard that matches, in name order whatever the locale; fills shards, shard_count and tokens.
-static inline void dataset_map(Dataset *ds, const char *pattern) {
+// Names of the files that match a pattern, in byte order whatever the locale. The caller calls globfree.
+static inline glob_t dataset_names(const char *flag, const char *pattern) {
     glob_t names;
     int failed = data_glob(pattern, &names);
-    if (failed == GLOB_NOSPACE) { die(EXIT_RESOURCES, "", "%s %s: no memory to list the files", ds->options.flag, pattern); }
-    if (failed || names.gl_pathc == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected shards of tokens, found no such file", ds->options.flag, pattern); }
+    if (failed == GLOB_NOSPACE) { die(EXIT_RESOURCES, "", "%s %s: no memory to list the files", flag, pattern); }
+    if (failed || names.gl_pathc == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected shards of tokens, found no such file", flag, pattern); }
     qsort(names.gl_pathv, names.gl_pathc, sizeof *names.gl_pathv, data_compare_names);
+    return names;
+}
+
+// Maps and checks every shard that matches, in name order whatever the locale; fills in what they say, and tokens.
+static inline void dataset_map(Dataset *ds, const char *pattern) {
+    glob_t names = dataset_names(ds->options.flag, pattern);
+    TokenizerBeside beside;
+    memset(&beside, 0, sizeof beside);
     ds->shards = (TokenShard *)checked_calloc(names.gl_pathc, sizeof(TokenShard), "the list of shards");
     for (size_t i = 0; i < names.gl_pathc; i++) {
+        const char *path = names.gl_pathv[i];
         TokenShard shard;
-        shard.map = data_map_file(names.gl_pathv[i], "a shard of tokens", DATA_HINT, &shard.bytes);
+        shard.map = data_map_file(path, "a shard of tokens", DATA_HINT, &shard.bytes);
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_SEQUENTIAL);
-        int32_t labels[2];
-        shard.count = shard_check(names.gl_pathv[i], shard.map, shard.bytes, ds->options.vocab, labels);
-        if (i == 0) { ds->labels = labels[0], ds->first_label = labels[1]; }
-        if (labels[0] != ds->labels || labels[1] != ds->first_label) {
-            die(EXIT_INPUT, "these are shards of different data sets: name those of one",
-                "%s: expected %d labels from token %d on, as in %s, found %d from %d on", names.gl_pathv[i], (int)ds->labels, (int)ds->first_label,
-                names.gl_pathv[0], (int)labels[0], (int)labels[1]);
-        }
+        ShardFacts facts = shard_check(path, shard.map, shard.bytes, ds->options.vocab);
+        if (!facts.tokenizer.vocab) { facts.tokenizer = tokenizer_beside(&beside, path, ds->options.vocab); }
+        dataset_add_facts(ds, path, names.gl_pathv[0], &facts);
         posix_madvise(shard.map, shard.bytes, POSIX_MADV_NORMAL);
         shard.tokens = (const uint16_t *)((const char *)shard.map + DATA_HEADER_BYTES);
         shard.begin = ds->tokens;
+        shard.count = facts.count;
         if (shard.count) {
             ds->shards[ds->shard_count++] = shard;
         } else {
@@ -375,6 +597,53 @@ static inline void dataset_close(Dataset *ds) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// One tokenizer for all data of a run. Whatever tells one (a shard's header, the file beside it,
+// --tokenizer) must tell the same. Where nothing does, tokens can only be too large or too small.
+
+typedef struct {
+    TokenizerId id;
+    const char *flag, *name; // who told it first
+} CommonTokenizer;
+
+#define TOKENIZERS_HINT "take training shards, validation shards and tokenizer from one run of scripts/prepare_data.py"
+
+// Adds what `flag name` tells, which may be nothing.
+static inline void common_tokenizer_add(CommonTokenizer *common, TokenizerId id, const char *flag, const char *name) {
+    if (!id.vocab) { return; }
+    if (!common->id.vocab) {
+        const CommonTokenizer first = {id, flag, name};
+        *common = first;
+    }
+    if (!tokenizer_same(common->id, id)) {
+        die(EXIT_INPUT, TOKENIZERS_HINT, "%s %s: expected the tokenizer that %s %s has (" TOKENIZER_ID "), found another one (" TOKENIZER_ID ")", flag, name,
+            common->flag, common->name, TOKENIZER_ID_OF(common->id), TOKENIZER_ID_OF(id));
+    }
+}
+
+// A model's vocabulary is that of the tokenizer, padded perhaps: up to twice, or PADDED_VOCAB_LEAST.
+static inline bool vocabulary_fits(int64_t vocab, int64_t tokens) { return vocab <= max_i64(2 * tokens, PADDED_VOCAB_LEAST); }
+static inline void common_tokenizer_check_model(const CommonTokenizer *common, int32_t vocab) {
+    if (common->id.vocab && !vocabulary_fits(vocab, common->id.vocab)) {
+        die(EXIT_INPUT, "give a model with the vocabulary of the tokenizer, such as layers=L,heads=H,channels=C,vocab=V, or other shards",
+            "%s %s: the tokenizer has %d tokens, and a vocabulary of %d is no padding of that (%d at most)", common->flag, common->name, (int)common->id.vocab,
+            (int)vocab, (int)max_i64(2 * (int64_t)common->id.vocab, PADDED_VOCAB_LEAST));
+    }
+}
+
+// Checks the tokens of a data set, given by `name`, against the tokenizer or, of an unknown one, the model's vocabulary.
+static inline void common_tokenizer_check(const CommonTokenizer *common, const Dataset *ds, const char *name) {
+    const int32_t known = common->id.vocab, vocab = known ? known : ds->options.vocab;
+    if (known && ds->largest >= known) {
+        die(EXIT_INPUT, TOKENIZERS_HINT, "%s %s: expected tokens below %d, the vocabulary of the tokenizer that %s %s has, found %d", ds->options.flag, name,
+            (int)known, common->flag, common->name, (int)ds->largest);
+    }
+    if (ds->like_bytes && !vocabulary_fits(vocab, BYTE_TOKENS)) {
+        die(EXIT_INPUT, TOKENIZERS_HINT ", and a model with its vocabulary",
+            "%s %s: expected tokens of a vocabulary of %d, found none above %d: these are bytes", ds->options.flag, name, (int)vocab, (int)BYTE_TOKENS - 1);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Choices: a context and completions, of which the likeliest one is chosen
 
 #define CHOICES_HINT "--hellaswag takes llm.c's hellaswag_val.bin; the file is damaged or another one"
@@ -483,6 +752,8 @@ static inline Dataset choices_open(const char *path, DatasetOptions options) {
         most = max_i64(most, 2 * (next - at)), at = next;
     }
     ds.shards[0].count = ds.tokens;
+    ds.largest = largest_token(ds.shards[0].tokens, ds.tokens);
+    ds.like_bytes = like_bytes(ds.tokens, ds.largest); // the file does not tell its tokenizer
     if (choices_byte(at) != (int64_t)bytes || most != longest) {
         die(EXIT_INPUT, CHOICES_HINT, "%s: expected a longest example of %" PRId64 " bytes and the end at byte %" PRId64 ", found %" PRId64 " and %zu", path,
             longest, choices_byte(at), most, bytes);
@@ -626,101 +897,7 @@ static inline int choice_add(Choice *choice, const Dataset *ds, int64_t window, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Tokenizer: what text a token stands for
-
-typedef struct {
-    int32_t vocab;   // tokens known here; 0 without a file, unless tokens are bytes
-    int32_t eot;     // end-of-text token; -1 if unknown
-    bool from_file;  // then end-of-text stands for no text; without a file every token below 256 is one byte
-    uint32_t *begin; // (vocab) place of a token's length byte in text; its bytes follow
-    unsigned char *text;
-} Tokenizer;
-
-#define TOKENIZER_HINT "--tokenizer takes llm.c's gpt2_tokenizer.bin; scripts/prepare_data.py writes one"
-
-// Checks the header; sets vocab and eot.
-static inline void tokenizer_header(Tokenizer *t, const char *path, const void *map) {
-    int32_t header[4];
-    memcpy(header, map, sizeof header);
-    if (header[0] != TOKENIZER_MAGIC) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a tokenizer (magic %d), found magic %d", path, (int)TOKENIZER_MAGIC, (int)header[0]);
-    }
-    if (header[1] != 1 && header[1] != 2) { die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected tokenizer version 1 or 2, found %d", path, (int)header[1]); }
-    t->vocab = header[2];
-    t->eot = header[1] == 1 ? (int32_t)GPT2_EOT : header[3];
-    if (t->vocab < 1 || t->vocab > DATA_VOCAB_MAX) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected a vocabulary of 1 to %d, found %d", path, (int)DATA_VOCAB_MAX, (int)t->vocab);
-    }
-    if (t->eot < 0 || t->eot >= t->vocab) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the vocabulary of %d, found %d", path, (int)t->vocab, (int)t->eot);
-    }
-}
-
-// Finds where each token begins in text(size); every length is checked against what is left.
-static inline void tokenizer_index(Tokenizer *t, const char *path, size_t size) {
-    t->begin = (uint32_t *)checked_calloc((size_t)t->vocab, sizeof *t->begin, "the tokenizer");
-    size_t at = 0;
-    for (int32_t id = 0; id < t->vocab; id++) {
-        if (at >= size || t->text[at] == 0 || t->text[at] >= size - at) {
-            die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected 1 to 255 bytes for token %d of %d, found %s", path, (int)id, (int)t->vocab,
-                at < size && t->text[at] == 0 ? "none" : "the end of the file");
-        }
-        t->begin[id] = (uint32_t)at;
-        at += 1 + (size_t)t->text[at];
-    }
-    if (at != size) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected the end of the file after %d tokens (%zu bytes), found more", path, (int)t->vocab,
-            DATA_HEADER_BYTES + at);
-    }
-}
-
-// Without a file: tokens of a vocabulary up to 256 are bytes, with end-of-text 0; of a larger one nothing is known, except
-// that 50256 ends a text where the vocabulary has it.
-static inline Tokenizer tokenizer_of_bytes(int32_t vocab) {
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    t.vocab = vocab <= 256 ? vocab : 0;
-    t.eot = vocab <= 256 ? 0 : vocab > GPT2_EOT ? (int32_t)GPT2_EOT : -1;
-    t.text = (unsigned char *)checked_malloc(2 * 256, "the tokenizer");
-    for (int i = 0; i < 256; i++) { t.text[2 * i] = 1, t.text[2 * i + 1] = (unsigned char)i; }
-    tokenizer_index(&t, "", 2 * (size_t)t.vocab);
-    return t;
-}
-
-// NAME_tokenizer.bin beside shards whose pattern is NAME, `part` and more; NULL where there is none.
-static inline const char *tokenizer_find(const char *shards, const char *part, char *path, size_t bytes) {
-    const char *end = strstr(shards, part);
-    if (!end) { return NULL; }
-    snprintf(path, bytes, "%.*s_tokenizer.bin", (int)(end - shards), shards);
-    return access(path, R_OK) ? NULL : path;
-}
-
-// Loads a tokenizer; path NULL: tokenizer_of_bytes(vocab). Any rank calls; a bad file ends the program with EXIT_INPUT.
-static inline Tokenizer tokenizer_open(const char *path, int32_t vocab) {
-    if (!path) { return tokenizer_of_bytes(vocab); }
-    Tokenizer t;
-    memset(&t, 0, sizeof t);
-    t.from_file = true;
-    size_t bytes;
-    void *map = data_map_file(path, "a tokenizer", TOKENIZER_HINT, &bytes);
-    tokenizer_header(&t, path, map);
-    if (t.eot >= vocab) {
-        die(EXIT_INPUT, TOKENIZER_HINT, "%s: expected an end-of-text token below the model's vocabulary of %d, found %d", path, (int)vocab, (int)t.eot);
-    }
-    size_t size = bytes - DATA_HEADER_BYTES, most = 256 * (size_t)t.vocab + 1; // the 1: too long is seen as such
-    if (size > most) { size = most; }
-    t.text = (unsigned char *)checked_malloc(size, "the tokenizer");
-    memcpy(t.text, (const char *)map + DATA_HEADER_BYTES, size);
-    munmap(map, bytes);
-    tokenizer_index(&t, path, size);
-    return t;
-}
-
-static inline void tokenizer_close(Tokenizer *t) {
-    free(t->begin);
-    free(t->text);
-    memset(t, 0, sizeof *t);
-}
+// Text of tokens
 
 // The bytes of a token, not ended by a zero, and their number; NULL and 0 for a token that is not known (-1 too).
 static inline const unsigned char *tokenizer_decode(const Tokenizer *t, int32_t id, int *length) {

@@ -43,7 +43,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
 //  kind  group, field, name, llm.c's letter, default, lowest, highest, choices or unit, help
 #define OPTION_TABLE(X)                                                                                                                        \
     X(TEXT, "data", train, "train", "i", "data/text_gpt2_train_*.bin", 0, 0, "glob", "training shards (llm.c format)")                       \
-    X(TEXT, "data", val, "val", "j", "data/text_gpt2_val_*.bin", 0, 0, "glob", "validation shards")                                          \
+    X(TEXT, "data", val, "val", "j", "data/text_gpt2_val_*.bin", 0, 0, "glob", "validation shards; left out where --train is given: no validation") \
     X(TEXT, "data", tokenizer, "tokenizer", "", "", 0, 0, "file", "tokenizer .bin, to print samples; empty: found beside the shards")          \
     X(FLAG, "data", shuffle, "shuffle", "", "1", 0, 1, "", "a new permutation of the windows each epoch; 0: in order")                         \
     X(PICK, "data", windows, "windows", "", "continuous", 0, 0, "continuous|document", "cut the training stream anywhere, or at documents; labelled shards: always there; validation: anywhere") \
@@ -736,6 +736,14 @@ static inline void options_check_privacy(const Options *o) {
     }
 }
 
+// The default validation shards belong to the default training shards: a run on others validates on
+// what it is given, or on nothing, which --val says then by being empty.
+static inline void options_choose_validation(Options *o, const OptionsGiven *given) {
+    if (!o->val_every || !given->at[OPTION_INDEX_train] || given->at[OPTION_INDEX_val]) { return; }
+    o->val = "";
+    if (!*o->hellaswag) { o->val_every = 0; }
+}
+
 // Fills options from the command line; ends the program on --help and on any mistake. All ranks call it with the same arguments.
 static inline void options_parse(Options *options, OptionsGiven *given, int argc, char **argv) {
     memset(options, 0, sizeof *options);
@@ -752,6 +760,7 @@ static inline void options_parse(Options *options, OptionsGiven *given, int argc
         const OptionPair *pair = &option_pairs[i];
         if (pair->clash(options, given)) { die(EXIT_INPUT, "--compat lists what does not combine", "--%s with --%s: %s", pair->a, pair->b, pair->why); }
     }
+    options_choose_validation(options, given);
     options_hide_secrets(options);
 }
 

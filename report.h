@@ -138,6 +138,7 @@ typedef struct {
     const CyclicPlan *cyclic; // whose program is that of step 0
     Prediction *later;        // of the model whose blocks share no more; NULL: it does not come to that
     const DiskFile *files;    // [2] of this model and of the one that follows
+    const OptionsGiven *given;
 } RunFacts;
 
 // Bytes of each kind on this rank, with micro-batches of `rows` samples.
@@ -703,6 +704,10 @@ static inline void print_start(const RunFacts *run) {
     if (run->steps > 0 && o->warmup > run->steps) {
         printf("note: --warmup %" PRId64 " is longer than the run: after its %" PRId64 " steps the learning rate is %.10g, not yet --lr %.10g\n", o->warmup,
                run->steps, options_learning_rate(o, run->steps - 1, run->steps), o->lr);
+    }
+    if (!*o->val) { printf("data       no validation%s: --train is given without --val\n", *o->hellaswag ? " but --hellaswag" : ""); }
+    if (o->steps && run->given->at[OPTION_INDEX_val] && !run->given->at[OPTION_INDEX_train]) {
+        printf("data       training on the default, %s: --val is given without --train\n", o->train);
     }
     if (!o->dry_run && o->steps) {
         printf("data       %" PRId64 " training tokens in %d shards, %" PRId64 " steps\n", run->train->tokens, run->train->shard_count, run->steps);

@@ -183,12 +183,35 @@ static int64_t validation_samples(const Trainer *t) {
     return asked < 0 || (t->val.labels && asked > all) ? all : asked;
 }
 
+// The tokenizer file of the run: as --tokenizer says, or one beside the shards that it reads, those
+// for training first. NULL: there is none. `path` has room for its name.
+static const char *find_tokenizer(const Trainer *t, bool validates, char *path, size_t bytes) {
+    const Options *o = &t->options;
+    const bool trains = o->steps || t->given.at[OPTION_INDEX_train];
+    if (*o->tokenizer) { return o->tokenizer; }
+    const char *file = trains ? tokenizer_find(o->train, path, bytes) : NULL;
+    return file || !validates ? file : tokenizer_find(o->val, path, bytes);
+}
+
+// Nothing is learnt, and nothing measured, from data of several tokenizers, or of another one than the model's.
+static void check_tokenizers(const Trainer *t, const char *file) {
+    const Options *o = &t->options;
+    const Dataset *data[] = {&t->train, &t->val, &t->hellaswag};
+    const char *names[] = {o->train, o->val, o->hellaswag};
+    CommonTokenizer common;
+    memset(&common, 0, sizeof common);
+    common_tokenizer_add(&common, t->tokenizer.id, "the file", file);
+    for (int i = 0; i < 3; i++) { common_tokenizer_add(&common, data[i]->tokenizer, data[i]->options.flag, names[i]); }
+    common_tokenizer_check_model(&common, (int32_t)t->model.config.vocab);
+    for (int i = 0; i < 3; i++) { common_tokenizer_check(&common, data[i], names[i]); }
+}
+
 static void setup_data(Trainer *t) {
     const Options *o = &t->options;
+    const bool validates = o->val_every && (*o->val || t->given.at[OPTION_INDEX_val]);
     char path[1100];
-    bool trains = o->steps || t->given.at[OPTION_INDEX_train];
-    const char *file = trains ? tokenizer_find(o->train, "_train", path, sizeof path) : tokenizer_find(o->val_every ? o->val : "", "_val", path, sizeof path);
-    t->tokenizer = tokenizer_open(*o->tokenizer ? o->tokenizer : file, (int32_t)t->model.config.vocab);
+    const char *file = find_tokenizer(t, validates, path, sizeof path);
+    t->tokenizer = tokenizer_open(file, (int32_t)t->model.config.vocab);
     WindowKind windows = o->windows == WINDOWS_DOCUMENT ? WINDOWS_DOCUMENT : WINDOWS_CONTINUOUS;
     DatasetOptions train = {"--train",
                             o->seq_len,
@@ -199,12 +222,14 @@ static void setup_data(Trainer *t) {
                             (uint64_t)o->seed,
                             o->dp_unit == DP_DOCUMENT ? o->dp_windows_per_document : 0};
     DatasetOptions val = {"--val", o->seq_len, (int32_t)t->model.config.vocab, t->tokenizer.eot, WINDOWS_CONTINUOUS, false, 0, 0};
-    t->steps = o->steps;
-    if (o->steps) { t->train = dataset_open(o->train, train); }
-    if (o->val_every) { t->val = dataset_open(o->val, val), t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t)); }
     DatasetOptions hellaswag = val;
     hellaswag.flag = "--hellaswag";
+    t->steps = o->steps;
+    if (o->steps) { t->train = dataset_open(o->train, train); }
+    if (validates) { t->val = dataset_open(o->val, val); }
     if (*o->hellaswag) { t->hellaswag = choices_open(o->hellaswag, hellaswag); }
+    check_tokenizers(t, file);
+    if (validates) { t->val_bytes = dataset_target_bytes(&t->val, &t->tokenizer, validation_samples(t)); }
     if (o->steps < 0) { t->steps = dataset_whole_windows(&t->train) / t->samples; }
 }
 
@@ -320,7 +345,7 @@ static void between_steps(Trainer *t) {
     bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
     memcpy(sent, t->comm.bytes, sizeof sent);
-    if (validates) { validate(t); }
+    if (validates && t->val.tokens) { validate(t); }
     if (validates && *t->options.hellaswag) { score_hellaswag(t); }
     if (samples) { print_sample(t); }
     memcpy(t->comm.bytes, sent, sizeof sent), t->store.moved[0] = moved;

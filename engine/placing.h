@@ -44,7 +44,7 @@ static inline RunFacts run_facts(Trainer *t) {
     RunFacts facts = {&t->options,     &t->model,     &t->comm,  &t->cluster, t->ranks,          &t->program,
                       &t->rates,       &t->predicted, &t->train, &t->store,   t->stream.threads, t->samples,
                       t->most_samples, t->steps,      t->shape,  &t->privacy, &t->cyclic,        t->later.parameters ? &t->later : NULL,
-                      t->files};
+                      t->files,        &t->given};
     return facts;
 }
 

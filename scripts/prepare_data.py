@@ -3,7 +3,7 @@
 
     prepare_data.py                                     the works of Shakespeare, one token per byte
     prepare_data.py --tokenizer gpt2                    the same, in GPT-2's vocabulary
-    prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder but what is hidden
+    prepare_data.py --input notes.txt library/          one's own text: files, and all in a folder but what is hidden or binary
     prepare_data.py --images                            1797 handwritten digits of 8 x 8 pixels, from scikit-learn
     prepare_data.py --images photos/                    one's own images: a folder of them for each class, photos/CLASS/
     prepare_data.py --images cifar-10-batches-py/       CIFAR-10's files as they are distributed (-py or -bin); its test set is held out
@@ -14,6 +14,9 @@ What always holds:
   - A document is preceded by the end-of-text token, and is either training or validation as a whole; only where there
     is just one, its last part becomes validation. No document is in both: identical ones are taken once.
   - Text is UTF-8 without NUL bytes, so the NUL byte is free to be the end-of-text token of the byte vocabulary.
+  - Only plain text is read. Files that hold text in another form (JSON, tables, archives, compressed files: UNREAD below)
+    are refused by their names, also in folders. Whatever else of a folder is left out is said.
+  - Each shard says in its header which tokenizer made it, so that train_gpt can refuse to mix two.
   - An image is a document too: a token for each of its grey pixels, row by row, then the token of its class. All are of
     one size. Binary PGM and PPM files are read here, PNG, JPEG and BMP by the package Pillow. The shards' header tells
     train_gpt which tokens are labels.
@@ -46,6 +49,11 @@ TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 HEADER_WORDS = 256  # int32, the unused ones zero
 
 BLOCK = 1 << 20  # bytes of text in memory at a time
+
+# Endings of files that hold text, but not as it is: trained on as they are, they would teach their own syntax.
+UNREAD = frozenset(
+    ".json .jsonl .ndjson .parquet .arrow .feather .avro .orc .csv .tsv .tfrecord .tfrecords .warc "
+    ".gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .zstd .tzst .lz4 .br .z .7z .zip .rar .tar".split())
 MIN_TOKENS = 1000  # less is a mistake rather than a corpus
 MIN_SHARD_TOKENS = 100  # a shard must hold a window or two
 
@@ -132,6 +140,11 @@ def measured(document):
     return document
 
 
+def note_left_out(reason, files):
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    note(f"left out as {reason}: {files[0]}{more}")
+
+
 def load_documents(paths):
     """The documents to be used, in the order of `paths`: binary, empty and repeated ones are left out with a note."""
     documents, dropped = {}, {}  # by digest; by reason
@@ -143,8 +156,7 @@ def load_documents(paths):
         else:
             documents[document.digest] = document
     for reason, files in dropped.items():
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        note(f"left out as {reason}: {files[0]}{more}")
+        note_left_out(reason, files)
     return list(documents.values())
 
 
@@ -187,16 +199,47 @@ def standard_library_paths():
 
 
 def input_paths(inputs):
-    paths = []
+    paths, dropped = [], {}
     for name in inputs:
         item = Path(name)
         if name and item.is_dir():  # Path("") is the current folder, and an empty argument a mistake
-            paths += sorted(path for path in item.rglob("*") if path.is_file() and not is_hidden(path, item))
+            paths += folder_paths(item, dropped)
         elif item.is_file():
             paths.append(item)
         else:
             raise Failure(EXIT_INPUT, f"{name!r}: no such file or folder")
+    refuse_unread(paths)
+    for reason, files in dropped.items():
+        note_left_out(reason, files)
     return paths
+
+
+def folder_paths(folder, dropped):
+    """The files in a folder and in those below it. Adds those that are left out to `dropped`, by reason."""
+    paths = []
+    for path in sorted(folder.rglob("*")):
+        reason = reason_to_pass(path, folder)
+        if reason:
+            dropped.setdefault(reason, []).append(path)
+        elif path.is_file():
+            paths.append(path)
+    return paths
+
+
+def reason_to_pass(path, folder):
+    """Why something in a folder is not taken; None of a file that is taken, and of a folder."""
+    if path.is_dir():
+        return "a link to a folder" if path.is_symlink() and not is_hidden(path, folder) else None
+    if is_hidden(path, folder):
+        return "hidden"
+    return None if path.is_file() else "no regular file"
+
+
+def refuse_unread(paths):
+    unread = [path for path in paths if path.suffix.lower() in UNREAD]
+    if unread:
+        more = f" (and {len(unread) - 1} more such files)" if len(unread) > 1 else ""
+        raise Failure(EXIT_INPUT, f"{unread[0]}{more}: {unread[0].suffix} files are not read yet: give plain text")
 
 
 def is_hidden(path, folder):
@@ -432,7 +475,7 @@ def two_bytes_each(data):
 
 
 class TextTokenizer:
-    labels = ()
+    labels = 0, 0
 
     def packed(self, document):
         return map(self.encode, pieces(document))
@@ -500,6 +543,17 @@ TEXT_TOKENIZERS = {"bytes": ByteTokenizer, "gpt2": Gpt2Tokenizer}
 # Files. All are written under a temporary name first; publish() then gives them their own.
 
 
+def tokenizer_words(file):
+    """What a shard says of its tokenizer: the magic of its file, the vocabulary, a hash in two halves.
+
+    The hash is FNV-1a, 64 bits, of the vocabulary, the end-of-text token and all tokens, as they stand in the file.
+    """
+    value = 0xCBF29CE484222325
+    for byte in file[8:16] + file[4 * HEADER_WORDS:]:
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return TOKENIZER_MAGIC, *struct.unpack("<i", file[8:12]), *struct.unpack("<2i", struct.pack("<Q", value))
+
+
 def header(magic, version, *words):
     return struct.pack(f"<{HEADER_WORDS}i", magic, version, *words, *[0] * (HEADER_WORDS - 2 - len(words)))
 
@@ -515,14 +569,14 @@ def close_synced(file):
 
 
 class ShardWriter:
-    """Cuts a stream of packed tokens into shards of `shard_tokens`.
+    """Cuts a stream of packed tokens into shards of `shard_tokens`, whose headers end with `words`.
 
     The last one holds what is left. It is begun only when that is MIN_SHARD_TOKENS at least: less joins the shard
     before it.
     """
 
-    def __init__(self, prefix, shard_tokens, labels):
-        self.prefix, self.shard_tokens, self.labels = prefix, shard_tokens, labels
+    def __init__(self, prefix, shard_tokens, words):
+        self.prefix, self.shard_tokens, self.words = prefix, shard_tokens, words
         self.pending = bytearray()
         self.paths, self.tokens = [], 0
         self.begin()
@@ -541,7 +595,7 @@ class ShardWriter:
 
     def finish(self):
         self.file.seek(0)
-        self.file.write(header(SHARD_MAGIC, SHARD_VERSION, self.shard_tokens - self.room, *self.labels))
+        self.file.write(header(SHARD_MAGIC, SHARD_VERSION, self.shard_tokens - self.room, *self.words))
         close_synced(self.file)
 
     def write(self, packed):
@@ -557,9 +611,9 @@ class ShardWriter:
         self.finish()
 
 
-def write_shards(documents, tokenizer, prefix, shard_tokens):
+def write_shards(documents, tokenizer, prefix, shard_tokens, words):
     """Returns the paths and the number of tokens."""
-    writer = ShardWriter(prefix, shard_tokens, tokenizer.labels)
+    writer = ShardWriter(prefix, shard_tokens, words)
     for document in documents:
         writer.write(struct.pack("<H", tokenizer.end_of_text))
         for packed in tokenizer.packed(document):
@@ -707,11 +761,13 @@ def make_stamp(options, corpus):
 def write_all(options, prefix, corpus):
     """Writes all files under temporary names. Returns their paths, and a line of the summary for each part."""
     tokenizer = corpus.make_tokenizer()
+    vocabulary = tokenizer_file(tokenizer)
+    words = *tokenizer.labels, *tokenizer_words(vocabulary)
     paths, lines, total = [], [], 0
     for side, documents in (("train", corpus.train), ("val", corpus.val)):
         if not documents:
             continue
-        shards, tokens = write_shards(documents, tokenizer, f"{prefix}_{side}", options.shard_tokens)
+        shards, tokens = write_shards(documents, tokenizer, f"{prefix}_{side}", options.shard_tokens, words)
         if tokens < MIN_SHARD_TOKENS:
             raise Failure(EXIT_INPUT, f"the {side} part has {tokens} tokens, fewer than {MIN_SHARD_TOKENS}: "
                           "give more input or another --val-fraction")
@@ -722,7 +778,7 @@ def write_all(options, prefix, corpus):
     if total < MIN_TOKENS:
         raise Failure(EXIT_INPUT, f"the input has {total} tokens, fewer than {MIN_TOKENS}: give more")
     paths.append(Path(f"{prefix}_tokenizer.bin"))
-    write_whole(paths[-1], tokenizer_file(tokenizer))
+    write_whole(paths[-1], vocabulary)
     lines.append(f"vocabulary of {len(tokenizer.vocabulary)}, end of text {tokenizer.end_of_text}: {paths[-1]}")
     return paths, lines
 

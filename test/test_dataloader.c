@@ -630,6 +630,21 @@ static void test_windows_per_document(void **state) { // the first ones of each 
     }
     dataset_close(&all);
 }
+static void test_largest_token(void **state) { // wherever it lies, of lengths around a block
+    (void)state;
+    enum { MOST = 600 };
+    uint16_t tokens[MOST];
+    assert_int_equal(largest_token(tokens, 0), -1);
+    for (int64_t count = 1; count <= MOST; count += count < 5 ? 1 : 53) {
+        for (int64_t at = 0; at < count; at++) {
+            for (int64_t i = 0; i < MOST; i++) { tokens[i] = i < count ? (uint16_t)(i % 7) : 65535; }
+            tokens[at] = (uint16_t)(at % 2 ? 65535 : 40000);
+            assert_int_equal(largest_token(tokens, count), tokens[at]);
+        }
+    }
+    memset(tokens, 0, sizeof tokens);
+    assert_int_equal(largest_token(tokens, MOST), 0);
+}
 static void test_find_token(void **state) { // every place, inside and outside of whole blocks
     (void)state;
     static uint16_t tokens[1100];
@@ -870,6 +885,60 @@ static void test_no_tokenizer(void **state) {
     assert_int_equal(t.eot, 50256);
     tokenizer_close(&t);
 }
+static void test_tokenizer_hash(void **state) { // the numbers that the authors of FNV-1a published; the rest by scripts/prepare_data.py
+    (void)state;
+    const uint64_t begin = UINT64_C(0xcbf29ce484222325);
+    assert_true(fnv1a(begin, "", 0) == begin);
+    assert_true(fnv1a(begin, "a", 1) == UINT64_C(0xaf63dc4c8601ec8c));
+    assert_true(fnv1a(begin, "foobar", 6) == UINT64_C(0x85944171f73967e8));
+    unsigned char data[2048] = {0};
+    const int32_t header[4] = {20240328, 2, 256, 0};
+    memcpy(data, header, sizeof header);
+    for (int i = 0; i < 256; i++) { data[1024 + 2 * i] = 1, data[1025 + 2 * i] = (unsigned char)i; }
+    write_file("t.bin", data, 1024 + 512);
+    Tokenizer t = tokenizer_open(path_of("t.bin"), 256);
+    assert_int_equal(t.id.vocab, 256);
+    assert_true(t.id.hash == UINT64_C(0xb715322a49066dea));
+    tokenizer_close(&t);
+    const size_t bytes = tokenizer_image(data, 2, 5, 4);
+    write_file("t.bin", data, bytes);
+    Tokenizer same = tokenizer_open(path_of("t.bin"), 5);
+    data[bytes - 1] ^= 1;
+    write_file("t.bin", data, bytes);
+    Tokenizer text = tokenizer_open(path_of("t.bin"), 5);
+    write_file("t.bin", data, tokenizer_image(data, 2, 5, 3));
+    Tokenizer end = tokenizer_open(path_of("t.bin"), 5);
+    assert_true(same.id.hash != text.id.hash && same.id.hash != end.id.hash); // each of its bytes counts, and what ends a text
+    tokenizer_close(&same), tokenizer_close(&text), tokenizer_close(&end);
+    t = tokenizer_open(NULL, 256);
+    assert_int_equal(t.id.vocab, 0); // of no file nothing is known
+    tokenizer_close(&t);
+}
+static void test_tokenizer_find(void **state) {
+    (void)state;
+    char found[512];
+    assert_int_equal(mkdir(path_of("a_train_b"), 0700), 0);
+    const char *const names[] = {"x_tokenizer.bin", "x_train_tokenizer.bin", "a_tokenizer.bin", "a_train_b/x_tokenizer.bin"};
+    for (int i = 0; i < 4; i++) { write_file(names[i], "", 0); }
+    static const struct {
+        const char *shards, *file; // NULL: none
+    } cases[] = {{"x_train_*.bin", "x_tokenizer.bin"},
+                 {"x_val_000000.bin", "x_tokenizer.bin"},
+                 {"x_train_val_1.bin", "x_train_tokenizer.bin"}, // the last of them
+                 {"a_train_b/x_train_*.bin", "a_train_b/x_tokenizer.bin"},
+                 {"a_train_b/x.bin", NULL},
+                 {"y_train_0.bin", NULL},
+                 {"x.bin", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *file = tokenizer_find(path_of(cases[i].shards), found, sizeof found);
+        if (!cases[i].file) {
+            assert_null(file);
+        } else {
+            assert_string_equal(file, path_of(cases[i].file));
+        }
+    }
+    assert_int_equal(unlink(path_of(names[3])), 0);
+}
 static void test_print(void **state) {
     (void)state;
     unsigned char data[2048];
@@ -1012,6 +1081,44 @@ static void test_bad_options(void **state) {
     assert_non_null(strstr(message, "--tokenizer"));
     assert_int_equal(run_child(open_bad_length, path_of("document"), message), EXIT_INPUT);
     assert_non_null(strstr(message, "--seq-len"));
+}
+// A shard of six tokens, the largest 6, with words 5 to 8.
+static void write_told(const char *name, int32_t mark, int32_t vocab, uint64_t hash) {
+    unsigned char data[1024 + 12] = {0};
+    const int32_t header[9] = {20240520, 1, 6, 0, 0, mark, vocab, (int32_t)(uint32_t)hash, (int32_t)(hash >> 32)};
+    const uint16_t tokens[6] = {1, 2, 3, 4, 5, 6};
+    memcpy(data, header, sizeof header);
+    memcpy(data + 1024, tokens, sizeof tokens);
+    write_file(name, data, sizeof data);
+}
+static void test_tokenizers_of_shards(void **state) {
+    (void)state;
+    const uint64_t one = UINT64_C(0xfedcba9876543210);
+    write_told("t0", 20240328, 7, one);
+    Dataset ds = dataset_open(path_of("t0"), options_of(4, WINDOWS_CONTINUOUS, false, 0));
+    assert_int_equal(ds.tokenizer.vocab, 7);
+    assert_true(ds.tokenizer.hash == one);
+    assert_int_equal(ds.largest, 6);
+    dataset_close(&ds);
+    const int32_t bad[] = {0, -1, 65537, INT32_MIN, INT32_MAX};
+    for (int i = 0; i < 5; i++) {
+        write_told("bad", 20240328, bad[i], one);
+        assert_refused(open_shards, "bad", "expected a tokenizer of 1 to 65536 tokens in word 6");
+        write_told("other", 20240329, bad[i], one); // another program's words
+        assert_accepted(open_shards, "other");
+    }
+    write_told("small", 20240328, 6, one);
+    assert_refused(open_shards, "small", "expected tokens below 6, the vocabulary of its tokenizer, found 6");
+    write_told("t1", 0, 0, 0); // an older one
+    write_told("t2", 20240328, 7, one);
+    assert_accepted(open_shards, "t?");
+    const uint64_t others[] = {one + 1, one ^ UINT64_C(1) << 63, one, 0};
+    for (int i = 0; i < 4; i++) {
+        write_told("t3", 20240328, i == 2 ? 8 : 7, others[i]);
+        char message[4096];
+        assert_int_equal(run_child(open_shards, path_of("t?"), message), EXIT_INPUT);
+        assert_non_null(strstr(message, "t3: expected tokens of one tokenizer (7 tokens, hash fedcba9876543210), found another one ("));
+    }
 }
 static void test_bad_labels(void **state) {
     (void)state;
@@ -1162,7 +1269,7 @@ static void test_bad_tokenizers(void **state) {
 static void test_fuzz(void **state) { // damaged headers and texts: refused or read, never a crash
     (void)state;
     unsigned char data[2048], shard[1024 + 40] = {0};
-    int32_t header[3] = {20240520, 1, 20};
+    int32_t header[9] = {20240520, 1, 20, 0, 0, 20240328, 1000, 1, 2};
     for (uint64_t i = 0; i < 300; i++) {
         char message[4096];
         bool tokens = i % 3 == 0;
@@ -1170,7 +1277,7 @@ static void test_fuzz(void **state) { // damaged headers and texts: refused or r
         unsigned char *file = tokens ? shard : data;
         if (tokens) { memset(shard, 0, sizeof shard), memcpy(shard, header, sizeof header); }
         for (uint64_t k = 0; k < 1 + i % 4; k++) {
-            uint64_t r = random_u64(77, i, k), at = r % (tokens ? 12 : 40);
+            uint64_t r = random_u64(77, i, k), at = r % (tokens ? 36 : 40);
             file[tokens || at < 16 ? at : 1024 + at - 16] = (unsigned char)(r >> 32);
         }
         write_file("f", file, bytes);
@@ -1203,6 +1310,7 @@ int main(void) {
         TEST(test_documents_shuffled),
         TEST(test_windows_per_document),
         TEST(test_find_token),
+        TEST(test_largest_token),
         TEST(test_labelled),
         TEST(test_choices_by_hand),
         TEST(test_choices_of_all_lengths),
@@ -1210,9 +1318,12 @@ int main(void) {
         TEST(test_tokenizer_2),
         TEST(test_tokenizer_1),
         TEST(test_no_tokenizer),
+        TEST(test_tokenizer_hash),
+        TEST(test_tokenizer_find),
         TEST(test_print),
         TEST(test_bad_shards),
         TEST(test_bad_options),
+        TEST(test_tokenizers_of_shards),
         TEST(test_bad_labels),
         TEST(test_bad_choices),
         TEST(test_fuzz_choices),

@@ -185,6 +185,8 @@ class Shard(File):
         tokens = words_of(data)
         if len(tokens) < 2 or max(tokens) >= VOCAB:
             return REFUSED
+        if word(data, 5) == 20240328 and not max(tokens) < word(data, 6) <= 65536:  # else words 5 to 8 say nothing
+            return REFUSED
         if word(data, 3):
             return EITHER  # labelled shards have rules of their own
         if windows == "continuous":
@@ -192,6 +194,12 @@ class Shard(File):
         starts = [i for i, token in enumerate(tokens) if token == 0]  # of documents
         lengths = [b - a for a, b in zip([0, *starts], [*starts, len(tokens)])]
         return TAKEN if starts and max(lengths) >= 2 else REFUSED
+
+
+class ShardOfTokenizer(Shard):
+    """A shard whose header says which tokenizer made it."""
+    base = Shard.base[:12] + struct.pack("<6i", 0, 0, 20240328, VOCAB, -5, 1 << 30) + Shard.base[36:]
+    words = Shard.words + [(4 * i, 4) for i in (5, 6, 6, 6, 7, 8)]
 
 
 class Model(File):
@@ -228,7 +236,7 @@ class Tokenizer(File):
         if len(data) < 1024 or word(data, 0) != 20240328 or word(data, 1) not in (1, 2):
             return REFUSED
         vocab, end, at = word(data, 2), word(data, 3) if word(data, 1) == 2 else 50256, 1024
-        if not 1 <= vocab <= 65536 or not 0 <= end < min(vocab, VOCAB):
+        if not max(words_of(Shard.base)) < vocab <= 65536 or not 0 <= end < min(vocab, VOCAB):
             return REFUSED
         for _ in range(vocab):
             if at >= len(data) or data[at] == 0:
@@ -474,7 +482,7 @@ class Flags:
 # ---------------------------------------------------------------------------------------------------------------------
 # Running
 
-TARGETS = [Shard(), Model(), Tokenizer(), Checkpoint(), Flags()]
+TARGETS = [Shard(), ShardOfTokenizer(), Model(), Tokenizer(), Checkpoint(), Flags()]
 
 
 def set_up():

@@ -45,6 +45,20 @@ def some_text(words, seed=0):
     return text
 
 
+def fnv1a(data):
+    """The 64-bit hash of Fowler, Noll and Vo."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+def words_of_tokenizer(file):
+    """Bytes 20 to 35 of a shard, as docs/formats.md has them."""
+    magic, _, vocabulary, end = struct.unpack("<4i", file[:16])
+    return struct.pack("<2iQ", magic, vocabulary, fnv1a(struct.pack("<2i", vocabulary, end) + file[1024:]))
+
+
 class InFolder(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -70,11 +84,13 @@ class Prepares(InFolder):
         return result
 
     def shard(self, path, labels=(0, 0)):
-        """Checks the header; returns the tokens."""
+        """Checks the header, against the tokenizer beside the shard too; returns the tokens."""
         data = Path(path).read_bytes()
         words = struct.unpack("<256i", data[:1024])
         self.assertEqual(words[:2], (20240520, 1))
-        self.assertEqual(words[3:], (*labels, *(0,) * 251))
+        self.assertEqual(words[3:5], labels)
+        tokenizer = Path(re.sub(r"_(train|val)_\d+\.bin$", "_tokenizer.bin", str(path))).read_bytes()
+        self.assertEqual(data[20:1024], words_of_tokenizer(tokenizer) + bytes(4 * 247))
         self.assertEqual(len(data), 1024 + 2 * words[2])
         return list(struct.unpack(f"<{words[2]}H", data[1024:]))
 
@@ -96,7 +112,8 @@ class PrepareData(Prepares):
         # b is the smallest document, and a is larger than a tenth
         train, val = a.encode(), b.encode()
         for side, text in (("train", train), ("val", val)):
-            expected = struct.pack("<3i", 20240520, 1, len(text) + 1) + bytes(4 * 253) + b"\0\0"
+            told = struct.pack("<2iQ", 20240328, 256, 0xB715322A49066DEA)  # test_the_hash has the number
+            expected = struct.pack("<3i", 20240520, 1, len(text) + 1) + bytes(8) + told + bytes(4 * 247) + b"\0\0"
             expected += b"".join(bytes([byte, 0]) for byte in text)
             self.assertEqual((self.out / f"t_{side}_000000.bin").read_bytes(), expected)
 
@@ -105,6 +122,12 @@ class PrepareData(Prepares):
         expected = struct.pack("<4i", 20240328, 2, 256, 0) + bytes(4 * 252)
         expected += b"".join(bytes([1, byte]) for byte in range(256))
         self.assertEqual((self.out / "t_tokenizer.bin").read_bytes(), expected)
+
+    def test_the_hash(self):
+        """Against numbers that its authors published, and of all 256 bytes as tokens."""
+        self.assertEqual((fnv1a(b"a"), fnv1a(b"foobar")), (0xAF63DC4C8601EC8C, 0x85944171F73967E8))
+        file = struct.pack("<4i", 20240328, 2, 256, 0) + bytes(1008) + b"".join(bytes([1, byte]) for byte in range(256))
+        self.assertEqual(struct.unpack("<Q", words_of_tokenizer(file)[8:])[0], 0xB715322A49066DEA)
 
     def test_end_of_text_precedes_each_document(self):
         texts = [some_text(300, seed) for seed in range(6)]
@@ -184,6 +207,42 @@ class PrepareData(Prepares):
         self.assertEqual(self.documents("train"), [some_text(300, seed).encode() for seed in (1, 2, 3)])
         self.assertRegex(result.stderr, "binary: .*image.png")
         self.assertRegex(result.stderr, "empty: .*empty.txt")
+
+    def test_what_is_not_read_yet(self):
+        """Refused by its name, wherever it lies, in one line, and nothing is written."""
+        good = self.write("in/a.txt", some_text(500))
+        endings = (".json .jsonl .ndjson .parquet .arrow .csv .tsv .gz .tgz .bz2 .xz .zst .lz4 .zip .7z .tar .JSONL .Gz .txt.gz .tar.bz2 "
+                   ".jsonl.zst").split()
+        for ending in endings:
+            with self.subTest(ending):
+                bad = self.write(f"in/deep/er/b{ending}", '{"text": "words"}\n' * 200)
+                for inputs in ([bad], [good, bad], [self.folder / "in"]):
+                    said = self.prepare("--name", "t", "--input", *inputs, status=EXIT_INPUT).stderr
+                    self.assertIn(f"{bad}: {bad.suffix} files are not read yet", said)
+                    self.assertEqual(said.count("\n"), 1, said)
+                bad.unlink()
+        for name in ("c.json", "d.gz"):
+            self.write(f"in/{name}", "text")
+        self.assertIn("c.json (and 1 more such files): .json", self.prepare("--input", self.folder / "in", status=EXIT_INPUT).stderr)
+
+    def test_what_is_left_out_of_a_folder_is_said(self):
+        text = some_text(500)
+        self.write("in/a.txt", text)
+        self.write("in/json", some_text(500, 1))  # a name, not an ending
+        self.write("in/b.json.txt", some_text(500, 2))
+        (self.folder / "in/dump.json").mkdir()  # a folder
+        self.write("in/dump.json/c.txt", some_text(500, 3))
+        self.write("in/.git/config", "x")
+        self.write("in/.cache.gz", "x")
+        (self.folder / "in/gone").symlink_to("nowhere")
+        (self.folder / "in/loop").symlink_to(".")
+        result = self.prepare("--name", "t", "--val-fraction", "0", "--input", self.folder / "in")
+        self.assertEqual(len(self.documents("train")), 4)
+        for said in ("left out as hidden: .*in/.cache.gz and 1 more", "left out as no regular file: .*in/gone\n", "left out as a link to a folder: .*in/loop\n"):
+            self.assertRegex(result.stderr, said)
+        hidden = self.write("in/.hidden.txt", some_text(500, 4))
+        self.prepare("--name", "t", "--val-fraction", "0", "--input", hidden)  # by its name
+        self.assertEqual(self.documents("train"), [some_text(500, 4).encode()])
 
     def test_text_that_is_not_utf8(self):
         self.prepare("--name", "t", "--val-fraction", "0", "--input", self.write("a.txt", b"caf\xe9 " * 300))

@@ -11,6 +11,8 @@
     Resume      bit-equal to the uninterrupted run; damaged checkpoints; graceful stops and the command they print
     Kills       kill -9 or -STOP at random moments, again and again, loses nothing but the steps since the last checkpoint
     Log         the JSON interface; memory and traffic: predicted = measured = formula; what is only printed
+    Tokenizers  data of two tokenizers, or of another one than the model's, are refused; what belongs together is not
+    Validation  only on the data that belong to those of training
     Failures    every mistake ends with exit code 2 and one message that names it; a full disk does not end training
 
 Every run that reaches its end is also checked for memory and traffic as predicted (Job.check_end), so that holds in all
@@ -926,6 +928,144 @@ class Log(TestCase):
         job.done()
         os.close(master)
         self.assertRegex(text, rb"\r\[#+\.*\] 2/2 ")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+def tokenizer_file(texts, eot):
+    return header(20240328, 2, len(texts), eot) + b"".join(bytes([len(t)]) + t for t in texts)
+
+
+def tokenizer_words(file):
+    """Words 3 to 8 of a shard that says which tokenizer made it: docs/formats.md."""
+    value = 14695981039346656037
+    for byte in file[8:16] + file[1024:]:
+        value = ((value ^ byte) * 1099511628211) & 0xFFFFFFFFFFFFFFFF
+    return 0, 0, 20240328, struct.unpack("<i", file[8:12])[0], *struct.unpack("<ii", value.to_bytes(8, "little"))
+
+
+class Tokenizers(TestCase):
+    A, B = (tokenizer_file([bytes([33 + i % 90]) * (1 + i % n) for i in range(200)], 0) for n in (3, 4))
+    BYTES = tokenizer_file([bytes([i]) for i in range(256)], 0)
+    GPT2 = tokenizer_file([b"%d" % i for i in range(50257)], 50256)
+
+    @classmethod
+    def setUpClass(cls):
+        """Shards NAME_train_0.bin and NAME_val_0.bin: `told` say their tokenizer, others have its file beside them, or nothing."""
+        cls.folder = scratch()
+        draw = random.Random(1)
+        some = lambda n, largest: [draw.randrange(largest) for _ in range(n)] + [largest]
+        for name, told, beside, tokens in (
+                ("a", cls.A, None, some(600, 199)), ("a2", cls.A, cls.A, some(600, 199)), ("a3", cls.A, cls.B, some(600, 199)), ("b", cls.B, None, some(600, 199)),
+                ("old_a", None, cls.A, some(600, 199)), ("old_b", None, cls.B, some(600, 199)), ("nothing", None, None, some(600, 150)),
+                ("large", None, None, some(600, 250)), ("false", cls.A, None, some(600, 250)), ("wrong", None, cls.A, some(600, 250)),
+                ("bytes", cls.BYTES, None, some(1500, 126)), ("old_bytes", None, cls.BYTES, some(1500, 126)), ("bare_bytes", None, None, some(1500, 126)),
+                ("few_bytes", None, None, some(500, 126)), ("llmc", None, None, some(1500, 50256)), ("gpt2", cls.GPT2, cls.GPT2, some(1500, 50256))):
+            for part in ("train", "val"):
+                cls.put(f"{name}_{part}_0.bin", header(20240520, 1, len(tokens), *(tokenizer_words(told) if told else ())) + struct.pack(f"<{len(tokens)}H", *tokens))
+            if beside:
+                cls.put(f"{name}_tokenizer.bin", beside)
+        cls.put("B.bin", cls.B)
+        cls.put("A.bin", cls.A)
+        words = [65535, 2 * 16, 0, 1, 4, 2, 1, 210] + [1, 7] * 4
+        cls.put("choices.bin", header(20240522, 1, 1, 32) + struct.pack("<16H", *words))
+
+    @classmethod
+    def put(cls, name, data):
+        with open(os.path.join(cls.folder, name), "wb") as file:
+            file.write(data)
+
+    def case(self, train, val="", vocab=300, **changes):
+        """A run on shards of these names; several in a list are one data set."""
+        path = lambda name, part: os.path.join(self.folder, f"{{{name}}}_{part}_0.bin" if "," in name else f"{name}_{part}_0.bin")
+        val = dict(val=path(val, "val"), val_every=1) if val else dict(val_every=0)
+        files = {name: os.path.join(self.folder, changes.pop(name)) for name in ("tokenizer", "hellaswag") if name in changes}
+        return dict(model=f"layers=1,heads=1,channels=16,vocab={vocab}", train=path(train, "train"), val_batches=1, steps=1) | files | val | changes
+
+    def test_what_does_not_belong_together(self):
+        two = "expected the tokenizer that"
+        cases = [(self.case("a", "b"), two, "b_val_0.bin", "a_train_0.bin"), (self.case("a,b"), "expected tokens of one tokenizer", "b_train_0.bin"),
+                 (self.case("old_a,b"), "expected tokens of one tokenizer"), (self.case("old_a,old_b"), "expected tokens of one tokenizer"),
+                 (self.case("a", tokenizer="B.bin"), two, "B.bin", "a_train_0.bin"), (self.case("old_a", tokenizer="B.bin"), two, "B.bin", "old_a_train_0.bin"),
+                 (self.case("a3"), two, "a3_tokenizer.bin"), (self.case("a", "old_b"), two, "old_b_tokenizer.bin", "a_train_0.bin"), (self.case("old_a", "old_b"), two, "old_b_val_0.bin"),
+                 (self.case("nothing", "b", tokenizer="A.bin", steps=0), two, "A.bin"),
+                 (self.case("a", "large"), "expected tokens below 200", "large_val_0.bin"), (self.case("wrong"), "expected tokens below 200", "wrong_train_0.bin"),
+                 (self.case("false"), "expected tokens below 200", "false_train_0.bin"), (self.case("nothing", "false"), "expected tokens below 200", "false_val_0.bin"),
+                 (self.case("a", "a", hellaswag="choices.bin"), "expected tokens below 200", "choices.bin"),
+                 *((self.case(name, vocab=v), "256 tokens, and a vocabulary of", name) for name in ("bytes", "old_bytes") for v in (1025, 50257)),
+                 (self.case("bare_bytes", vocab=50257), "these are bytes", "bare_bytes"), (self.case("gpt2", "bare_bytes", vocab=50257), "these are bytes", "--val"),
+                 (self.case("a", vocab=1025), "200 tokens, and a vocabulary of 1025"), (self.case("gpt2", vocab=100515), "50257 tokens, and a vocabulary of 100515")]
+        jobs = train_all([dict(case, ranks=1 + i % 3, code=EXIT_INPUT) for i, (case, *_) in enumerate(cases)])
+        for (case, *words), job in zip(cases, jobs):
+            for word in words:
+                self.assertIn(word, job.err, case)
+            self.assertEqual(job.err.count("train_gpt: rank"), 1, job.err)
+
+    def test_what_belongs_together(self):
+        cases = [self.case("a", "a"), self.case("a", "old_a"), self.case("old_a", "a2"), self.case("a,old_a,nothing", "a,nothing"), self.case("nothing", "a"),
+                 self.case("a", tokenizer="A.bin"), self.case("a", "nothing", vocab=1024), self.case("nothing", "large"), self.case("bytes", "bytes", vocab=1024),
+                 self.case("bare_bytes", vocab=256), self.case("few_bytes", "few_bytes", vocab=50257), self.case("llmc", "llmc", vocab=50257),
+                 self.case("gpt2", "gpt2", vocab=50304), self.case("gpt2", "llmc", vocab=65536), self.case("llmc", "gpt2", vocab=100514),
+                 self.case("a", "b", val_every=0), self.case("nothing", "large", hellaswag="choices.bin")]
+        known = [job.of("val")[0]["bits_per_byte"] is not None for job in train_all([dict(case, ranks=1 + i % 2) for i, case in enumerate(cases)]) if job.of("val")]
+        beside = [False, True, True, False, False, False, False, False, False, False, True, True, True, False]
+        self.assertEqual(known, beside, "bits per byte are known where a tokenizer file lies beside shards of either kind")
+
+    def test_path_with_the_word_in_a_folder(self):
+        """The file beside the shards is found by their own names, wherever they lie."""
+        folder = os.path.join(scratch(), "my_train_and_val")
+        shutil.copytree(self.folder, folder)
+        case = self.case("old_a", "old_a")
+        case |= {name: case[name].replace(self.folder, folder) for name in ("train", "val")}
+        self.assertIsNotNone(train(**case).of("val")[0]["bits_per_byte"])
+
+
+class Validation(TestCase):
+    SAID = "no validation"
+
+    def setUp(self):
+        """The default corpus, where the program looks for it."""
+        self.default = os.path.join(TEMPORARY, "data")
+        os.makedirs(self.default)
+        self.addCleanup(shutil.rmtree, self.default)
+        for part in ("train", "val"):
+            shutil.copy(TOKENS, os.path.join(self.default, f"text_gpt2_{part}_000000.bin"))
+
+    def test_not_beside_other_training_data(self):
+        cases = [dict(), dict(val_every=5), dict(val_every=1, ranks=2), dict(steps=0), dict(steps=0, val_every=1), dict(cyclic="v1", ranks=2, val_every=3)]
+        for case, job in zip(cases, train_all([dict(dict(val=None, val_every=None), **case) for case in cases])):
+            self.assertEqual(job.of("val"), [], case)
+            self.assertEqual(job.out.count(self.SAID), 1, case)
+            (start,) = job.of("start")
+            self.assertEqual((start["flags"]["val"], start["flags"]["val-every"]), ("", 0))
+            self.assertEqual(len(job.of("step")), case.get("steps", 10))
+
+    def test_where_it_was_asked_for(self):
+        """With --val, or with neither flag; where --val-every is 0 there is nothing to say."""
+        cases = [(dict(val_every=5), [0, 5, 10]), (dict(train=None, val=None, val_every=5), [0, 5, 10]), (dict(train=None, val_every=5), [0, 5, 10]),
+                 (dict(train=None, steps=0, val_every=1), [0]), (dict(val=None), []), (dict(train=None, val=None, val_every=5, steps=0), [0])]
+        for (case, steps), job in zip(cases, train_all([case for case, _ in cases])):
+            self.assertEqual([e["step"] for e in job.of("val")], steps, case)
+            self.assertNotIn(self.SAID, job.out)
+            alone = case.get("train", "") is None and "val" not in case and "steps" not in case
+            self.assertEqual(job.out.count("training on the default, data/text_gpt2_train_*.bin"), int(alone), case)
+
+    def test_of_a_resumed_run(self):
+        out = scratch()
+        same = dict(out=out, val=None, val_every=2, save_every=2)
+        self.assertEqual(train(**same, steps=4).of("val"), [])
+        job = train(**same, steps=6, resume=1)
+        self.assertEqual((job.of("val"), job.out.count(self.SAID), len(job.of("step"))), ([], 1, 2))
+        self.assertEqual([e["step"] for e in train(**dict(same, val=TOKENS), steps=8, resume=1).of("val")], [8])
+
+    def test_choices_are_scored_all_the_same(self):
+        words = [65535, 32, 0, 1, 4, 2, 1, 90] + [1, 7] * 4
+        choices = put("choices.bin", header(20240522, 1, 1, 32), struct.pack("<16H", *words))
+        job = train(val=None, val_every=5, hellaswag=choices, ranks=2)
+        self.assertEqual(([e["step"] for e in job.of("hellaswag")], job.of("val")), ([0, 5, 10], []))
+        self.assertEqual(job.out.count("no validation but --hellaswag"), 1)
+
+    def test_empty_is_no_name(self):
+        self.assertIn("--val : expected shards", train(val="", val_every=1, code=EXIT_INPUT).err)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
