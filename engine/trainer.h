@@ -210,7 +210,7 @@ static inline Pass make_pass(Trainer *t, int ahead) {
 }
 static inline OptimizerStep make_update(const Options *o, double lr, double norm) {
     double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
-    OptimizerStep u = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, {0, 0}};
+    OptimizerStep u = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, round_to_nearest()};
     return u;
 }
 static inline bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
