@@ -41,14 +41,14 @@ static inline void output_refuse_file(const Written *w, const char *flag, const 
     if (!file_same(&w->file, &other)) { return; }
     die(EXIT_INPUT, "give it a file of its own", "%s %s would write over %s of %s", w->output->flag, w->path, path, flag);
 }
-static inline void output_refuse_shards(const Written *w, const char *flag, const char *part, const char *pattern) {
+static inline void output_refuse_shards(const Written *w, const char *flag, const char *pattern) {
     glob_t names;
     char tokenizer[1100];
     if (!data_glob(pattern, &names)) {
         for (size_t i = 0; i < names.gl_pathc; i++) { output_refuse_file(w, flag, names.gl_pathv[i]); }
     }
     globfree(&names);
-    if (tokenizer_find(pattern, part, tokenizer, sizeof tokenizer)) { output_refuse_file(w, flag, tokenizer); }
+    if (tokenizer_find(pattern, tokenizer, sizeof tokenizer)) { output_refuse_file(w, flag, tokenizer); }
 }
 // What --out holds, or will: files of this program by their names, everything in checkpoints, and the folder itself.
 static inline void output_refuse_out(const Written *w, const char *out) {
@@ -111,8 +111,8 @@ static inline void output_check_place(const Written *w, const char *out) {
 }
 
 static inline void output_check_inputs(const Written *w, const Options *o) {
-    output_refuse_shards(w, "--train", "_train", o->train);
-    output_refuse_shards(w, "--val", "_val", o->val);
+    output_refuse_shards(w, "--train", o->train);
+    output_refuse_shards(w, "--val", o->val);
     const char *const files[][2] = {{"--hellaswag", o->hellaswag}, {"--tokenizer", o->tokenizer}, {"--model", o->model}};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         const bool there = *files[i][1] && !access(files[i][1], F_OK); // a model may be a descriptor

@@ -338,11 +338,14 @@ static void save_checkpoint(Trainer *t) {
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
 }
 
-// What happens with the weights after `step` updates; a resumed run did it before it was stopped. What it sends and moves is not of the steps.
+// What happens with the weights after `step` updates; a resumed run did it before it was stopped, but for what is due where no step follows. No
+// text is sampled before the first step, unless there is none. What it sends and moves is not of the steps.
 static void between_steps(Trainer *t) {
     int64_t step = t->progress.step, sent[COMM_KINDS][LINK_KINDS], moved = t->store.moved[0];
     bool last = step >= t->end, fresh = !t->options.resume || step > t->first_step;
-    bool validates = (fresh || last) && due(t->options.val_every, step, last), samples = (fresh || last) && step && due(t->options.sample_every, step, last);
+    bool validates = (fresh || last) && due(t->options.val_every, step, last);
+    bool samples = last || (fresh && step > 0);
+    samples = samples && due(t->options.sample_every, step, last);
     if (validates || samples) { store_settle(&t->store); }
     memcpy(sent, t->comm.bytes, sizeof sent);
     if (validates && t->val.tokens) { validate(t); }

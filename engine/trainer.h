@@ -70,7 +70,7 @@ typedef struct {
     Spent spent;
     EnergyMeter energy;
     Profile profile;
-    bool stopping, save_failed;
+    bool stopping, save_failed, warned_of_loss;
 } Trainer;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -145,9 +145,33 @@ static inline const Schedule *step_schedule(Trainer *t, int64_t step) { return &
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
+static inline double shown_loss(const Trainer *t, double loss) {
+    return privacy_hides(&t->privacy) ? (double)NAN : loss;
+}
+// Who guesses has a loss of ln(vocabulary), and so has a model before its first step; one that is
+// confident and wrong has more. No run that learns anything has twice as much after its warm-up;
+// the 1 is for vocabularies of a few tokens.
+static inline double loss_limit(const Trainer *t) {
+    return 2 * (1 + log((double)t->model.config.vocab));
+}
+// Once a run, where the loss may be told.
+static inline void warn_of_loss(Trainer *t, double loss) {
+    const bool high = t->progress.step > t->options.warmup && loss > loss_limit(t);
+    if (t->warned_of_loss || !(high || !isfinite(loss))) { return; }
+    t->warned_of_loss = true;
+    progress_break(&t->bar);
+    fflush(stdout);
+    fprintf(stderr,
+            "warning: step %" PRId64 ": the loss is %g, and guessing alone has ln(vocabulary), %.2f: "
+            "the run diverges, or --model or the data are not what they should be; try a smaller "
+            "--lr, a longer --warmup, a smaller --grad-clip (this is said once)\n",
+            t->progress.step, loss, log((double)t->model.config.vocab));
+}
+
 static inline void tell_step(Trainer *t, const Pass *pass, double loss, double norm, double lr, double seconds) {
     if (t->comm.rank) { return; }
     bool shown = !privacy_hides(&t->privacy);
+    if (shown) { warn_of_loss(t, loss); }
     if (!shown) { seconds = privacy_rounded(t->spent.steps_s / (double)(t->progress.step - t->first_step)); }
     double tokens = (double)((t->privacy.on && shown ? pass->samples : t->samples) * t->options.seq_len), nobody = (double)NAN;
     double mfu = gpt_step_flops(&t->model, tokens, (double)t->options.seq_len) / seconds / (t->rates.peak_flops_per_s * t->comm.ranks);
@@ -211,7 +235,7 @@ static inline Pass make_pass(Trainer *t, int ahead) {
 }
 static inline OptimizerStep make_update(const Options *o, double lr, double norm) {
     double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
-    OptimizerStep u = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, {0, 0}};
+    OptimizerStep u = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, round_to_nearest()};
     return u;
 }
 static inline bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
@@ -240,7 +264,7 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
     *loss = e->telling.loss / (double)max_i64(counted, 1);
     *norm = sqrt(exact_value(e->telling.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
     if (t->comm.rank == 0 && !isfinite(*norm)) {
-        fprintf(stderr, "warning: step %" PRId64 ": gradients that are not finite made no update (loss %g, norm %g)\n", step + 1, *loss, *norm);
+        fprintf(stderr, "warning: step %" PRId64 ": gradients that are not finite made no update (loss %g, norm %g)\n", step + 1, shown_loss(t, *loss), *norm);
     }
 }
 // Where updates are delayed: the updates of the step before were made; new parameters come, and this gradient is kept.
@@ -272,8 +296,7 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
     t->executor.action = NULL; // the updates do not run
     store_skip_updates(&t->store);
     if (t->comm.rank == 0) {
-        fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, t->privacy.on ? (double)NAN : *loss,
-                *norm);
+        fprintf(stderr, "warning: step %" PRId64 ": update skipped: %s (loss %g, norm %g)\n", t->progress.step + 1, skip, shown_loss(t, *loss), *norm);
     }
 }
 static inline void train_step(Trainer *t) {

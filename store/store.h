@@ -276,12 +276,12 @@ static inline void store_read_parameters(const Store *s, int storage, int64_t at
     }
 }
 
-// How the parameters of a storage are rounded at its version, from an element of it on: whoever rounds the same masters again, after a
-// resume or on any number of ranks, gets the same bits.
+// How the parameters of a storage are rounded after its newest update, from an element of it on:
+// whoever rounds the same masters again, after a resume or on any number of ranks, gets the same
+// bits.
 static inline Rounding store_rounding(const Store *s, int storage, int64_t element) {
-    const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u;
-    Rounding r = {s->by_chance ? random_u64(s->seed, ROUNDING_STREAM, (uint64_t)s->updates[storage]) | 1 : 0, element};
-    return r;
+    if (!s->by_chance) { return round_to_nearest(); }
+    return rounding_by_chance(s->seed, s->updates[storage], storage, element);
 }
 
 #endif

@@ -178,21 +178,35 @@ static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t p
     out[1] = radius * sin(angle);
 }
 
-// How elements first, first + 1, ... of something are rounded to bf16. key 0: to nearest even. Else by chance: up as often as the mean of
-// many draws needs to be exact, so that what is too small to see adds up; a draw is a function of (key, element).
+// How elements first, first + 1, ... of a storage are rounded to bf16: to nearest even, or by
+// chance: up as often as the mean of many draws needs to be exact, so that what is too small to
+// see adds up. docs/formats.md has the formula of a draw.
 typedef struct {
-    uint64_t key;
-    int64_t first;
+    bool by_chance;
+    uint64_t key;  // of (seed, version, storage)
+    int64_t first; // element of the whole storage, whoever has which slice of it
 } Rounding;
 static inline Rounding round_to_nearest(void) {
-    Rounding r = {0, 0};
+    Rounding r = {false, 0, 0};
     return r;
+}
+static inline Rounding rounding_by_chance(uint64_t seed, int64_t version, int storage,
+                                          int64_t first) {
+    const uint64_t ROUNDING_STREAM = 0x726f756e64696e67u; // "rounding"
+    const uint64_t of_version = random_u64(seed, ROUNDING_STREAM, (uint64_t)version);
+    Rounding r = {true, mix64(of_version ^ mix64((uint64_t)storage)), first};
+    return r;
+}
+// 16 bits, uniform. The element is mixed before it meets the key: with key ^ element alone, keys
+// that differ in few bits would give the same draws to permuted elements.
+IN_KERNELS_TOO static inline uint32_t rounding_draw(Rounding r, int64_t i) {
+    return (uint32_t)(mix64(r.key ^ mix64((uint64_t)(r.first + i))) >> 48);
 }
 IN_KERNELS_TOO static inline uint16_t round_by_chance(float x, Rounding r, int64_t i) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    uint32_t infinite = (bits & 0x7f800000u) == 0x7f800000u, draw = (uint32_t)(mix64(r.key ^ (uint64_t)(r.first + i)) >> 48);
-    return infinite ? float_to_bf16(x) : (uint16_t)((bits + draw) >> 16);
+    const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+    return finite ? (uint16_t)((bits + rounding_draw(r, i)) >> 16) : float_to_bf16(x);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

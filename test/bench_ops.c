@@ -215,7 +215,7 @@ static void bench_optimizers(Stream *s) {
     ExactSum *squares = (ExactSum *)ops_alloc(sizeof *squares);
     double best[8] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
     const NoiseStream noise = {{1, 2, 3, 4, 5, 6, 7, 8}, NOISE_GRADIENT, 0, 1};
-    OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10, {0, 0}};
+    OptimizerStep o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.9f, 1.0f, 10, round_to_nearest()};
     for (int i = 0; i < rounds; i++) {
         BEST(best[0], plain_pass(s, p, m, v, g, n));
         ops_zero(s, v, (size_t)n * sizeof(float));

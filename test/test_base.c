@@ -1,5 +1,5 @@
 // test_base.c: the exact sum of base.h. Whatever the order of the terms, and however they are split among ranks, it has the same bits,
-// and they are right.
+// and they are right. Draws for rounding: keys that differ in one bit have nothing in common.
 #include "support/base.h"
 
 #include <setjmp.h> // cmocka needs it
@@ -72,11 +72,30 @@ static void test_no_numbers(void **state) {
     }
 }
 
+// Of two keys that differ in one bit, no draw is the other's at that place, nor at the place that
+// differs in the same bit: 1 of 65536 is by accident.
+static void test_rounding_draws(void **state) {
+    (void)state;
+    enum { N = 1 << 16 };
+    const Rounding a = rounding_by_chance(1, 2, 3, 0);
+    for (int bit = 0; bit < 16; bit++) {
+        Rounding b = a;
+        b.key ^= 1u << bit;
+        int alike = 0, permuted = 0;
+        for (int64_t i = 0; i < N; i++) {
+            alike += rounding_draw(a, i) == rounding_draw(b, i);
+            permuted += rounding_draw(a, i) == rounding_draw(b, i ^ 1 << bit);
+        }
+        assert_true(alike < 10 && permuted < 10);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order_does_not_matter),
         cmocka_unit_test(test_value_is_right),
         cmocka_unit_test(test_no_numbers),
+        cmocka_unit_test(test_rounding_draws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

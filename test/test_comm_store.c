@@ -18,7 +18,7 @@
 
 enum { MAX_RANKS = 4, STAGING = 1 << 18, STEPS = 2, SAMPLES = 7, MICRO = 2, STORAGES = 7, STAGES = 4 };
 static const GptConfig config = {4, 1, 16, 50, 128, 8};
-static const OptimizerStep optimizer = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.0f, 1.0f / 64, 0, {0, 0}};
+static const OptimizerStep optimizer = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.0f, 1.0f / 64, 0, {false, 0, 0}};
 
 static Stream stream;
 static GptModel model;

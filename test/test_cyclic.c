@@ -980,7 +980,7 @@ static void reference_update(Reference *r, const Case *c, int step, double norm)
         for (int k = 0, n = gpt_storage_parts(&r->m, s, parts); k < n; k++) {
             const int64_t at = parts[k].offset, count = parts[k].elements;
             const float scale = c->clips && norm > 0.5 ? (float)(0.5 / norm) : 1.0f, decay = tensor_specs[parts[k].tensor].decay ? 0.1f : 0.0f;
-            OptimizerStep o = {1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, {0, 0}};
+            OptimizerStep o = {1e-3f, 0.9f, 0.95f, 1e-8f, decay, 0.9f, scale, step + 1, round_to_nearest()};
             if (c->sgd) {
                 ops_sgd(&r->stream, r->now[s] + at, r->now[s] + at, DTYPE_FP32, r->first[s] + at, r->sum[s] + at, count, o);
             } else {

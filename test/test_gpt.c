@@ -272,7 +272,7 @@ static void test_evaluation(void **state) {
 }
 
 static OptimizerStep optimizer_of(int run, double norm) {
-    OptimizerStep adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0, 1, 0, {0, 0}}, sgd = {0.05f, 0, 0, 0, 0.1f, 0.9f, 1, 0, {0, 0}};
+    OptimizerStep adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0, 1, 0, round_to_nearest()}, sgd = {0.05f, 0, 0, 0, 0.1f, 0.9f, 1, 0, round_to_nearest()};
     OptimizerStep o = run == 2 ? sgd : adamw;
     bool clip = run == 1 || run == 3;
     o.grad_scale = clip ? (float)fmin(1, 1 / norm) : 1.0f;

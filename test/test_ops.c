@@ -516,8 +516,8 @@ static void kept_run(const Case *c, Stream *s, float **in, float *out, const flo
     ops_free(targets);
 }
 
-static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {0, 0}},
-                           by_chance = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {12345, 678}};
+static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {false, 0, 0}},
+                           by_chance = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {true, 12345, 678}};
 static OptimizerStep step_of(const Case *c) { return c->variant == 2 ? by_chance : optimizer_step; }
 static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
     for (int64_t i = 0; i < c->rows && c->variant; i++) {
@@ -1210,7 +1210,8 @@ static void test_rounding_by_chance(void **state) { // both neighbours, the righ
     for (int sixteenths = 0; sixteenths < SIXTEENTHS; sixteenths++) {
         const float low = sixteenths % 2 ? -1.0f : 1.0f, unit = low * 0x1p-7f;
         for (int64_t i = 0; i < N; i++) { x[i] = low + unit * (float)sixteenths / SIXTEENTHS; }
-        const Rounding r = {(uint64_t)sixteenths + 1, 1000}, r_later = {r.key, r.first + 3};
+        const Rounding r = {true, (uint64_t)sixteenths + 1, 1000};
+        const Rounding r_later = {true, r.key, r.first + 3};
         ops_convert_float(&s, stored, x, DTYPE_BF16, N, r);
         ops_convert_float(&s, later, x + 3, DTYPE_BF16, N - 3, r_later);
         ops_wait(&s);
@@ -1225,7 +1226,7 @@ static void test_rounding_by_chance(void **state) { // both neighbours, the righ
         assert_true(fabs((double)up / N - chance) <= 5.0 * sqrt(chance * (1.0 - chance) / N));
     }
     x[0] = NAN, x[1] = INFINITY, x[2] = -INFINITY, x[3] = 0.0f;
-    const Rounding r = {1, 0};
+    const Rounding r = {true, 1, 0};
     ops_convert_float(&s, stored, x, DTYPE_BF16, 4, r);
     ops_wait(&s);
     assert_true(isnan(bf16_to_float(stored[0])) && stored[1] == 0x7f80 && stored[2] == 0xff80 && stored[3] == 0);

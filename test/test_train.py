@@ -8,6 +8,7 @@
     Layouts     ranks never change the mathematics, also where samples do not divide; which samples a step takes
     Optimizers  SGD from exported weights; learning rates from their formulas; which updates are skipped
     Models      --export gives the file back byte for byte; validation losses and bits per byte from independent numbers
+    Divergence  a loss far above that of guessing is told, once, and none of a private run
     Resume      bit-equal to the uninterrupted run; damaged checkpoints; graceful stops and the command they print
     Kills       kill -9 or -STOP at random moments, again and again, loses nothing but the steps since the last checkpoint
     Log         the JSON interface; memory and traffic: predicted = measured = formula; what is only printed
@@ -562,6 +563,65 @@ class Models(TestCase):
         job = train(train=documents, windows="document", tokenizer=same["tokenizer"], lr=0, batch_tokens=T, micro_batch=1, steps=len(candidates))
         losses = job.losses()
         self.assertEqual(candidates[losses.index(min(losses))], greedy[-1])
+
+    def test_sample_without_a_step(self):
+        """The text of the weights as they are: of a file that a run has exported, its last text, since a draw depends on the step only by its number."""
+        texts = [bytes([33 + i // 94, 33 + i % 94]) for i in range(VOCAB)]
+        export, out = os.path.join(scratch(), "export"), os.path.join(scratch(), "out")
+        same = dict(tokenizer=tokenizer(texts, 7), sample_every=2, sample_tokens=20, temperature=0)
+        whole = train(steps=3, export=export, out=out, save_every=3, **same)
+        cases = [dict(same, model=export, steps=0, **more) for more in (dict(), dict(val_every=1), dict(ranks=2, pipeline="2"), dict(ranks=2, zero=3))]
+        cases.append(dict(same, out=out, resume=1, steps=0))
+        found = [re.findall(r"--- sample at step (\d+) ---\n(.*)\n---\n", job.out) for job in [whole, *train_all(cases)]]
+        step, text = found[0][-1]
+        self.assertEqual((step, len(text)), ("3", 40))
+        self.assertEqual(found[1:], [[("0", text)]] * 4 + [[("3", text)]])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+class Divergence(TestCase):
+    """One warning of a loss far above ln(vocabulary), after the warm-up, and of one that is no number."""
+    LIMIT = 2 * (1 + math.log(VOCAB))
+    WARNING = r"warning: step (\d+): the loss is (\S+), and guessing alone has ln\(vocabulary\), 4.62: .*--lr.*\n"
+
+    @staticmethod
+    def louder(factor):
+        """The golden model with logits so many times larger: it is confident, and wrong."""
+        numbers = weights(MODEL)
+        for i in range(len(numbers) - 2 * CHANNELS, len(numbers)):
+            numbers[i] *= factor
+        return put("model.bin", get(MODEL)[:1024], numbers.tobytes())
+
+    def test_only_far_above(self):
+        factors = (1, 40, 80, 120, 160, 200, 240, 1000)
+        jobs = train_all([dict(model=self.louder(factor), lr=0, steps=4, warmup=2) for factor in factors])
+        told = []
+        for factor, job in zip(factors, jobs):
+            warnings = [(int(step), float(loss)) for step, loss in re.findall(self.WARNING, job.err)]
+            high = [k + 1 for k, loss in enumerate(job.losses()) if loss > self.LIMIT and k >= 2]
+            self.assertEqual([step for step, _ in warnings], high[:1], factor)
+            if high:
+                self.assertAlmostEqual(warnings[0][1] / job.losses()[high[0] - 1], 1, delta=1e-5)
+            told.append(bool(high))
+        self.assertEqual({told[0], told[-1]}, {False, True})
+
+    def test_layouts(self):
+        wild = dict(model=self.louder(1000), lr=0, steps=3)
+        layouts = [dict(ranks=2, zero=3), dict(ranks=2, pipeline="2"), dict(cyclic="v1", cyclic_stages=2), dict(ranks=2, cyclic="v1", batch_tokens=40, micro_batch=1),
+                   dict(dp_noise=1, dp_key="5" * 64, dp_show_private=1)]
+        for layout, job in zip(layouts, train_all([dict(wild, **layout) for layout in layouts])):
+            self.assertEqual([step for step, _ in re.findall(self.WARNING, job.err)], ["1"], layout)
+
+    def test_private_losses_are_not_told(self):
+        wild = dict(model=self.louder(1000), lr=0, steps=3, dp_noise=1, dp_key="5" * 64)
+        for job in train_all([wild, dict(wild, cyclic="v1", cyclic_stages=2)]):
+            self.assertNotIn("loss", job.err)
+
+    def test_no_number(self):
+        bad = put("model.bin", get(MODEL)[:-4], b"\0\0\x80\x7f")  # infinity
+        for layout in (dict(), dict(cyclic="v1", cyclic_stages=2)):
+            job = train(model=bad, steps=4, warmup=4, **layout)
+            self.assertEqual([step for step, _ in re.findall(self.WARNING, job.err)], ["1"], layout)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
