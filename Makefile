@@ -15,7 +15,9 @@ BLAS_mkl      = -lmkl_rt
 LIBS   = $(BLAS_$(BLAS)) -lm
 SODIUM = $(shell echo '\#include <sodium.h>' | $(CC) -E - >/dev/null 2>&1 && echo -DUSE_SODIUM -lsodium)
 
-# The GPU build: GPUS are the architectures it has code for; the newest that the toolkit knows serves those to come.
+# The GPU build: ARCHS are the architectures that it has machine code for, by default all that the toolkit knows from 8.0 on; make cuda
+# ARCHS=90 compiles for one, in a tenth of the time. The intermediate code (PTX) of 8.0 and 9.0 serves whatever comes later. No kernel
+# uses what only one architecture has (wgmma, tcgen05), so none is compiled for sm_90a or sm_100a.
 #   NVCC     CUDA's compiler; where none is installed, that of scripts/setup.sh cuda
 #   TF32=1   products of fp32 matrices may round their operands to TF32
 #   USE_CUDNN=1   attention by cuDNN's kernels where they take a shape; scripts/setup.sh cudnn installs what it needs beside cuDNN
@@ -24,9 +26,12 @@ NVCC   = $(if $(shell command -v nvcc),nvcc,$(WHEELS)/cu13/bin/nvcc)
 library  = $(if $(shell command -v nvcc),-l$(2),-Xlinker -rpath=$(WHEELS)/$(1)/lib -Xlinker $(wildcard $(WHEELS)/$(1)/lib/lib$(2).so.*))
 CUBLASLT = $(call library,cu13,cublasLt)
 NCCL     = $(call library,nccl,nccl) $(if $(shell command -v nvcc),,-isystem $(WHEELS)/nccl/include)
-NEWEST = $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1 | tr -dc 0-9)
-GPUS   = $(foreach a,80 90 $(NEWEST),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(NEWEST),code=compute_$(NEWEST)
-NVCCFLAGS = -std=c++17 -O3 --threads 0 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler -Wall,-Wextra,-Werror,-Wno-format-truncation,-Wno-parentheses,-fopenmp -I. $(if $(TF32),-DUSE_TF32)
+ARCHS  = $(shell $(NVCC) --list-gpu-code | tr -dc '0-9\n' | awk '$$1 >= 80' | sort -nu)
+GPUS   = $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,80 90,-gencode arch=compute_$(a),code=compute_$(a))
+comma  = ,
+empty  =
+HOST   = $(subst $(empty) ,$(comma),$(strip $(filter-out -O3,$(FAST)) -Wall -Wextra -Werror -Wno-format-truncation -Wno-parentheses -fopenmp))
+NVCCFLAGS = -std=c++17 -O3 --threads 0 $(GPUS) -Werror all-warnings -D_GNU_SOURCE -Xcompiler $(HOST) -I. $(if $(TF32),-DUSE_TF32)
 MPI    = $(foreach d,$(shell $(CC) --showme:incdirs),-isystem $(d)) $(foreach d,$(shell $(CC) --showme:libdirs),-L$(d)) -lmpi
 CUDNN  = -DUSE_CUDNN $(patsubst %,-isystem %,$(wildcard .venv/lib/python3*/site-packages/include)) -lcudnn -lnvrtc
 EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
@@ -52,8 +57,9 @@ shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
 emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
 cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
+gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-$(patsubst %,build/flags-%,c cpp sanitized shared emu cuda gpu cudnn): build/flags-%: FORCE
+$(patsubst %,build/flags-%,c cpp sanitized shared emu cuda gpu gpu_production cudnn): build/flags-%: FORCE
 	+@mkdir -p build; line='$(subst ','\'',$($*))'; [ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
 FORCE:
 

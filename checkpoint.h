@@ -527,9 +527,7 @@ static inline void out_folder_check_stop(const char *out) {
     char path[1100];
     struct stat info;
     snprintf(path, sizeof path, "%s/stop", out);
-    if (!stat(path, &info) && S_ISDIR(info.st_mode)) {
-        die(EXIT_INPUT, "remove it: a file of this name stops a run", "%s is a folder", path);
-    }
+    if (!stat(path, &info) && S_ISDIR(info.st_mode)) { die(EXIT_INPUT, "remove it: a file of this name stops a run", "%s is a folder", path); }
 }
 // Removes what a crash left half-written, and tells of names that look like a checkpoint's and are not.
 static inline void out_folder_clean(const char *out) {

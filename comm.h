@@ -30,9 +30,10 @@
 #include "store/group.h" // who takes part; first, because base.h below it asks for the GNU extensions
 
 #define OMPI_SKIP_MPICXX 1 // the C interface only
+#include "support/cores.h" // which cores a rank computes on
 #include <limits.h>        // INT_MAX
 #include <mpi.h>           // point-to-point messages
-#include <sched.h>         // sched_yield, binding ranks to cores
+#include <sched.h>         // sched_yield
 #include <signal.h>        // the deadline of MPI's own start and end
 #include <spawn.h>         // a shell that outlives this rank
 
@@ -381,22 +382,6 @@ static inline void comm_end(Comm *c) {
     comm_deadline(0);
 }
 static inline void comm_reset_counters(Comm *c) { memset(c->bytes, 0, sizeof c->bytes), c->waited_s = 0; }
-
-// Each rank gets its own part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core),
-// and as many threads. More ranks than cores share them all.
-static inline int comm_bind_to_cores(const Comm *comm, int64_t wanted) {
-    cpu_set_t allowed, mine;
-    CPU_ZERO(&mine);
-    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
-    int cores = CPU_COUNT(&allowed), local = comm->local_rank, ranks = comm->local_ranks;
-    int begin = ranks <= cores ? (int)part_begin(cores, ranks, local) : 0, end = ranks <= cores ? (int)part_begin(cores, ranks, local + 1) : cores;
-    for (int cpu = 0, index = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &allowed) && index++ >= begin && index <= end) { CPU_SET(cpu, &mine); }
-    }
-    int threads = wanted ? (int)wanted : ranks <= cores ? end - begin : 1;
-    sched_setaffinity(0, sizeof mine, threads <= end - begin ? &mine : &allowed); // failing is harmless
-    return threads;
-}
 
 // Makes collectives of a group possible. All its members call it, each their groups in one order.
 static inline void comm_join(Comm *c, Group *g) {
@@ -997,5 +982,50 @@ static inline int comm_agree(Comm *c, int value, bool largest) {
 static inline int comm_agree_max(Comm *c, int value) { return comm_agree(c, value, true); }
 static inline int comm_agree_min(Comm *c, int value) { return comm_agree(c, value, false); }
 static inline void comm_barrier(Comm *c) { comm_agree_max(c, 0); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Cores
+
+// Counts the ranks of this machine whose devices are near the same cores, and sets this one's place among them. All ranks call it.
+static inline int comm_ranks_near(Comm *c, const char *near_cores, int *index) {
+    char key[512];
+    Checksum sum = checksum_begin();
+    snprintf(key, sizeof key, "%s %s", c->peers[c->rank].place.host, near_cores);
+    checksum_add(&sum, key, strlen(key));
+    const uint64_t mine = checksum_end(&sum);
+    uint64_t *all = (uint64_t *)checked_calloc((size_t)c->ranks, sizeof *all, "the places of ranks");
+    int count = 0;
+    comm_all_gather_small(c, &mine, all, sizeof mine);
+    for (int r = 0; r < c->ranks; r++) {
+        if (r == c->rank) { *index = count; }
+        count += all[r] == mine;
+    }
+    free(all);
+    return count;
+}
+// Binds this rank to its part of the cores that mpirun itself may use (mpirun's default would bind one rank to one core), and
+// returns how many threads it has: as many as cores; more ranks than cores share them all. near_cores: as cores_parse() reads
+// them, the cores that its device is near to, which it then shares with the ranks whose devices are near to the same; "" where they
+// are not known, NULL before there is a device. All ranks call it.
+static inline int comm_bind_to_cores(Comm *c, int64_t wanted, const char *near_cores) {
+    cpu_set_t allowed, close, mine;
+    int index = c->local_rank, ranks = c->local_ranks;
+    if (sched_getaffinity(getppid(), sizeof allowed, &allowed) && sched_getaffinity(0, sizeof allowed, &allowed)) { return wanted ? (int)wanted : 1; }
+    bool near_device = near_cores && cores_parse(near_cores, &close);
+    if (near_device) { CPU_AND(&close, &close, &allowed); }
+    near_device = near_device && CPU_COUNT(&close); // else the job may use none of them
+    if (near_cores) {
+        int place = 0;
+        const int sharing = comm_ranks_near(c, near_device ? near_cores : "all", &place);
+        if (near_device) {
+            allowed = close;
+            index = place;
+            ranks = sharing;
+        }
+    }
+    const int threads = cores_of_rank(&allowed, index, ranks, wanted, &mine);
+    sched_setaffinity(0, sizeof mine, &mine); // failing is harmless
+    return threads;
+}
 
 #endif

@@ -203,8 +203,18 @@ static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t byte
     if (!memory) { return; }
     NcclShared shared = {(ncclComm_t)g->channel, NULL};
     if (!shared.communicator || n->shares == NCCL_SHARED) { return; }
-    bool taken = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
-    if (taken) { n->shared[n->shares++] = shared; }
+    int taken = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
+    const bool mine = taken;
+    for (int i = 0; i < g->n; i++) { // NCCL wants the memory of all members registered, or of none
+        int theirs = taken;
+        comm_broadcast_in(c, g, &theirs, sizeof theirs, i);
+        taken = taken && theirs;
+    }
+    if (taken) {
+        n->shared[n->shares++] = shared;
+    } else if (mine) {
+        ncclCommDeregister(shared.communicator, shared.handle);
+    }
 }
 
 // Elements that all slices begin with, if these follow one another at this distance: what one call can carry. 0: they do not.

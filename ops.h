@@ -44,8 +44,11 @@ static size_t ops_workspace_bytes(OpsShape shape, int threads);
 // precision, which a processor ignores (it has one).
 static void ops_open(Stream *s, int place, DType real);
 static void ops_close(Stream *s);
-static const char *ops_device(double *bf16_flops); // its name, "" for a processor; the dense bf16 peak its maker states, 0 where not known
-static void ops_wait(Stream *s);                   // returns when all that was started on s is done
+static const char *ops_device(double *bf16_flops);    // its name, "" for a processor; the dense bf16 peak its maker states, 0 where not known
+static void ops_near_cores(char *list, size_t bytes); // the host's cores nearest to the device, such as "0-15,32-47"; "" where that is not known
+static const char *ops_attention(void);               // what computes attention, of the shapes planned so far: "own" kernels or "cuDNN"
+static const char *ops_products(void);                // what computes matrix products: "CBLAS" or "cuBLASLt"
+static void ops_wait(Stream *s);                      // returns when all that was started on s is done
 
 // Matrix products of a library that offers several algorithms for each (GPUs; elsewhere there are none to choose from, and counts
 // stay 0). A choice names a product and its algorithm, as bytes that only the same device and library understand.

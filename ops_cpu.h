@@ -73,6 +73,9 @@ static inline void ops_open(Stream *s, int place, DType real) {
     omp_set_num_threads(s->threads); // also where none are asked for: more, on cores of other ranks, would wait there for their next turn
 }
 static inline void ops_close(Stream *s) { (void)s; }
+static inline void ops_near_cores(char *list, size_t bytes) { snprintf(list, bytes, "%s", ""); }
+static inline const char *ops_attention(void) { return "own"; }
+static inline const char *ops_products(void) { return "CBLAS"; }
 static inline const char *ops_device(double *bf16_flops) { return *bf16_flops = 0, ""; }
 static inline void ops_wait(Stream *s) { (void)s; }
 // The library of a CPU computes a product in one way.

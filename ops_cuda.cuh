@@ -102,6 +102,9 @@ static inline void gpu_stream_close(Gpu *gpu) {
     CUDA_CHECK(cudaStreamDestroy(gpu->stream));
     free(gpu);
 }
+// Kernels are loaded when the program starts, not at their first launch: loading waits for the device, which may wait for a message
+// that this rank has yet to send. Before MPI starts, since it may be the first to use CUDA.
+__attribute__((constructor)) static void load_kernels_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 static inline void ops_open(Stream *s, int place, DType real) {
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
@@ -137,7 +140,8 @@ static inline void ops_follow(Stream *s, Stream *after) {
 }
 
 // Dense bf16 products, in TFLOP/s, by the first words of the device's name: from NVIDIA's datasheets of each, where figures "with
-// sparsity" are twice these; for GeForce from the white papers of Ada and Ampere (sums in fp32).
+// sparsity" are twice these; for GeForce and RTX from the white papers of Blackwell, Ada and Ampere (sums in fp32): the number of
+// cores times the boost clock times 4, of cards for workstations times 8.
 static const struct {
     const char *name;
     double tflops;
@@ -151,8 +155,17 @@ static const struct {
                  {"NVIDIA GH200", 989.4},
                  {"NVIDIA B200", 2250},
                  {"NVIDIA GB200", 2500},
+                 {"NVIDIA B300", 2250},
+                 {"NVIDIA GB300", 2500},
                  {"NVIDIA L40S", 362},
                  {"NVIDIA L4", 121},
+                 {"NVIDIA RTX A6000", 154.8},
+                 {"NVIDIA RTX 6000 Ada Generation", 364.2},
+                 {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8},
+                 {"NVIDIA GeForce RTX 5090", 209.5},
+                 {"NVIDIA GeForce RTX 5080", 112.6},
+                 {"NVIDIA GeForce RTX 5070 Ti", 87.9},
+                 {"NVIDIA GeForce RTX 5070", 61.7},
                  {"NVIDIA GeForce RTX 4090", 165.2},
                  {"NVIDIA GeForce RTX 3090", 71}};
 static inline const char *ops_device(double *bf16_flops) {
@@ -167,6 +180,23 @@ static inline const char *ops_device(double *bf16_flops) {
     }
     return device.name;
 }
+
+// As the kernel's PCI subsystem knows the GPU.
+static inline void ops_near_cores(char *list, size_t bytes) {
+    int number;
+    char bus[64] = "", path[160];
+    CUDA_CHECK(cudaGetDevice(&number));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, number));
+    for (char *c = bus; *c; c++) { *c = (char)tolower((unsigned char)*c); }
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/local_cpulist", bus);
+    snprintf(list, bytes, "%s", "");
+    FILE *f = fopen(path, "r");
+    if (!f) { return; } // a machine without /sys, or a virtual one that hides it
+    if (!fgets(list, (int)bytes, f)) { *list = 0; }
+    fclose(f);
+    list[strcspn(list, "\n")] = 0;
+}
+static inline const char *ops_products(void) { return "cuBLASLt"; }
 
 // The host runs ahead of the device by two paces at most. Beyond some thousand launches the driver would make it wait, and nobody would
 // look after lost ranks meanwhile.

@@ -27,6 +27,9 @@ typedef int64_t OptionPICK;
 typedef int64_t OptionFLAG;
 typedef const char *OptionSECRET;
 
+#ifndef DEFAULT_DTYPE // train_gpt.cu has its own
+#define DEFAULT_DTYPE "fp32"
+#endif
 enum { LR_COSINE, LR_LINEAR, LR_CONSTANT, LR_WSD };                                  // order of --lr-schedule
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD };                                             // order of --optimizer
 enum { RECOMPUTE_NONE, RECOMPUTE_BLOCK };                                            // order of --recompute
@@ -85,7 +88,7 @@ enum { DP_ADD_REMOVE, DP_REPLACE_ONE };                                         
     X(NUM, "optimizer", grad_clip, "grad-clip", "", "1.0", 0, 1e30, "", "largest global gradient norm; 0: off")                                \
     X(NUM, "optimizer", skip_loss_z, "skip-loss-z", "sl", "0", 0, 1e6, "sigma", "skip an update whose loss is an outlier by more; 0: off")     \
     X(NUM, "optimizer", skip_grad_z, "skip-grad-z", "sg", "0", 0, 1e6, "sigma", "the same for the gradient norm; 0: off")                      \
-    X(PICK, "precision", dtype, "dtype", "", "fp32", 0, 0, "fp32|bf16", "of working parameters, stage boundaries and messages")                \
+    X(PICK, "precision", dtype, "dtype", "", DEFAULT_DTYPE, 0, 0, "fp32|bf16", "of working parameters, stage boundaries and messages")                \
     X(PICK, "precision", reduce_dtype, "reduce-dtype", "", "fp32", 0, 0, "fp32|bf16", "of gradient messages; sums are fp32 in any case")       \
     X(PICK, "precision", recompute, "recompute", "", "none", 0, 0, "none|block", "block: keep only each block's input, compute the rest again") \
     X(FLAG, "precision", stochastic_rounding, "stochastic-rounding", "", "0", 0, 1, "", "bf16 parameters are rounded by chance, right on average; 0: to nearest even") \

@@ -751,6 +751,7 @@ static inline void json_add_start(const RunFacts *run, TextBuffer *line) {
              run->cluster->nodes ? "none" : run->comm->transport.name);
     json_add_flags(line, run->options);
     text_add(line, ",\"device\":"), json_add_string(line, run->rates->device);
+    text_add(line, ",\"matmul\":\"%s\",\"attention\":\"%s\"", ops_products(), ops_attention());
     json_add_field(line, "peak_flops", run->rates->peak_flops_per_s);
     text_add(line, ",\"rates\":{\"flops\":"), json_add_number(line, run->rates->flops_per_s);
     json_add_field(line, "memory", run->rates->bytes_per_s);

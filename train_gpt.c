@@ -74,6 +74,9 @@ static void setup_model(Trainer *t) {
     t->model = gpt_model_shared(config, setup_share(t, &config, share));
     check_begun(t);
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
+    char near_cores[256];
+    ops_near_cores(near_cores, sizeof near_cores);
+    t->stream.threads = comm_bind_to_cores(&t->comm, o->threads, near_cores);
 }
 
 // Whom the plan is for.
@@ -412,7 +415,7 @@ static void start(Trainer *t, int argc, char **argv) {
     if (t->comm.rank == 0) { outputs_check(&t->options); }
     comm_place(&t->comm, (int)t->options.ranks_per_node);
     t->comm.timeout_s = t->options.watchdog;
-    t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads);
+    t->stream.threads = comm_bind_to_cores(&t->comm, t->options.threads, NULL);
     t->stream.progress = comm_progress;
     for (int i = 1, n = 0; i < t->argc && n < (int)sizeof t->flags; i++) {
         n += snprintf(t->flags + n, sizeof t->flags - (size_t)n, "%s%s", i > 1 ? " " : "", t->argv[i]);

@@ -4,6 +4,7 @@
 //   make emu     train_gpt_emu, the same source by g++ on the processor: for tests, slow
 //
 #define OPS_IMPLEMENTATION
+#define DEFAULT_DTYPE "bf16"          // what GPUs multiply fastest
 #include "kernels/attention_cuda.cuh" // and ops_cuda.cuh
 #include "comm_nccl.cuh"
 #include "train_gpt.c"

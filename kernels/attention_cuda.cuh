@@ -579,6 +579,12 @@ static inline int64_t attention_scratch_bytes(OpsShape s) {
 #endif
     return bytes;
 }
+static inline const char *ops_attention(void) {
+#ifdef USE_CUDNN
+    if (cudnn_has_plan()) { return "cuDNN"; }
+#endif
+    return "own";
+}
 static inline void ops_attention_forward(Stream *s, Real *out, float *lse, const Real *qkv, int64_t rows, int64_t T, int64_t C, int64_t NH) {
     cudaStream_t stream = enter(s);
     if (rows * T == 0) { return; }

@@ -85,14 +85,20 @@ static inline CudnnPlan *find_cudnn_plan(CudnnKey key) {
         if (!memcmp(&cudnn_plans[i].key, &key, sizeof key)) { return &cudnn_plans[i]; }
     }
     if (!cudnn_handle && cudnnCreate(&cudnn_handle) != CUDNN_STATUS_SUCCESS) { die(EXIT_RESOURCES, "build without USE_CUDNN=1", "cuDNN does not start"); }
-    if (cudnn_plans_made == CUDNN_PLANS || key.T != cudnn_T) { return &cudnn_refused; }
-    CudnnPlan *p = &cudnn_plans[cudnn_plans_made++];
+    if (key.T != cudnn_T) { return &cudnn_refused; }
+    CudnnPlan *p = &cudnn_plans[cudnn_plans_made++ % CUDNN_PLANS]; // the oldest is replaced: a memory plan asks for many that never run
     p->key = key, p->graph = NULL, p->scratch = 0;
     if (gpu_real == DTYPE_BF16 && key.C / key.NH % 8 == 0) { p->graph = make_cudnn_graph(&key); } // else the tensors are not aligned as it wants
     if (p->graph && (!p->graph->get_workspace_size(p->scratch).is_good() || p->scratch > CUDNN_SCRATCH * key.rows * key.T * key.C)) {
         p->graph = NULL, p->scratch = 0;
     }
     return p;
+}
+static inline bool cudnn_has_plan(void) {
+    for (int64_t i = 0; i < min_i64(cudnn_plans_made, CUDNN_PLANS); i++) {
+        if (cudnn_plans[i].graph) { return true; }
+    }
+    return false;
 }
 static inline int64_t cudnn_scratch_bytes(OpsShape s) {
     const CudnnKey forward = {s.rows, s.T, s.C, s.NH, 0}, backward = {s.rows, s.T, s.C, s.NH, 1};
