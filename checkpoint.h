@@ -7,8 +7,9 @@
 // Atomic      everything is written into OUT/step_00000020.tmp and fsynced, the manifest last; then the folder is renamed.
 //             What has no complete manifest does not count. A kill at any instant loses no complete checkpoint.
 // Untrusted   whatever is read is checked before use: sizes, ranges, checksums.
-// Foreign     only files that this program writes are removed, by their exact names, and no link is followed: a checkpoint
-//             may be a link to a folder elsewhere, which is read, and left alone by --keep.
+// Foreign     only files that this program writes are removed, by their exact names, and no link is
+//             followed: a checkpoint may be a link to a folder elsewhere, which is read, and left
+//             alone by --keep.
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -384,19 +385,19 @@ static inline bool manifest_model(const char *text, GptConfig *c, GptShare *shar
 static inline void checkpoint_folder(char *path, size_t bytes, const char *out, int64_t step, const char *suffix) {
     snprintf(path, bytes, "%s/step_%08" PRId64 "%s", out, step, suffix);
 }
-// The step of a checkpoint's folder, by a name exactly as checkpoint_folder() makes it; -1: it is another name. *rest: what
-// follows the digits.
+// The step of a checkpoint's folder, by a name exactly as checkpoint_folder() makes it; -1: it is
+// another name. *rest: what follows the digits.
 enum { STEP_DIGITS = 8, STEP_DIGITS_MOST = 18 };
 static inline int64_t checkpoint_step_of(const char *name, const char **rest) {
     if (strncmp(name, "step_", 5)) { return -1; }
     const size_t digits = strspn(name + 5, "0123456789");
-    const bool more = digits > STEP_DIGITS;
-    if (digits < STEP_DIGITS || digits > STEP_DIGITS_MOST || (more && name[5] == '0')) { return -1; }
+    if (digits < STEP_DIGITS || digits > STEP_DIGITS_MOST) { return -1; }
+    if (digits > STEP_DIGITS && name[5] == '0') { return -1; }
     *rest = name + 5 + digits;
     return strtoll(name + 5, NULL, 10);
 }
-// The folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp where others are in the way that cannot be
-// removed.
+// The folder in which a step is written: step_00000020.tmp, or .2.tmp to .9.tmp where others are in
+// the way that cannot be removed.
 enum { HALVES = 9 };
 static inline void checkpoint_half(char *path, size_t bytes, const char *out, int64_t step, int turn) {
     char suffix[16] = ".tmp";
@@ -409,7 +410,8 @@ static inline bool checkpoint_is_half(const char *name) {
     if (rest[0] == '.' && rest[1] >= '2' && rest[1] <= '0' + HALVES) { rest += 2; }
     return !strcmp(rest, ".tmp");
 }
-// Is this the name of a file that a checkpoint has: manifest, state_00000 ..., or one of these while it is written?
+// Is this the name of a file that a checkpoint has: manifest, state_00000 ..., or one of these
+// while it is written?
 static inline bool checkpoint_file_name(const char *name) {
     const char *end = name + strlen("manifest");
     if (strncmp(name, "manifest", strlen("manifest"))) {
@@ -423,26 +425,28 @@ static inline bool checkpoint_file_name(const char *name) {
 // Removes a file of a checkpoint from an open folder; false where it stays, or is something else.
 static inline bool folder_remove_file(int folder, const char *name) {
     struct stat info;
-    const bool ours = checkpoint_file_name(name) && !fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) && S_ISREG(info.st_mode);
     keep_alive();
-    return ours && !unlinkat(folder, name, 0);
+    const bool there = !fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW);
+    return checkpoint_file_name(name) && there && S_ISREG(info.st_mode) && !unlinkat(folder, name, 0);
 }
-// Removes a checkpoint's folder and the files in it that a checkpoint has; the manifest last, so that what is left of a
-// folder with a manifest is not forgotten. Where something else is in the way it stays, and a warning tells. No link is
-// followed.
+// Removes a checkpoint's folder and the files in it that a checkpoint has; the manifest last, so
+// that what is left of a folder with a manifest is not forgotten. Where something else is in the
+// way it stays, and a warning tells. No link is followed.
 static inline void folder_remove(const char *path) {
     struct stat info;
     if (lstat(path, &info)) { return; }
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d && !S_ISDIR(info.st_mode)) {
-        fprintf(stderr, "warning: %s is left as it is: it is %s, where a folder was expected\n", path, file_kind_name(info.st_mode));
+        const char *kind = file_kind_name(info.st_mode);
+        fprintf(stderr, "warning: %s is left as it is: it is %s and no folder\n", path, kind);
         return;
     }
     bool foreign = false;
     for (struct dirent *e; d && (e = readdir(d));) {
-        const bool passed = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strcmp(e->d_name, "manifest");
-        if (!passed && !folder_remove_file(dirfd(d), e->d_name)) { foreign = true; }
+        const char *name = e->d_name;
+        if (!strcmp(name, ".") || !strcmp(name, "..") || !strcmp(name, "manifest")) { continue; }
+        if (!folder_remove_file(dirfd(d), name)) { foreign = true; }
     }
     if (d) {
         folder_remove_file(dirfd(d), "manifest");
@@ -457,7 +461,8 @@ static inline bool folder_has_manifest(const char *path) {
     struct stat info;
     char manifest[1200];
     snprintf(manifest, sizeof manifest, "%s/manifest", path);
-    return !lstat(path, &info) && S_ISDIR(info.st_mode) && !lstat(manifest, &info) && S_ISREG(info.st_mode);
+    if (lstat(path, &info) || !S_ISDIR(info.st_mode)) { return false; }
+    return !lstat(manifest, &info) && S_ISREG(info.st_mode);
 }
 static inline int compare_i64_descending(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -515,33 +520,39 @@ static inline void out_folder_lock(const char *out) {
     struct stat info;
     snprintf(path, sizeof path, "%s/lock", out);
     const char *hint = "remove it: the program makes a file of this name";
-    if (!lstat(path, &info) && !S_ISREG(info.st_mode)) { die(EXIT_INPUT, hint, "%s is %s", path, file_kind_name(info.st_mode)); }
+    const mode_t mode = lstat(path, &info) ? S_IFREG : info.st_mode;
+    if (!S_ISREG(mode)) { die(EXIT_INPUT, hint, "%s is %s", path, file_kind_name(mode)); }
     const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (fd < 0) { die(EXIT_RESOURCES, "--out must be writable", "cannot write into %s: %s", out, strerror(errno)); }
     if (!flock(fd, LOCK_EX | LOCK_NB)) { return; }
-    if (errno == EWOULDBLOCK) { die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out); }
-    die(EXIT_RESOURCES, "choose a file system for --out that has locks", "cannot lock %s: %s", path, strerror(errno));
+    const bool taken = errno == EWOULDBLOCK;
+    if (taken) { die(EXIT_INPUT, "give each run its own --out", "another run is using %s", out); }
+    hint = "choose a file system for --out that has locks";
+    die(EXIT_RESOURCES, hint, "cannot lock %s: %s", path, strerror(errno));
 }
 // A folder of this name would stop each run after its first step, and could not be removed.
 static inline void out_folder_check_stop(const char *out) {
     char path[1100];
     struct stat info;
     snprintf(path, sizeof path, "%s/stop", out);
-    if (!stat(path, &info) && S_ISDIR(info.st_mode)) { die(EXIT_INPUT, "remove it: a file of this name stops a run", "%s is a folder", path); }
+    const char *hint = "remove it: a file of this name stops a run";
+    const bool folder = !stat(path, &info) && S_ISDIR(info.st_mode);
+    if (folder) { die(EXIT_INPUT, hint, "%s is a folder", path); }
 }
-// Removes what a crash left half-written, and tells of names that look like a checkpoint's and are not.
+// Removes what a crash left half-written, and tells of names that look like a checkpoint's and are
+// not.
 static inline void out_folder_clean(const char *out) {
     char path[1100], odd[1100] = "";
     int64_t odds = 0;
     DIR *d = opendir(out);
     for (struct dirent *e; d && (e = readdir(d));) {
-        const char *rest = "";
-        snprintf(path, sizeof path, "%s/%s", out, e->d_name);
-        if (checkpoint_is_half(e->d_name)) {
-            folder_remove(path);
-        } else if (!strncmp(e->d_name, "step_", 5) && (checkpoint_step_of(e->d_name, &rest) < 0 || *rest)) {
-            if (!odds++) { snprintf(odd, sizeof odd, "%s", path); }
-        }
+        const char *rest = "", *name = e->d_name;
+        snprintf(path, sizeof path, "%s/%s", out, name);
+        const bool half = checkpoint_is_half(name);
+        const bool whole = checkpoint_step_of(name, &rest) >= 0 && !*rest;
+        if (half) { folder_remove(path); }
+        if (half || whole || strncmp(name, "step_", 5)) { continue; }
+        if (!odds++) { snprintf(odd, sizeof odd, "%s", path); }
     }
     if (d) { closedir(d); }
     if (!odds) { return; }
@@ -557,9 +568,11 @@ static inline void earlier_folder_make(char *path, size_t bytes, const char *out
         if (!mkdir(path, 0777)) { return; }
         if (errno != EEXIST) { break; }
     }
-    die(EXIT_RESOURCES, "choose another --out", "cannot make %s for an earlier run's checkpoints: %s", path, strerror(errno));
+    const char *hint = "an earlier run's checkpoints belong there: choose another --out";
+    die(EXIT_RESOURCES, hint, "cannot make %s: %s", path, strerror(errno));
 }
-// Moves an entry of OUT into a folder of OUT. A link whose target is told from where it lies is made anew. 0 or an errno.
+// Moves an entry of OUT into a folder of OUT. A link whose target is told from where it lies is
+// made anew. 0 or an errno.
 static inline int earlier_move(const char *out, const char *name, const char *folder) {
     char from[1400], to[1400], target[PATH_BYTES + 4] = "../";
     snprintf(from, sizeof from, "%s/%s", out, name);
@@ -569,25 +582,32 @@ static inline int earlier_move(const char *out, const char *name, const char *fo
     target[3 + n] = 0;
     return symlink(target, to) || unlink(from) ? errno : 0;
 }
-// Moves the checkpoints of an earlier run, and its key and ledger, into OUT/earlier-N: nothing is lost or mixed up.
+// Moves the checkpoints of an earlier run, and its key and ledger, into OUT/earlier-N: nothing is
+// lost or mixed up.
 static inline void out_folder_set_aside(const char *out) {
     char target[1200], name[40];
     int count;
     int64_t *steps = checkpoint_list(out, &count);
     if (count) { earlier_folder_make(target, sizeof target, out); }
-    static const char *const along[] = {"dp_key", "dp_steps"}; // without them a private run does not go on: they go first
+    // Without these a private run does not go on: they go first.
+    static const char *const along[] = {"dp_key", "dp_steps"};
     for (int i = 0; i < (count ? count + 2 : 0); i++) {
         if (i >= 2) { snprintf(name, sizeof name, "step_%08" PRId64, steps[i - 2]); }
         const char *entry = i < 2 ? along[i] : name;
         const int error = earlier_move(out, entry, target);
         if (error && (i >= 2 || error != ENOENT)) {
-            die(EXIT_RESOURCES, "choose another --out", "cannot move %s/%s to %s: %s", out, entry, target, strerror(error));
+            const char *why = strerror(error), *hint = "choose another --out";
+            die(EXIT_RESOURCES, hint, "cannot move %s/%s to %s: %s", out, entry, target, why);
         }
     }
-    if (count) { printf("note: %d checkpoints of an earlier run moved to %s (to go on from them: --resume 1)\n", count, target); }
+    if (count) {
+        printf("note: %d checkpoints of an earlier run moved to %s", count, target);
+        printf(" (to go on from them: --resume 1)\n");
+    }
     free(steps);
 }
-// Makes OUT, locks it, cleans it; sets an earlier run's checkpoints aside where the run does not resume. Rank 0 calls it.
+// Makes OUT, locks it, cleans it; sets an earlier run's checkpoints aside where the run does not
+// resume. Rank 0 calls it.
 static inline void out_folder_prepare(const char *out, bool resume) {
     int error = folder_make(out);
     if (error) {
@@ -638,8 +658,9 @@ static inline int manifest_write(const char *folder, const Store *s, const Progr
     return writer_close(&w);
 }
 
-// Puts the finished folder in its place; where something is in the way, an older one of the same step or what is not ours,
-// the two are exchanged at once, and of the other what is ours is removed.
+// Puts the finished folder in its place; where something is in the way, an older one of the same
+// step or what is not ours, the two are exchanged at once, and of the other what is ours is
+// removed.
 static inline int folder_publish(const char *temporary, const char *path, const char *out) {
     sync_folder(temporary);
     int error = 0;
@@ -659,11 +680,13 @@ static inline void checkpoints_prune(const char *out, int64_t saved, int64_t kee
     for (int64_t i = 0, kept = 0; keep && i < count; i++) {
         char path[1100];
         checkpoint_folder(path, sizeof path, out, steps[i], "");
-        if (steps[i] <= saved && folder_has_manifest(path) && ++kept > keep) { folder_remove(path); }
+        const bool counts = steps[i] <= saved && folder_has_manifest(path);
+        if (counts && ++kept > keep) { folder_remove(path); }
     }
     free(steps);
 }
-// Makes an empty folder for a checkpoint that is to be written; returns the turn of its name, or minus an errno.
+// Makes an empty folder for a checkpoint that is to be written; returns the turn of its name, or
+// minus an errno.
 static inline int checkpoint_half_make(const char *out, int64_t step) {
     for (int turn = 1;; turn++) {
         char path[1100];

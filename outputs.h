@@ -1,10 +1,12 @@
-// outputs.h: what a run writes besides --out must not be what it reads, nor what it writes elsewhere.
+// outputs.h: what a run writes besides --out must not be what it reads, nor what it writes
+// elsewhere.
 //
-// Checked    --log, --trace and --export, before anything is written: against each other, the shards of --train and --val,
-//            --hellaswag, the tokenizer, --model, and what --out and checkpoints hold. Files are told by their numbers, so
-//            links and other spellings of a path do not matter; those that are not there yet by their resolved paths.
-// Kinds      --log and --trace also take pipes and character devices (/dev/null, /dev/stdout); --export makes a new file and
-//            renames it, so only a regular file may be in its place.
+// Checked    --log, --trace and --export, before anything is written: against each other, the
+//            shards of --train and --val, --hellaswag, the tokenizer, --model, and what --out and
+//            checkpoints hold. Files are told by their numbers, so links and other spellings of a
+//            path do not matter; those that are not there yet by their resolved paths.
+// Kinds      --log and --trace also take pipes and character devices (/dev/null, /dev/stdout);
+//            --export makes a new file and renames it, so only a regular file may be in its place.
 #ifndef OUTPUTS_H
 #define OUTPUTS_H
 
@@ -26,8 +28,10 @@ typedef struct {
 
 // What the flags make a run write; returns how many.
 static inline int outputs_of(const Options *o, Output outputs[OUTPUTS]) {
-    const Output all[OUTPUTS] = {{"--log", o->log, false}, {"--trace", o->trace, false}, {"--export", o->export_file, true}};
-    const bool shows = options_only_prints(o), traces = o->show_schedule && !o->plan && !o->compat && !*o->dp_account;
+    const Output log = {"--log", o->log, false}, trace = {"--trace", o->trace, false};
+    const Output model = {"--export", o->export_file, true}, all[OUTPUTS] = {log, trace, model};
+    const bool shows = options_only_prints(o), answers = o->plan || o->compat || *o->dp_account;
+    const bool traces = o->show_schedule && !answers;
     int n = 0;
     for (int i = 0; i < OUTPUTS; i++) {
         const bool writes = !shows || (traces && all[i].path == o->trace);
@@ -39,27 +43,32 @@ static inline int outputs_of(const Options *o, Output outputs[OUTPUTS]) {
 static inline void output_refuse_file(const Written *w, const char *flag, const char *path) {
     const FileIdentity other = file_identity(path);
     if (!file_same(&w->file, &other)) { return; }
-    die(EXIT_INPUT, "give it a file of its own", "%s %s would write over %s of %s", w->output->flag, w->path, path, flag);
+    const char *hint = "give it a file of its own";
+    die(EXIT_INPUT, hint, "%s %s would write over %s of %s", w->output->flag, w->path, path, flag);
 }
+// The shards of a pattern, and the tokenizer beside them.
 static inline void output_refuse_shards(const Written *w, const char *flag, const char *pattern) {
     glob_t names;
     char tokenizer[1100];
-    if (!data_glob(pattern, &names)) {
-        for (size_t i = 0; i < names.gl_pathc; i++) { output_refuse_file(w, flag, names.gl_pathv[i]); }
-    }
+    const size_t count = data_glob(pattern, &names) ? 0 : names.gl_pathc;
+    for (size_t i = 0; i < count; i++) { output_refuse_file(w, flag, names.gl_pathv[i]); }
     globfree(&names);
-    if (tokenizer_find(pattern, tokenizer, sizeof tokenizer)) { output_refuse_file(w, flag, tokenizer); }
+    const bool beside = tokenizer_find(pattern, tokenizer, sizeof tokenizer);
+    if (beside) { output_refuse_file(w, flag, tokenizer); }
 }
-// What --out holds, or will: files of this program by their names, everything in checkpoints, and the folder itself.
+// What --out holds, or will: files of this program by their names, everything in checkpoints, and
+// the folder itself.
 static inline void output_refuse_out(const Written *w, const char *out) {
     char path[1100], folder[PATH_BYTES];
+    const char *flag = w->output->flag;
     if (!*out) { return; }
     for (int i = 0; i < OWN_NAMES; i++) {
         snprintf(path, sizeof path, "%s/%s", out, out_own_names[i]);
         output_refuse_file(w, "--out", path);
     }
     if (!path_resolve(out, folder)) { return; }
-    if (!strcmp(folder, w->file.path)) { die(EXIT_INPUT, "name a file", "%s %s is the folder of --out", w->output->flag, w->path); }
+    const bool itself = !strcmp(folder, w->file.path);
+    if (itself) { die(EXIT_INPUT, "name a file", "%s %s is the folder of --out", flag, w->path); }
     if (!path_in(w->file.path, folder)) { return; }
     const char *rest = "", *name = w->file.path + (strcmp(folder, "/") ? strlen(folder) : 0) + 1;
     const size_t length = strcspn(name, "/");
@@ -67,7 +76,7 @@ static inline void output_refuse_out(const Written *w, const char *out) {
     const bool earlier = !name[length] && !strncmp(name, "earlier-", strlen("earlier-"));
     if (earlier || (checkpoint_step_of(path, &rest) >= 0 && !*rest) || checkpoint_is_half(path)) {
         const char *hint = "give it a file beside the checkpoints";
-        die(EXIT_INPUT, hint, "%s %s is, or lies in, a folder of checkpoints of --out %s", w->output->flag, w->path, out);
+        die(EXIT_INPUT, hint, "%s %s is in a checkpoint's folder of --out", flag, w->path);
     }
 }
 // A file of any checkpoint: of --model FOLDER, of an earlier run, of one that was moved.
@@ -80,13 +89,16 @@ static inline void output_refuse_checkpoint(const Written *w) {
     strcat(manifest, "/manifest");
     FILE *f = open_regular(manifest);
     if (!f) { return; }
-    const bool checkpoint = fread(begin, 1, sizeof magic - 1, f) == sizeof magic - 1 && !strcmp(begin, magic);
+    const size_t n = fread(begin, 1, sizeof magic - 1, f);
     fclose(f);
-    if (checkpoint) { die(EXIT_INPUT, "give it a file of its own", "%s %s is a file of a checkpoint", w->output->flag, w->path); }
+    if (n != sizeof magic - 1 || strcmp(begin, magic)) { return; }
+    const char *hint = "give it a file of its own";
+    die(EXIT_INPUT, hint, "%s %s is a file of a checkpoint", w->output->flag, w->path);
 }
 
-__attribute__((noreturn)) static inline void output_refuse_place(const Output *output, const char *why) {
-    die(EXIT_INPUT, "name a file in a folder that exists and is writable", "cannot write %s %s: %s", output->flag, output->path, why);
+__attribute__((noreturn)) static inline void output_refuse_place(const Output *o, const char *why) {
+    const char *hint = "name a file in a folder that exists and is writable";
+    die(EXIT_INPUT, hint, "cannot write %s %s: %s", o->flag, o->path, why);
 }
 // Ends the program where a file could not be written later, when hours are spent.
 static inline void output_check_place(const Written *w, const char *out) {
@@ -98,31 +110,34 @@ static inline void output_check_place(const Written *w, const char *out) {
     if (w->path[strlen(w->path) - 1] == '/') { output_refuse_place(output, strerror(EISDIR)); }
     const bool there = output->renamed ? !lstat(w->path, &entry) : f->there;
     const mode_t mode = !there ? S_IFREG : output->renamed ? entry.st_mode : f->info.st_mode;
-    if (!S_ISREG(mode) && (output->renamed || !(S_ISFIFO(mode) || S_ISCHR(mode)))) { output_refuse_place(output, file_kind_name(mode)); }
+    const bool takes = S_ISREG(mode) || (!output->renamed && (S_ISFIFO(mode) || S_ISCHR(mode)));
+    if (!takes) { output_refuse_place(output, file_kind_name(mode)); }
     if (there && !output->renamed) {
         if (access(w->path, W_OK)) { output_refuse_place(output, strerror(errno)); }
         return;
     }
     strcpy(folder, f->path);
     path_cut(folder);
-    const bool will_be = *out && path_resolve(out, made) && (!strcmp(made, folder) || path_in(made, folder)) && access(folder, F_OK);
-    strcat(folder, "/."); // a file is no folder
-    if (!will_be && access(folder, W_OK)) { output_refuse_place(output, strerror(errno)); }
+    const bool above = *out && path_resolve(out, made) && (!strcmp(made, folder) || path_in(made, folder));
+    if (above && access(folder, F_OK)) { return; } // it will be made, for --out
+    strcat(folder, "/.");                          // a file is no folder
+    if (access(folder, W_OK)) { output_refuse_place(output, strerror(errno)); }
 }
 
 static inline void output_check_inputs(const Written *w, const Options *o) {
     output_refuse_shards(w, "--train", o->train);
     output_refuse_shards(w, "--val", o->val);
-    const char *const files[][2] = {{"--hellaswag", o->hellaswag}, {"--tokenizer", o->tokenizer}, {"--model", o->model}};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        const bool there = *files[i][1] && !access(files[i][1], F_OK); // a model may be a descriptor
-        if (there) { output_refuse_file(w, files[i][0], files[i][1]); }
+    const char *const flags[] = {"--hellaswag", "--tokenizer", "--model"};
+    const char *const paths[] = {o->hellaswag, o->tokenizer, o->model};
+    for (int i = 0; i < 3; i++) {
+        const bool there = *paths[i] && !access(paths[i], F_OK); // a model may be a descriptor
+        if (there) { output_refuse_file(w, flags[i], paths[i]); }
     }
     output_refuse_out(w, o->out);
     output_refuse_checkpoint(w);
 }
-// Ends the program, before anything is written, where an output would change what is not its own, or has no place. Rank 0
-// calls it, which is who writes.
+// Ends the program, before anything is written, where an output would change what is not its own,
+// or has no place. Rank 0 calls it, which is who writes.
 static inline void outputs_check(const Options *o) {
     Output outputs[OUTPUTS];
     Written files[2 * OUTPUTS];
@@ -132,7 +147,8 @@ static inline void outputs_check(const Options *o) {
     for (int i = 0; i < n; i++) {
         const Output *output = &outputs[i];
         snprintf(temporary[i], sizeof temporary[i], "%s.tmp", output->path);
-        for (int half = 0; half <= output->renamed; half++) {
+        const int names = output->renamed ? 2 : 1;
+        for (int half = 0; half < names; half++) {
             Written *w = &files[written++];
             w->output = output;
             w->path = half ? temporary[i] : output->path;
@@ -142,7 +158,9 @@ static inline void outputs_check(const Options *o) {
     for (int i = 0; i < written; i++) {
         output_check_inputs(&files[i], o);
         for (int j = 0; j < i; j++) {
-            if (files[j].output != files[i].output) { output_refuse_file(&files[i], files[j].output->flag, files[j].path); }
+            const Written *other = &files[j];
+            if (other->output == files[i].output) { continue; }
+            output_refuse_file(&files[i], other->output->flag, other->path);
         }
     }
     for (int i = 0; i < written; i++) { output_check_place(&files[i], o->out); }

@@ -238,7 +238,8 @@ static inline void privacy_write(const char *out, const char *name, const char *
     bool written = fd >= 0 && write(fd, text, length) == (ssize_t)length && !fsync(fd) && !close(fd) && !rename(temporary, path);
     if (!written) {
         const bool input = errno == EEXIST || errno == EISDIR; // something else has the name
-        die(input ? EXIT_INPUT : EXIT_RESOURCES, "without it the run could not be resumed", "cannot write %s: %s", path, strerror(errno));
+        const char *hint = "without it the run could not be resumed";
+        die(input ? EXIT_INPUT : EXIT_RESOURCES, hint, "cannot write %s: %s", path, strerror(errno));
     }
     sync_folder(out);
 }

@@ -32,11 +32,18 @@ static inline void json_add_field(TextBuffer *t, const char *name, double x) {
     text_add(t, ",\"%s\":", name);
     json_add_number(t, x);
 }
-// Bytes of the character that UTF-8 text begins with, 1 to 4; 0 where the bytes are no character of UTF-8: a wrong or missing
-// continuation, a longer form than needed, half of a surrogate pair, or above U+10FFFF (RFC 3629). The text ends with 0.
+// Bytes of the character that UTF-8 text begins with, 1 to 4; 0 where the bytes are no character of
+// UTF-8: a wrong or missing continuation, a longer form than needed, half of a surrogate pair, or
+// above U+10FFFF (RFC 3629). The text ends with 0.
 static inline int utf8_length(const unsigned char *s) {
     static const unsigned first[] = {0, 0, 0x80, 0x800, 0x10000};
-    const int length = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    static const struct {
+        unsigned char below;
+        int length;
+    } leads[] = {{0x80, 1}, {0xc2, 0}, {0xe0, 2}, {0xf0, 3}, {0xf5, 4}};
+    int lead = 0;
+    while (lead < 5 && s[0] >= leads[lead].below) { lead++; }
+    const int length = lead < 5 ? leads[lead].length : 0;
     unsigned code = length < 2 ? s[0] : s[0] & (0xffu >> (length + 1));
     for (int i = 1; i < length; i++) {
         if ((s[i] & 0xc0) != 0x80) { return 0; }
@@ -45,8 +52,9 @@ static inline int utf8_length(const unsigned char *s) {
     const bool surrogate = code >= 0xd800 && code < 0xe000;
     return length > 1 && (code < first[length] || surrogate || code > 0x10ffff) ? 0 : length;
 }
-// Any bytes as JSON in UTF-8. A byte that is no part of a character becomes \udc80 to \udcff, half of a surrogate pair, which
-// no text has: so the bytes can be had back (as by Python's os.fsencode).
+// Any bytes as JSON in UTF-8. A byte that is no part of a character becomes \udc80 to \udcff, half
+// of a surrogate pair, which no text has: so the bytes can be had back (as by Python's
+// os.fsencode).
 static inline void json_add_string(TextBuffer *t, const char *text) {
     text_add(t, "\"");
     for (const unsigned char *s = (const unsigned char *)text; *s;) {

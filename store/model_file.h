@@ -9,7 +9,8 @@
 #include "zero.h"          // states
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Writing a file: to PATH.tmp, which must be new or what a crash left, fsynced, renamed. The first error is kept; the caller asks once, at the end.
+// Writing a file: to PATH.tmp, which must be new or what a crash left, fsynced, renamed. The first
+// error is kept; the caller asks once, at the end.
 enum { WRITER_PIECE = 8 << 20, WRITER_SYNC = 64 << 20 };
 typedef struct {
     FILE *file;

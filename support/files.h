@@ -1,5 +1,5 @@
-// files.h: files and paths, whatever is in them: opening what must be a regular file, creating what must be new, telling
-// whether two paths are one file.
+// files.h: files and paths, whatever is in them: opening what must be a regular file, creating what
+// must be new, telling whether two paths are one file.
 //
 // Links  No function here writes through a symbolic link, or removes what one leads to.
 #ifndef FILES_H
@@ -12,7 +12,8 @@
 
 enum { PATH_BYTES = 4096, PATH_LINKS = 40 }; // as the system's own limits
 
-// Opens a regular file for reading; NULL with errno otherwise: a pipe would be waited for, a device has no end.
+// Opens a regular file for reading; NULL with errno otherwise: a pipe would be waited for, a device
+// has no end.
 static inline FILE *open_regular(const char *path) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -23,8 +24,8 @@ static inline FILE *open_regular(const char *path) {
     }
     return NULL;
 }
-// Creates a file that is not there, for writing; -1 with errno. A regular file of this name, which a crash left, is removed
-// first. Anything else stays, and errno is EEXIST.
+// Creates a file that is not there, for writing; -1 with errno. A regular file of this name, which
+// a crash left, is removed first. Anything else stays, and errno is EEXIST.
 static inline int file_create(const char *path, mode_t mode) {
     struct stat info;
     if (!lstat(path, &info) && S_ISREG(info.st_mode)) { unlink(path); }
@@ -54,13 +55,15 @@ static inline void path_cut(char *path) { // its last part
     char *slash = strrchr(path, '/');
     *(slash ? slash : path) = 0;
 }
-// The absolute path without links, "." and ".." that a path leads to; the file, and folders above it, need not be there.
-// False where it leads nowhere: it is empty, too long, or has too many links.
+// The absolute path without links, "." and ".." that a path leads to; the file, and folders above
+// it, need not be there. False where it leads nowhere: it is empty, too long, or has too many
+// links.
 static inline bool path_resolve(const char *path, char resolved[PATH_BYTES]) {
     char rest[2 * PATH_BYTES], joined[2 * PATH_BYTES], target[PATH_BYTES];
     int links = 0;
     resolved[0] = 0;
-    if (!*path || strlen(path) >= PATH_BYTES || (*path != '/' && !getcwd(resolved, PATH_BYTES))) { return false; }
+    if (!*path || strlen(path) >= PATH_BYTES) { return false; }
+    if (*path != '/' && !getcwd(resolved, PATH_BYTES)) { return false; }
     if (!strcmp(resolved, "/")) { resolved[0] = 0; }
     strcpy(rest, path);
     for (char *at = rest, *next; *at; at = next) {
@@ -74,7 +77,8 @@ static inline bool path_resolve(const char *path, char resolved[PATH_BYTES]) {
         const ssize_t n = readlink(resolved, target, sizeof target - 1);
         if (n < 0) { continue; } // no link, or not there
         target[n] = 0;
-        if (++links > PATH_LINKS || snprintf(joined, sizeof joined, "%s/%s", target, next) >= (int)sizeof joined) { return false; }
+        const int all = snprintf(joined, sizeof joined, "%s/%s", target, next);
+        if (++links > PATH_LINKS || all >= (int)sizeof joined) { return false; }
         strcpy(rest, joined);
         next = rest;
         resolved[*target == '/' ? 0 : end] = 0;
@@ -83,7 +87,8 @@ static inline bool path_resolve(const char *path, char resolved[PATH_BYTES]) {
     return true;
 }
 
-// A file that is there is known by its number, whatever its names; one that is not, by its resolved path.
+// A file that is there is known by its number, whatever its names; one that is not, by its resolved
+// path.
 typedef struct {
     struct stat info; // where it is there
     bool there;
@@ -96,11 +101,13 @@ static inline FileIdentity file_identity(const char *path) {
     if (!path_resolve(path, f.path)) { f.path[0] = 0; }
     return f;
 }
-// Would writing one change the other? What is no regular file, such as /dev/null or a pipe, keeps nothing.
+// Would writing one change the other? What is no regular file, such as /dev/null or a pipe, keeps
+// nothing.
 static inline bool file_same(const FileIdentity *a, const FileIdentity *b) {
     if (a->there != b->there) { return false; }
     if (!a->there) { return *a->path && !strcmp(a->path, b->path); }
-    return a->info.st_dev == b->info.st_dev && a->info.st_ino == b->info.st_ino && S_ISREG(a->info.st_mode);
+    const struct stat *x = &a->info, *y = &b->info;
+    return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
 }
 // The name behind the last slash of a resolved path.
 static inline const char *path_name(const char *path) {

@@ -622,8 +622,20 @@ static void test_same_step_again(void **state) {
 }
 static void test_names_that_are_no_checkpoints(void **state) {
     (void)state;
-    static const char *const names[] = {"step_", "step_x", "step_5x", "step_-5", "step_00000005.tmp", "tep_5", "earlier-1", "lock", "xstep_5",
-                                        "step_5", "step_+0000005", "step_ 0000005", "step_000000005", "step_99999999999999999999",
+    static const char *const names[] = {"step_",
+                                        "step_x",
+                                        "step_5x",
+                                        "step_-5",
+                                        "step_00000005.tmp",
+                                        "tep_5",
+                                        "earlier-1",
+                                        "lock",
+                                        "xstep_5",
+                                        "step_5",
+                                        "step_+0000005",
+                                        "step_ 0000005",
+                                        "step_000000005",
+                                        "step_99999999999999999999",
                                         "step_9223372036854775807"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { assert_int_equal(mkdir(path_of("%s", names[i]), 0755), 0); }
     check_steps("");
