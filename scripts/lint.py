@@ -152,7 +152,7 @@ class Project:
                     self.say(
                         name,
                         number,
-                        "a statement ends in a comma and takes the next one in: end it with a semicolon",
+                        "a statement ends in a comma and takes in the next: end it with a semicolon",
                     )
 
     def comments(self):

@@ -7,8 +7,8 @@ tests show can be given.
     Extract     what counts as a command in a text, and which lines belong to it
     Parsed      every command: its program or target is there, and has its flags, classes, arguments
     Started     every command of README.md and docs/*.md that is not one of ELSEWHERE ends with exit
-                code 0: on small data, with flags behind it that shorten it (the last one counts), in
-                a folder that looks like the project's
+                code 0: on small data, with flags behind it that shorten it (the last one counts),
+                in a folder that looks like the project's
     Export      README's way from a run to a model file, a folder for transformers, and back
 
 A command that no rule of `started` covers fails the test: add a rule, or put it into ELSEWHERE.
@@ -198,7 +198,8 @@ class Extract(unittest.TestCase):
     TEXT = (
         "Try `make run RUN='--steps 5'`, `scripts/` or `./train_gpt --help`; not `--steps 5`, "
         "`scripts/setup.sh`.\n\n"
-        "    make all      # builds\n    mpirun -np 2 ./train_gpt --a 'b c' \\\n        --d ...   # trains\n"
+        "    make all      # builds\n"
+        "    mpirun -np 2 ./train_gpt --a 'b c' \\\n        --d ...   # trains\n"
         "    {\"event\":1}\n    X=1 sudo scripts/run.sh --e\n"
     )
 
@@ -333,7 +334,7 @@ class Parsed(unittest.TestCase):
 
 # --------------------------------------------------------------------------------------------------
 def make_project(folder):
-    """A folder that looks like the project's, with small data. The project itself stays as it is."""
+    """A folder that looks like the project's, with small data."""
     for path in ROOT.iterdir():
         if path.name not in ("scripts", "data", "out", "build", "train_gpt", ".git"):
             (folder / path.name).symlink_to(path)

@@ -884,7 +884,7 @@ done
         self.assertEqual(self.make()[1], {"train_gpt"})
 
     def test_a_program_alone(self):
-        """Flags that only one program has do not build the others again, whichever is made first."""
+        """Flags of one program alone do not build the others again, whichever is first."""
         for order in (
             ("build/test_options", "build/test_noise", "train_gpt"),
             ("train_gpt", "build/test_noise", "build/test_options"),

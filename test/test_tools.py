@@ -198,7 +198,7 @@ class Launch(InFolder):
         self.assertEqual(self.resumed(), [True])
 
     def test_resume_flag(self):
-        """The program's own flag, whose last value counts, stays; what a start adds comes behind it."""
+        """The program's own flag stays; what a start adds comes behind it, so it counts."""
         for given, resumes in (
             ("--resume 1", True),
             ("-y", True),
