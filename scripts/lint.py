@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""lint.py: what no other tool of lint.sh looks for in the sources. One line for each finding, and exit status 1 if there is one.
+"""lint.py: what no other tool of lint.sh looks for in the sources.
 
     python3 scripts/lint.py [FOLDER]      of the project; default: the one that this script is in
 
@@ -7,8 +7,12 @@
     syntax     Python that does not compile
     comma      a statement of C that ends in a comma, so that the next line belongs to it
     comments   a name of a file that does not exist; (FILE: WORD) where the file has no such word
-    order      the table of files in README.md: all are in it, and each includes only what is in its row or below
+    order      the table of files in README.md: all are in it, and each includes only what is in
+               its row or below
+
+Prints a line for each finding; the exit status is 1 if there is one.
 """
+
 import ast
 import io
 import re
@@ -20,7 +24,9 @@ FOLDERS = (".", "engine", "plan", "store", "kernels", "support", "test", "script
 C_LIKE = (".c", ".h", ".cu", ".cuh")
 # Names of files of others. What follows dev/data/ is llm.c's, too.
 FOREIGN = {"llm.c", "cmocka.h", "sodium.h", "modeling_gpt2.py", "Python.h"}
-FILE_NAME = re.compile(r"(?<![\w/.*<{$-])((?:[\w.-]+/)*[\w-]+\.(?:h|c|cu|cuh|py|sh|sbatch))(?![\w(*/])")
+FILE_NAME = re.compile(
+    r"(?<![\w/.*<{$-])((?:[\w.-]+/)*[\w-]+\.(?:h|c|cu|cuh|py|sh|sbatch))(?![\w(*/])"
+)
 
 
 def c_comments(text):
@@ -37,7 +43,9 @@ def python_comments(text):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node, clean=False
+        ):
             first = node.body[0].lineno
             yield from enumerate(ast.get_docstring(node, clean=False).split("\n"), first)
 
@@ -55,7 +63,9 @@ def prose(text):
 def blank(text):
     """C with spaces for comments, texts, characters and lines of the preprocessor."""
     hide = lambda found: re.sub(r"[^\n]", " ", found[0])
-    text = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", hide, text, flags=re.S)
+    text = re.sub(
+        r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", hide, text, flags=re.S
+    )
     return re.sub(r"(?m)^#(?:.*\\\n)*.*$", hide, text)
 
 
@@ -66,7 +76,8 @@ def begins_list(before, stack):
 
 
 def swallowing_commas(text):
-    """Numbers of the lines that end in a comma between statements: the next line begins where the statement does."""
+    """Numbers of the lines that end in a comma between statements: the next line begins where the
+    statement does."""
     text = blank(text)
     lines = text.split("\n")
     indent = lambda number: len(lines[number - 1]) - len(lines[number - 1].lstrip())
@@ -84,7 +95,13 @@ def swallowing_commas(text):
         elif not sign.isspace() and not begins:
             begins = number
         in_block = bool(stack) and stack[-1] == "block"
-        if sign == "," and in_block and number < len(lines) and not text[at + 1:].split("\n", 1)[0].strip() and indent(number + 1) == indent(begins or number):
+        if (
+            sign == ","
+            and in_block
+            and number < len(lines)
+            and not text[at + 1 :].split("\n", 1)[0].strip()
+            and indent(number + 1) == indent(begins or number)
+        ):
             found.append(number)
     return found
 
@@ -92,8 +109,17 @@ def swallowing_commas(text):
 class Project:
     def __init__(self, root):
         self.root, self.findings = Path(root), []
-        paths = (path for folder in FOLDERS for path in sorted((self.root / folder).glob("*")) if path.is_file())
-        self.files = {str(path.relative_to(self.root)): path for path in paths if path.suffix in (*C_LIKE, ".py", ".sh", ".sbatch", ".md") or path.name == "Makefile"}
+        paths = (
+            path
+            for folder in FOLDERS
+            for path in sorted((self.root / folder).glob("*"))
+            if path.is_file()
+        )
+        self.files = {
+            str(path.relative_to(self.root)): path
+            for path in paths
+            if path.suffix in (*C_LIKE, ".py", ".sh", ".sbatch", ".md") or path.name == "Makefile"
+        }
         for path in sorted((self.root / "test").glob("*/*.py")):
             self.files[str(path.relative_to(self.root))] = path
         self.text = {name: path.read_text(errors="replace") for name, path in self.files.items()}
@@ -123,12 +149,25 @@ class Project:
         for name in self.files:
             if name.endswith(C_LIKE):
                 for number in swallowing_commas(self.text[name]):
-                    self.say(name, number, "a statement that ends in a comma takes the next one in: end it with a semicolon")
+                    self.say(
+                        name,
+                        number,
+                        "a statement ends in a comma and takes in the next: end it with a semicolon",
+                    )
 
     def comments(self):
-        readers = {**dict.fromkeys(C_LIKE, c_comments), ".py": python_comments, ".sh": shell_comments, ".sbatch": shell_comments, "": shell_comments, ".md": prose}
+        readers = {
+            **dict.fromkeys(C_LIKE, c_comments),
+            ".py": python_comments,
+            ".sh": shell_comments,
+            ".sbatch": shell_comments,
+            "": shell_comments,
+            ".md": prose,
+        }
         for name, text in self.text.items():
-            if name.endswith(".py") and any(finding.startswith(name + ":") for finding in self.findings):
+            if name.endswith(".py") and any(
+                finding.startswith(name + ":") for finding in self.findings
+            ):
                 continue  # it does not compile
             for number, said in readers[Path(name).suffix](text):
                 self.check_names(name, number, said)
@@ -139,13 +178,17 @@ class Project:
             if found not in FOREIGN and not found.startswith("dev/data/") and not self.named(found):
                 self.say(name, number, f"there is no file {found}")
         for file, word in re.findall(r"\(([\w/]+\.(?:h|c|cu|cuh|py)): (\w+)", said):
-            if self.named(file) and not any(re.search(rf"\b{word}\b", self.text[one], re.I) for one in self.named(file)):
+            if self.named(file) and not any(
+                re.search(rf"\b{word}\b", self.text[one], re.I) for one in self.named(file)
+            ):
                 self.say(name, number, f"{file} has no {word}")
 
     def rows(self):
         """The row of README's table that each file is in."""
         rows = {}
-        for number, cell in enumerate(re.findall(r"(?m)^\| (`[^|]*`) \|", self.text.get("README.md", ""))):
+        for number, cell in enumerate(
+            re.findall(r"(?m)^\| (`[^|]*`) \|", self.text.get("README.md", ""))
+        ):
             folder = Path(".")
             for name in re.findall(r"`([^`]+\.(?:cuh|cu|c|h))`", cell):
                 if name not in self.files:
@@ -161,10 +204,16 @@ class Project:
             if name not in rows:
                 self.say(name, 1, "is not in README's table of files")
                 continue
-            head = re.match(r"(?:(?:#.*|//.*)?\n)*", self.text[name])[0]  # what is included behind code are parts that need it
+            head = re.match(r"(?:(?:#.*|//.*)?\n)*", self.text[name])[
+                0
+            ]  # what is included behind code are parts that need it
             for found in re.finditer(r'(?m)^#include "(.*)"', head):
                 if rows.get(found[1], len(rows)) < rows[name]:
-                    self.say(name, head.count("\n", 0, found.start()) + 1, f"includes {found[1]}, which stands above it in README's table")
+                    self.say(
+                        name,
+                        head.count("\n", 0, found.start()) + 1,
+                        f"includes {found[1]}, which stands above it in README's table",
+                    )
 
 
 def main():

@@ -381,8 +381,20 @@ class Compiler(unittest.TestCase):
 
     def compile(self, *variables):
         with tempfile.TemporaryDirectory() as folder:
-            make = ["make", "-s", "-n", "-W", "train_gpt.cu", "-o", "build/flags-cuda", "cuda", *variables]  # -o: the flags' file stays as it is
-            command = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            make = [
+                "make",
+                "-s",
+                "-n",
+                "-W",
+                "train_gpt.cu",
+                "-o",
+                "build/flags-cuda",
+                "cuda",
+                *variables,
+            ]  # -o: the flags' file stays as it is
+            command = subprocess.run(
+                make, cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout.strip()
             command = re.sub(r"-o \S+", "-o " + shlex.quote(os.path.join(folder, "program")), command)
             done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)

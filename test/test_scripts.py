@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""test_scripts.py: tests of scripts/setup.sh, prepare_data.py, plot.py, lint.py and the Makefile, run as a user would run them.
+"""test_scripts.py: tests of scripts/setup.sh, prepare_data.py, plot.py, lint.py and the Makefile,
+run as a user would run them.
 
     python3 test/test_scripts.py
 
 Needs the standard library only. The scripts run in .venv's Python where there is one; what its packages are needed for
 is skipped, by name, where they are missing.
 """
+
 import json
 import os
 import pickle
@@ -729,8 +731,14 @@ class Plot(InFolder):
 
 
 class Lint(InFolder):
-    """Each defect that lint.py looks for, in a project of a few files, is found where it is, and nothing else is."""
-    README = "| file | its one question |\n|---|---|\n| `a.c` | the program |\n| `kernels/b.h`, `c.cuh` | parts |\n| `d.h` | the ground |\n"
+    """Each defect that lint.py looks for is found where it is, and nothing else is."""
+
+    README = """| file | its one question |
+|---|---|
+| `a.c` | the program |
+| `kernels/b.h`, `c.cuh` | parts |
+| `d.h` | the ground |
+"""
     B = """// b.h: what it is for (d.h: ground); test_x.py tries it.
 #include "kernels/c.cuh" // its row
 #include "d.h"           // below
@@ -753,9 +761,18 @@ static int many(int a,
 """
 
     def lint(self, **changes):
-        files = {"README.md": self.README, "a.c": '#include "kernels/b.h"\n', "kernels/b.h": self.B, "kernels/c.cuh": "// llm.c's\n", "d.h": "// Ground\nint d;\n",
-                 "test/test_x.py": '"""test_x.py: tries b.h."""\nNAME = "no_such.h"\n', "scripts/run.sh": "# as a.c says\ncat other.c\n"}
-        files.update({name.replace("__", "/").replace("_dot_", "."): text for name, text in changes.items()})
+        files = {
+            "README.md": self.README,
+            "a.c": '#include "kernels/b.h"\n',
+            "kernels/b.h": self.B,
+            "kernels/c.cuh": "// llm.c's\n",
+            "d.h": "// Ground\nint d;\n",
+            "test/test_x.py": '"""test_x.py: tries b.h."""\nNAME = "no_such.h"\n',
+            "scripts/run.sh": "# as a.c says\ncat other.c\n",
+        }
+        files.update(
+            {name.replace("__", "/").replace("_dot_", "."): text for name, text in changes.items()}
+        )
         for name, text in files.items():
             self.write(name, text)
         done = run(sys.executable, SCRIPTS / "lint.py", self.folder)
@@ -764,34 +781,77 @@ static int many(int a,
 
     def test_clean(self):
         self.assertEqual(self.lint(), [])
-        self.assertEqual(run(sys.executable, SCRIPTS / "lint.py").stdout, "", "and so is this project")
+        self.assertEqual(
+            run(sys.executable, SCRIPTS / "lint.py").stdout, "", "and so is this project"
+        )
 
     def test_comma(self):
-        swallowed = "void f(int *a) {\n    a[0] = call(1,\n                2),\n    a[1] = 2;\n    if (a) {\n        g(a),\n        h(a);\n    }\n}\n"
+        swallowed = """void f(int *a) {
+    a[0] = call(1,
+                2),
+    a[1] = 2;
+    if (a) {
+        g(a),
+        h(a);
+    }
+}
+"""
         found = self.lint(kernels__b_dot_h=self.B + swallowed)
         first = self.B.count("\n") + 1
-        self.assertEqual([line.split(": ")[0] for line in found], [f"kernels/b.h:{first + 2}", f"kernels/b.h:{first + 5}"])
+        self.assertEqual(
+            [line.split(": ")[0] for line in found],
+            [f"kernels/b.h:{first + 2}", f"kernels/b.h:{first + 5}"],
+        )
         self.assertIn("end it with a semicolon", found[0])
 
     def test_names_in_comments(self):
-        self.assertEqual(self.lint(d_dot_h="// Ground, see e.h\nint d; /* test_y.py */ // (b.h: many), (b.h: more)\n"),
-                         ["d.h:1: there is no file e.h", "d.h:2: there is no file test_y.py", "d.h:2: b.h has no more"])
-        self.assertEqual(self.lint(test__test_x_dot_py='"""x\n\ntest_z.py\n"""\n# kernels/d.h\n', scripts__run_dot_sh="# lost.py\n"),
-                         ["test/test_x.py:5: there is no file kernels/d.h", "test/test_x.py:3: there is no file test_z.py", "scripts/run.sh:1: there is no file lost.py"])
+        self.assertEqual(
+            self.lint(
+                d_dot_h="// Ground, see e.h\nint d; /* test_y.py */ // (b.h: many), (b.h: more)\n"
+            ),
+            [
+                "d.h:1: there is no file e.h",
+                "d.h:2: there is no file test_y.py",
+                "d.h:2: b.h has no more",
+            ],
+        )
+        self.assertEqual(
+            self.lint(
+                test__test_x_dot_py='"""x\n\ntest_z.py\n"""\n# kernels/d.h\n',
+                scripts__run_dot_sh="# lost.py\n",
+            ),
+            [
+                "test/test_x.py:5: there is no file kernels/d.h",
+                "test/test_x.py:3: there is no file test_z.py",
+                "scripts/run.sh:1: there is no file lost.py",
+            ],
+        )
 
     def test_order_of_includes(self):
-        self.assertEqual(self.lint(d_dot_h='// Ground\n#include "kernels/b.h"\nint d;\n#include "a.c"\n'),
-                         ["d.h:2: includes kernels/b.h, which stands above it in README's table"])
-        self.assertEqual(self.lint(e_dot_h="", README_dot_md=self.README + "| `f.h` | lost |\n"),
-                         ["README.md:6: there is no file f.h", "e.h:1: is not in README's table of files"])
+        self.assertEqual(
+            self.lint(d_dot_h='// Ground\n#include "kernels/b.h"\nint d;\n#include "a.c"\n'),
+            ["d.h:2: includes kernels/b.h, which stands above it in README's table"],
+        )
+        self.assertEqual(
+            self.lint(e_dot_h="", README_dot_md=self.README + "| `f.h` | lost |\n"),
+            ["README.md:6: there is no file f.h", "e.h:1: is not in README's table of files"],
+        )
 
     def test_spaces_and_syntax(self):
-        self.assertEqual(self.lint(d_dot_h="// Ground \n\tint d;\n", test__test_x_dot_py="def f(:\n"),
-                         ["d.h:1: trailing white space or tab", "d.h:2: trailing white space or tab", "test/test_x.py:1: invalid syntax"])
+        self.assertEqual(
+            self.lint(d_dot_h="// Ground \n\tint d;\n", test__test_x_dot_py="def f(:\n"),
+            [
+                "d.h:1: trailing white space or tab",
+                "d.h:2: trailing white space or tab",
+                "test/test_x.py:1: invalid syntax",
+            ],
+        )
 
 
 class Makefile(InFolder):
-    """What is built again when: with compilers that write down their command line, and an empty file for what they should make."""
+    """What is built again when: with compilers that write down their command line, and an empty
+    file for what they should make."""
+
     COMPILER = """#!/bin/bash
 case "$*" in
 *--list-gpu-arch*) echo compute_120 && exit ;;
@@ -803,10 +863,27 @@ while (($#)); do
     shift
 done
 """
-    PROGRAMS = ("train_gpt", "train_gpt_emu", "train_gpt_cuda", "build/train_gpt_cpp", "build/train_gpt_sanitized", "build/train_gpt_faulty",
-                "build/train_gpt_faulty_emu", "build/jumping_clock.so", "build/test_comm", "build/test_noise", "build/test_options", "build/test_gpt",
-                "build/test_ops_emu", "build/test_emu", "build/test_comm_nccl", "build/bench_ops", "build/bench_attention_emu",
-                "build/gpu_test_ops", "build/cudnn_bench_attention")
+    PROGRAMS = (
+        "train_gpt",
+        "train_gpt_emu",
+        "train_gpt_cuda",
+        "build/train_gpt_cpp",
+        "build/train_gpt_sanitized",
+        "build/train_gpt_faulty",
+        "build/train_gpt_faulty_emu",
+        "build/jumping_clock.so",
+        "build/test_comm",
+        "build/test_noise",
+        "build/test_options",
+        "build/test_gpt",
+        "build/test_ops_emu",
+        "build/test_emu",
+        "build/test_comm_nccl",
+        "build/bench_ops",
+        "build/bench_attention_emu",
+        "build/gpu_test_ops",
+        "build/cudnn_bench_attention",
+    )
     EMULATED = {name for name in PROGRAMS if "emu" in name or "nccl" in name}
     CUDA = {"train_gpt_cuda", "build/gpu_test_ops", "build/cudnn_bench_attention"}
 
@@ -815,14 +892,27 @@ done
         for name in ("mpicc", "mpicxx", "g++", "nvcc", "clang"):
             self.write(f"bin/{name}", self.COMPILER).chmod(0o755)
         for path in ROOT.iterdir():
-            if path.suffix in (".c", ".h", ".cu", ".cuh") or path.name in ("Makefile", "engine", "plan", "store", "kernels", "support", "test"):
+            if path.suffix in (".c", ".h", ".cu", ".cuh") or path.name in (
+                "Makefile",
+                "engine",
+                "plan",
+                "store",
+                "kernels",
+                "support",
+                "test",
+            ):
                 (self.folder / path.name).symlink_to(path)
 
     def make(self, *words):
         """What make printed, and which programs were compiled."""
         calls = self.folder / "calls"
         calls.unlink(missing_ok=True)
-        done = run("make", *words, cwd=self.folder, env=dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"))
+        done = run(
+            "make",
+            *words,
+            cwd=self.folder,
+            env=dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"),
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         made = re.findall(r" -o (\S+)", calls.read_text()) if calls.exists() else []
         self.assertEqual(len(made), len(set(made)), "each once")
@@ -835,10 +925,15 @@ done
         self.assertNotIn("train_gpt.c", self.make("-n", "train_gpt")[0], "and a dry run says so")
         shared = {"build/jumping_clock.so"}
         by_cc = everything - self.EMULATED - self.CUDA - {"build/train_gpt_cpp"}
-        for variables, expected in (("USE_CUDNN=1", {"train_gpt_cuda"}), ("TF32=1", self.CUDA), ("GPUS=-gencode arch=compute_90,code=sm_90", self.CUDA),
-                                    ("BLAS=blis", by_cc - shared | {"build/train_gpt_cpp"}), ("CC=clang", by_cc),
-                                    ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
-                                    ("WARN=-w", everything - self.CUDA)):
+        for variables, expected in (
+            ("USE_CUDNN=1", {"train_gpt_cuda"}),
+            ("TF32=1", self.CUDA),
+            ("GPUS=-gencode arch=compute_90,code=sm_90", self.CUDA),
+            ("BLAS=blis", by_cc - shared | {"build/train_gpt_cpp"}),
+            ("CC=clang", by_cc),
+            ("CFLAGS=-O1 -DNAME='a \"b\" $$HOME'", by_cc - shared - {"build/train_gpt_sanitized"}),
+            ("WARN=-w", everything - self.CUDA),
+        ):
             with self.subTest(variables):
                 self.assertEqual(self.make(variables, *self.PROGRAMS)[1], expected)
                 self.assertEqual(self.make(variables, *self.PROGRAMS)[1], set())
@@ -848,8 +943,11 @@ done
         self.assertEqual(self.make()[1], {"train_gpt"})
 
     def test_a_program_alone(self):
-        """Flags that only one program has do not build the others again, whichever is made first."""
-        for order in (("build/test_options", "build/test_noise", "train_gpt"), ("train_gpt", "build/test_noise", "build/test_options")):
+        """Flags of one program alone do not build the others again, whichever is first."""
+        for order in (
+            ("build/test_options", "build/test_noise", "train_gpt"),
+            ("train_gpt", "build/test_noise", "build/test_options"),
+        ):
             for program in order:
                 self.assertEqual(self.make(program)[1], {program})
             for program in order:

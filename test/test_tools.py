@@ -200,16 +200,27 @@ class Launch(InFolder):
         self.assertEqual(self.resumed(), [True])
 
     def test_resume_flag(self):
-        """The program's own flag, whose last value counts, stays; what a start adds comes behind it."""
-        for given, resumes in (("--resume 1", True), ("-y", True), ("--resume=1", True), ("--resume", True), ("--resume 0", False), ("-y 0", False),
-                               ("--resume 1 -y 0", False), ("--resume=0 --resume", True), ("--resume=1 --resume=0", False)):
+        """The program's own flag stays; what a start adds comes behind it, so it counts."""
+        for given, resumes in (
+            ("--resume 1", True),
+            ("-y", True),
+            ("--resume=1", True),
+            ("--resume", True),
+            ("--resume 0", False),
+            ("-y 0", False),
+            ("--resume 1 -y 0", False),
+            ("--resume=0 --resume", True),
+            ("--resume=1 --resume=0", False),
+        ):
             with self.subTest(given):
                 call = f"{self.program} --out {self.folder}/x {given} --out {self.out} --seed 1"
                 self.launched(["save 00000010; exit 137", "exit 0"], flags=call.split()[1:])
                 self.assertEqual(self.calls(), [call, call + " --resume 1" * (not resumes)])
                 shutil.rmtree(self.out)
         self.checkpoint("step_00000090")
-        self.launched(["exit 137", "exit 0"], flags=["--resume", "--resume", "0", "--out", self.out])
+        self.launched(
+            ["exit 137", "exit 0"], flags=["--resume", "--resume", "0", "--out", self.out]
+        )
         self.assertEqual(self.resumed(), [False, False], "the checkpoint is not this run's")
 
     def test_words_of_the_command(self):

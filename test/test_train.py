@@ -428,10 +428,12 @@ class Optimizers(TestCase):
 
     def test_warm_up_longer_than_the_run(self):
         """A recipe's first steps are those of its warm-up; that the peak is not reached is said."""
-        short, whole, at_peak = train_all([dict(steps=steps, warmup=8, lr="1e-3", lr_schedule="cosine") for steps in (3, 10, 8)])
+        same = dict(warmup=8, lr="1e-3", lr_schedule="cosine")
+        short, whole, at_peak = train_all([dict(same, steps=steps) for steps in (3, 10, 8)])
         self.assertEqual([float(e["lr"]) for e in short.of("step")], [1e-3 * (k + 1) / 8 for k in range(3)])
         self.assertEqual(short.steps("loss", "lr"), whole.steps("loss", "lr")[:3])
-        self.assertIn("note: --warmup 8 is longer than the run: after its 3 steps the learning rate is 0.000375, not yet --lr 0.001\n", short.out)
+        self.assertIn("note: --warmup 8 is longer than the run: after its 3 steps the learning rate is "
+                      "0.000375, not yet --lr 0.001\n", short.out)
         for job in (whole, at_peak):
             self.assertNotIn("note: --warmup", job.out)
 
@@ -671,24 +673,31 @@ class Resume(TestCase):
             self.assertIn("of another model or optimizer", job.err, "a checkpoint of something else is not used")
 
     def test_command_with_no_more_steps(self):
-        """Its command with --resume 1 --steps 0 --export F, or fewer steps than were made, gives the model as it is, in all layouts, and validates it."""
+        """Its command with --resume 1 --steps 0 --export F, or fewer steps than were made, gives
+        the model as it is, in all layouts, and validates it."""
         real = dict(model="layers=3,heads=3,channels=48,vocab=101", warmup=3)
-        cases = [dict(ranks=2, zero=3, warmup=3, profile_steps="2:3"), dict(ranks=2, pipeline=2), dict(ranks=2, cyclic="v2", grad_clip=None),
-                 dict(dp_noise=1), dict(real, share="all", delink_at=2), dict(real, share="all", delink_at=9), dict(offload="optimizer", offload_delay=1)]
+        cases = [dict(ranks=2, zero=3, warmup=3, profile_steps="2:3"), dict(ranks=2, pipeline=2),
+                 dict(ranks=2, cyclic="v2", grad_clip=None), dict(dp_noise=1),
+                 dict(real, share="all", delink_at=2), dict(real, share="all", delink_at=9),
+                 dict(offload="optimizer", offload_delay=1)]
         for case in cases:
             folder = scratch()
             same = dict(case, out=os.path.join(folder, "out"), val_every=2, val_batches=2)
-            file = lambda steps: os.path.join(folder, f"{steps}.bin")
-            whole = train(**same, steps=4, save_every=2, export=file(4))
+            whole = train(**same, steps=4, save_every=2, export=os.path.join(folder, "whole"))
             for steps in (0, 1):
                 with self.subTest(**case, steps=steps):
-                    more = dict(profile_steps="") if steps else {}
-                    job = train(**dict(same, **more, resume=1, steps=steps, export=file(steps)))
-                    self.assertEqual(get(file(steps)), get(file(4)))
-                    self.assertEqual(checkpoints(same["out"]), [2, 4])
-                    self.assertEqual(job.steps(), [])
-                    self.assertEqual([(e["step"], e["loss"]) for e in job.of("val")], [(e["step"], e["loss"]) for e in whole.of("val")][-1:])
-                    self.assertEqual("nothing is trained" in job.out, steps == 1)
+                    self.check_no_more_steps(whole, same, steps, folder)
+
+    def check_no_more_steps(self, whole, same, steps, folder):
+        export = os.path.join(folder, f"{steps}.bin")
+        more = dict(profile_steps="") if steps else {}
+        job = train(**dict(same, **more, resume=1, steps=steps, export=export))
+        self.assertEqual(get(export), get(os.path.join(folder, "whole")))
+        self.assertEqual(checkpoints(same["out"]), [2, 4])
+        self.assertEqual(job.steps(), [])
+        validated = [[(e["step"], e["loss"]) for e in one.of("val")] for one in (job, whole)]
+        self.assertEqual(validated[0], validated[1][-1:])
+        self.assertEqual("nothing is trained" in job.out, steps == 1)
 
     def test_keeps_the_newest_and_moves_earlier_runs(self):
         out = os.path.join(scratch(), "out")
@@ -736,7 +745,8 @@ class Resume(TestCase):
         given = command_line(dict(out=out, tokenizer=""))
         again = Job(2, words=[*given, "--resume", "0", "--resume", "--steps", "3"]).done()
         command = re.search(r"(?m)^stopped at step 2\. To go on: (mpirun .*)$", again.out)[1]
-        self.assertEqual(shlex.split(command)[4:], [*given, "--resume", "0", "--resume", "--steps", "3"], "it says so already")
+        said = [*given, "--resume", "0", "--resume", "--steps", "3"]
+        self.assertEqual(shlex.split(command)[4:], said, "it resumes already")
 
     def test_graceful_stops(self):
         """SIGUSR1 to mpirun, SIGTERM to another rank than 0, a file OUT/stop: a checkpoint, exit 0 and a command that goes on, bit by bit."""
