@@ -384,27 +384,54 @@ static inline double grid_log_moment(const LossGrid *g, int end, double theta) {
     return theta * (g->first + (double)from * g->h) + (sum > 0 ? (double)logl(sum) : (double)-INFINITY);
 }
 // For golden sections: ln of the bound that Chernoff's t gives of the sum being `epsilon` or more, where sums are tilted by theta; or, with
-// epsilon NAN, the loss that exp(-FAR) of the tilted sum reaches. sign -1: from the other end.
+// epsilon NAN, the loss that exp(-far) of the tilted sum reaches. sign -1: from the other end.
 static const double FAR = 16;
-static inline double chernoff(const LossGrid *g, double T, double theta, double base, double sign, double t, double epsilon) {
-    double grown = T * (grid_log_moment(g, END_HIGH, theta + sign * t) - base);
-    return isnan(epsilon) ? (grown + FAR) / t : grown - t * epsilon;
+typedef struct {
+    const LossGrid *g;
+    double T, theta, base, sign, epsilon, far;
+} Chernoff;
+static inline double chernoff(const Chernoff *c, double t) {
+    double grown = c->T * (grid_log_moment(c->g, END_HIGH, c->theta + c->sign * t) - c->base);
+    return isnan(c->epsilon) ? (grown + c->far) / t : grown - t * c->epsilon;
 }
 // The t > 0, at most `most`, with the least of it, which falls, then rises with ln t.
-static inline double chernoff_best(const LossGrid *g, double T, double theta, double sign, double epsilon, double most) {
-    double from = log(1e-6), to = log(most), base = grid_log_moment(g, END_HIGH, theta), golden = 0.6180339887498949;
+static inline double chernoff_best(const Chernoff *c, double most) {
+    double from = log(1e-6), to = log(most), golden = 0.6180339887498949;
     double a = to - golden * (to - from), b = from + golden * (to - from);
-    double at_a = chernoff(g, T, theta, base, sign, exp(a), epsilon), at_b = chernoff(g, T, theta, base, sign, exp(b), epsilon);
+    double at_a = chernoff(c, exp(a)), at_b = chernoff(c, exp(b));
     for (int left = 30; left; left--) {
         if (at_a <= at_b) {
             to = b, b = a, at_b = at_a, a = to - golden * (to - from);
-            at_a = chernoff(g, T, theta, base, sign, exp(a), epsilon);
+            at_a = chernoff(c, exp(a));
         } else {
             from = a, a = b, at_a = at_b, b = from + golden * (to - from);
-            at_b = chernoff(g, T, theta, base, sign, exp(b), epsilon);
+            at_b = chernoff(c, exp(b));
         }
     }
     return exp(a);
+}
+
+// Bounds of what is not exact in T steps' masses, tilted by theta: exp(mass) is a factor of delta,
+// `grid` is added to epsilon.
+typedef struct {
+    double mass, grid;
+} LossErrors;
+static inline LossErrors loss_errors(const Mixture *m, const LossGrid *g, double theta) {
+    const double T = (double)m->s->steps;
+    const double far = fmax(fabs(g->first), fabs(g->first + (double)g->points * g->h));
+    const double steep = m->parts * m->end / m->v; // how fast a loss changes: times a relative error of the output, its error
+    LossErrors e = {T * (ROUNDING_OF_MASS + 8 * ROUNDING * (theta * far + steep)), T * 8 * ROUNDING * (far + steep + 1)};
+    return e;
+}
+// An upper bound of epsilon by one moment of the high end, without the sum's distribution: Renyi's of
+// order theta + 1. For all x >= 0, 1 - exp(-x) <= exp(theta x) theta^theta / (1 + theta)^(1 + theta).
+static inline double moment_epsilon(const Mixture *m, const LossGrid *g, double theta) {
+    const double T = (double)m->s->steps, rest = m->s->delta - T * g->infinite;
+    const LossErrors e = loss_errors(m, g, theta);
+    if (!(rest > 0)) { return INFINITY; }
+    const double most = theta * log(theta) - (1 + theta) * log1p(theta);
+    const double moment = T * grid_log_moment(g, END_HIGH, theta) + e.mass;
+    return fmax(0, (moment + most - log(rest)) / theta) + e.grid;
 }
 
 // How the sum of one direction is computed: tilted by exp(theta x), in a window from `from` to `to`, with Chernoff's bounds of what lies
@@ -415,16 +442,16 @@ typedef struct {
     PrivacyLoss loss;
 } Direction;
 
-static inline void direction_plan(Direction *d, const PrivacySetting *s, const LossGrid *g) {
-    double T = (double)s->steps, epsilon = d->loss.high, most = 1000 / (g->first + (double)g->points * g->h); // tilts stay finite
-    if (isinf(epsilon)) {
-        d->theta = chernoff_best(g, T, 0, 1, NAN, most);
-        epsilon = (T * grid_log_moment(g, END_HIGH, d->theta) - log(s->delta)) / d->theta;
-    }
-    d->theta = chernoff_best(g, T, 0, 1, epsilon, most);
-    double base = grid_log_moment(g, END_HIGH, d->theta);
-    d->right = chernoff_best(g, T, d->theta, 1, NAN, 1e9), d->left = chernoff_best(g, T, d->theta, -1, NAN, 1e9);
-    d->to = chernoff(g, T, d->theta, base, 1, d->right, NAN), d->from = -chernoff(g, T, d->theta, base, -1, d->left, NAN);
+static inline void direction_plan(Direction *d, const Mixture *m, const LossGrid *g) {
+    const double T = (double)m->s->steps, most = 1000 / (g->first + (double)g->points * g->h); // tilts stay finite
+    Chernoff c = {g, T, 0, grid_log_moment(g, END_HIGH, 0), 1, NAN, -log(m->s->delta)};
+    d->loss.high = fmin(d->loss.high, moment_epsilon(m, g, chernoff_best(&c, most)));
+    c.epsilon = d->loss.high;
+    d->theta = chernoff_best(&c, most);
+    Chernoff right = {g, T, d->theta, grid_log_moment(g, END_HIGH, d->theta), 1, NAN, FAR}, left = right;
+    left.sign = -1;
+    d->right = chernoff_best(&right, 1e9), d->left = chernoff_best(&left, 1e9);
+    d->to = chernoff(&right, d->right), d->from = -chernoff(&left, d->left);
 }
 
 // The sum's tilted masses, of the low end as re and of the high end as im.
@@ -486,17 +513,26 @@ static inline double sum_epsilon(const LossSum *sum, int end, double delta, doub
     return end == END_HIGH ? sum->from : 0; // it is below the window
 }
 
+// A grid moves the tilted sum by up to about (1 + theta) T h^2. Is that little beside the window?
+static inline bool direction_fits(const Direction *d, const PrivacySetting *s, double h, double share) {
+    return (1 + d->theta) * (double)s->steps * h * h <= share * (d->to - d->from);
+}
+enum { START_BINS = 1 << 13, MOST_START_BINS = 1 << 17 };
 static inline Direction direction_start(const Mixture *m, bool turned) {
     double range = loss_of(m, m->end) - loss_of(m, -m->end);
     Direction d = {turned, false, range, 0, 0, 0, 0, 0, {0, INFINITY}};
-    LossGrid g = grid_make(m, range / 8192, turned);
-    direction_plan(&d, m->s, &g);
-    grid_free(&g);
+    for (int64_t bins = START_BINS; bins <= MOST_START_BINS; bins *= 4) {
+        LossGrid g = grid_make(m, range / (double)bins, turned);
+        direction_plan(&d, m, &g);
+        grid_free(&g);
+        if (direction_fits(&d, m->s, range / (double)bins, 1.0 / 64)) { break; }
+    }
     return d;
 }
+static inline double direction_width(const Direction *d, int64_t n) { return fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (double)(4 * n)); }
 // The grid of n points that spans the window and an eighth more, with 4 n points for one step at most.
 static inline LossGrid direction_grid(const Direction *d, const Mixture *m, int64_t n) {
-    return grid_make(m, fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (double)(4 * n)), d->turned);
+    return grid_make(m, direction_width(d, n), d->turned);
 }
 // Narrows the direction's interval by an FFT over n points.
 static inline void direction_refine(Direction *d, const Mixture *m, int64_t n) {
@@ -504,45 +540,60 @@ static inline void direction_refine(Direction *d, const Mixture *m, int64_t n) {
     LossGrid g = direction_grid(d, m, n);
     if (g.points < 1 << 16 || d->below) {
         double width = d->to - d->from;
-        direction_plan(d, s, &g);
+        direction_plan(d, m, &g);
         if (d->to - d->from > width) { grid_free(&g), g = direction_grid(d, m, n); }
     }
-    double T = (double)s->steps, h = g.h;
     LossSum sum = sum_make(&g, d, s->steps, n);
-    double far = fmax(fabs(g.first), fabs(g.first + (double)g.points * h));
-    double steep = m->parts * m->end / m->v; // how fast a loss changes: times a relative error of the output, its error
-    double mass = T * (ROUNDING_OF_MASS + 8 * ROUNDING * (d->theta * far + steep)), grid = T * 8 * ROUNDING * (far + steep + 1);
-    double high = sum_epsilon(&sum, END_HIGH, s->delta, exp(mass), T * g.infinite);
+    const LossErrors e = loss_errors(m, &g, d->theta);
+    double high = sum_epsilon(&sum, END_HIGH, s->delta, exp(e.mass), (double)s->steps * g.infinite);
     d->below = high > 0 && high == sum.from;
-    d->loss.high = fmin(d->loss.high, grid + high);
-    d->loss.low = fmax(d->loss.low, -grid + sum_epsilon(&sum, END_LOW, s->delta, exp(-mass), 0));
+    d->loss.high = fmin(d->loss.high, e.grid + high);
+    d->loss.low = fmax(d->loss.low, -e.grid + sum_epsilon(&sum, END_LOW, s->delta, exp(-e.mass), 0));
     grid_free(&g);
     free(sum.mass);
 }
 
-// Finer and finer grids until the interval is narrow, or until `target` is not in it any more (NAN: there is none). It narrows with h^2, which tells
-// how many points it takes.
-enum { PRV_MOST_POINTS = 1 << 22 };
+enum { PRV_LEAST_POINTS = 1 << 12, PRV_MOST_POINTS = 1 << 22, PRV_MOST_COMPARED = 1 << 20, PRV_MANY_POINTS = 1 << 18 };
 static const double PRV_WIDTH[2] = {5e-4, 1e-4}; // of an answer; for a comparison
+// The fewest points that are of use; more than `most`: so many steps have no grid, and the moments' bound is all there is.
+static inline int64_t prv_first_points(const Direction *d, int directions, const PrivacySetting *s, int64_t most) {
+    int64_t n = PRV_LEAST_POINTS;
+    for (int i = 0; i < directions; i++) {
+        while (n <= most && !direction_fits(&d[i], s, direction_width(&d[i], n), 0.25)) { n *= 2; }
+    }
+    return n;
+}
+static inline PrivacyLoss prv_worse(const Direction *d, int directions) { // of both directions
+    PrivacyLoss loss = d[0].loss;
+    if (directions == 1) { return loss; }
+    loss.low = fmax(loss.low, d[1].loss.low), loss.high = fmax(loss.high, d[1].loss.high);
+    return loss;
+}
+// Finer and finer grids until the interval is narrow, or until `target` is not in it any more (NAN: there is none). It narrows with h^2, which tells
+// how many points it takes. The work is bounded; where that ends the interval is wider, and holds epsilon all the same.
 static inline PrivacyLoss prv_epsilon(const PrivacySetting *s, double target) {
-    int directions = s->replace_one || s->q == 1 ? 1 : 2; // the others are symmetric
-    double width = PRV_WIDTH[!isnan(target)];
+    const int directions = s->replace_one || s->q == 1 ? 1 : 2; // the others are symmetric
+    const bool compares = !isnan(target);
+    const double width = PRV_WIDTH[compares];
+    const int64_t most_points = compares ? PRV_MOST_COMPARED : PRV_MOST_POINTS;
     PrivacyLoss loss = {0, INFINITY};
     Mixture m = mixture_make(s);
     if (!(loss_of(&m, m.end) < 700)) { return loss; } // and its exponential is not finite either
     Direction d[2] = {direction_start(&m, false), direction_start(&m, true)};
-    for (int64_t n = 1 << 12, moves = 0; n <= PRV_MOST_POINTS && loss.high - loss.low > width;) {
+    loss = prv_worse(d, directions);
+    const int64_t first = prv_first_points(d, directions, s, most_points);
+    for (int64_t n = first, moves = 0; n <= most_points && loss.high - loss.low > width;) {
+        if (loss.high <= target || loss.low > target) { break; }
         bool moved = false;
         for (int i = 0; i < directions; i++) {
             if (d[i].loss.high > loss.low) { direction_refine(&d[i], &m, n), moved |= d[i].below; } // else the other one is worse
             loss.low = fmax(loss.low, d[i].loss.low);
         }
-        loss.high = fmax(d[0].loss.high, directions == 2 ? d[1].loss.high : 0);
-        if (loss.high <= target || loss.low > target) { break; }
-        if (moved && moves++ < 20) { continue; }
-        int64_t finer = 2, most = n == 1 << 12 ? 16 : isnan(target) ? PRV_MOST_POINTS / n : 4;
+        loss = prv_worse(d, directions);
+        if (moved && moves++ < (n < PRV_MANY_POINTS ? 20 : 2)) { continue; }
+        int64_t finer = 2, most = n == first ? 16 : compares ? 4 : most_points / n;
         while (finer < most && (double)(finer * finer) * width < loss.high - loss.low) { finer *= 2; }
-        n *= finer;
+        n *= n < most_points ? min_i64(finer, most_points / n) : 2;
     }
     return loss;
 }

@@ -139,15 +139,15 @@ static long double reference_loss(const Pair *p, long double z) {
     long double loss = logl(ratio(p, z)) - (p->replace_one ? logl(ratio(p, -z)) : 0);
     return p->turned ? -loss : loss;
 }
-static long double mixture_tail(const Pair *p, long double z, long double at) { // mass above z
+static long double mixture_tail(const Pair *p, long double z, long double at, int side) { // mass above z; side -1: below
     long double sum = 0;
-    for (int j = 0; j <= p->windows; j++) { sum += chance(p, j) * normal_tail((z - j * at) / (long double)p->sigma); }
+    for (int j = 0; j <= p->windows; j++) { sum += chance(p, j) * normal_tail(side * (z - j * at) / (long double)p->sigma); }
     return sum;
 }
-// P's mass where the loss is above epsilon less exp(epsilon) times Q's.
-static long double delta_of_step(const Pair *p, long double epsilon) {
+// The output at which the loss is epsilon: it is above that on one side.
+static long double output_at(const Pair *p, long double epsilon) {
     long double from = -60 * (long double)p->sigma - 60, to = -from, sign = p->turned ? -1 : 1;
-    for (int i = 0; i < 200; i++) { // the output at which the loss is epsilon: at and beyond it on one side
+    for (int i = 0; i < 80; i++) {
         long double middle = (from + to) / 2;
         if (sign * (reference_loss(p, middle) - epsilon) > 0) {
             to = middle;
@@ -155,15 +155,37 @@ static long double delta_of_step(const Pair *p, long double epsilon) {
             from = middle;
         }
     }
-    long double mixed = mixture_tail(p, to, 1), other = p->replace_one ? mixture_tail(p, to, -1) : normal_tail(to / (long double)p->sigma);
-    return p->turned ? (1 - other) - expl(epsilon) * (1 - mixed) : mixed - expl(epsilon) * other;
+    return to;
 }
-// The same of two steps: over the first one's outputs, by the trapezoidal rule, what the second adds.
+// P's mass where the loss is above epsilon less exp(epsilon) times Q's.
+static long double delta_of_step(const Pair *p, long double epsilon) {
+    const int side = p->turned ? -1 : 1; // where the loss is above epsilon
+    long double at = output_at(p, epsilon), mixed = mixture_tail(p, at, 1, side);
+    long double other = p->replace_one ? mixture_tail(p, at, -1, side) : normal_tail(side * at / (long double)p->sigma);
+    return p->turned ? other - expl(epsilon) * mixed : mixed - expl(epsilon) * other;
+}
+// What the outputs z of a first step, and the second, add.
+static long double delta_after(const Pair *p, long double epsilon, long double z) {
+    long double v = (long double)p->sigma * (long double)p->sigma, loss = reference_loss(p, z);
+    long double density = expl(-z * z / (2 * v)) / sqrtl(2 * 3.14159265358979323846L * v);
+    return density * (p->turned ? 1 : ratio(p, z)) * delta_of_step(p, epsilon - loss);
+}
+// The same of two steps: over the first one's outputs, by Gauss-Legendre's rule. Where the first step
+// uses epsilon up what the second adds bends, within q of it: panels grow with the distance from there.
 static long double delta_of_two(const Pair *p, long double epsilon) {
-    long double sum = 0, v = (long double)p->sigma * (long double)p->sigma, end = 12 * (long double)p->sigma + p->windows, h = 2 * end / 4000;
-    for (int i = 0; i <= 4000; i++) {
-        long double z = -end + h * i, density = expl(-z * z / (2 * v)) / sqrtl(2 * 3.14159265358979323846L * v);
-        sum += h * density * (p->turned ? 1 : ratio(p, z)) * delta_of_step(p, epsilon - reference_loss(p, z));
+    enum { POINTS = 3 };
+    static const long double at[POINTS] = {-0.774596669241483377L, 0, 0.774596669241483377L};
+    static const long double weight[POINTS] = {5.0L / 18, 8.0L / 18, 5.0L / 18};
+    const long double end = 12 * (long double)p->sigma + p->windows;
+    const long double bend = fmaxl(-end, fminl(end, output_at(p, epsilon)));
+    long double sum = 0;
+    for (int side = -1; side <= 1; side += 2) {
+        for (long double away = 0, width = 0; away < end - side * bend; away += width) {
+            width = fminl(end / 500, fmaxl(1e-9L, away / 10));
+            for (int i = 0; i < POINTS; i++) {
+                sum += width * weight[i] * delta_after(p, epsilon, bend + side * (away + width * (1 + at[i]) / 2));
+            }
+        }
     }
     return sum;
 }
