@@ -211,9 +211,10 @@ static Plan paper_plan(const PlanTask *t, const char *stages) {
 static void expect_choice(const Paper *p, const char *cluster, const char *stages, double wanted) {
     PlanModel m = paper_model(p);
     PlanTask t = task_of(&m, cluster, p->samples);
-    double step_s = 0;
-    t.micro_batch = p->pinned;
-    Plan chosen = planner_by_equations(&t, &step_s), plan = paper_plan(&t, stages);
+    t.micro_batch = p->pinned > 1 ? p->pinned : 0;
+    EquationChoice choice = planner_by_equations(&t);
+    double step_s = choice.step_s;
+    Plan chosen = choice.plan, plan = paper_plan(&t, stages);
     print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas, %.2f times as fast as one\n", p->model, cluster, chosen.stages, chosen.units[0],
                   chosen.units[1], chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s));
     assert_int_equal(chosen.stages, plan.stages);
