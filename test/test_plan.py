@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -213,54 +214,58 @@ class Equations:
 class EquationsSearch(unittest.TestCase):
     """"equations 1 to 3" of --plan are searched in full: no plan of any number of stages is better by them."""
 
-    def check(self, instances, flags_of):
-        seed = int(os.environ.get("TEST_SEED", 19))
+    def check(self, flags_of):
+        seed, instances = int(os.environ.get("TEST_SEED", 19)), 300 if os.environ.get("TEST_ALL") else 16
         print(f"TEST_SEED={seed}", file=sys.stderr)
-        random, stages = Random(seed), []
-        with tempfile.TemporaryDirectory() as folder:
-            tasks = [Equations(random) for _ in range(instances)]
+        random, asked, stages = Random(seed), [], []
+        tasks = [Equations(random) for _ in range(instances)]
+        asked = [flags_of(task, random) for task in tasks]
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(4) as pool:  # mpirun's start takes longer than a plan
             path = Path(folder) / "profile.json"
             path.write_text(json.dumps({"models": {str(i): task.profile() for i, task in enumerate(tasks)}}))
-            for i, task in enumerate(tasks):
-                with self.subTest(instance=i, cluster=task.cluster()):
-                    micro_batch, flags = flags_of(task, random)
-                    stages.append(self.check_one(task, path, i, micro_batch, flags))
-        self.assertGreater(sum(count > 2 for count in stages), instances // 10)  # or the instances are too simple
+            runs = list(pool.map(lambda i: self.run_plan(tasks[i], f"{path}:{i}", asked[i]), range(instances)))
+        for task, micro_batch, run in zip(tasks, asked, runs):
+            with self.subTest(task=vars(task), micro_batch=micro_batch):
+                stages.append(self.check_one(task, micro_batch, run))
+        self.assertGreater(sum(count > 2 for count in stages), instances // 8)  # or the instances are too simple
 
-    def check_one(self, task, path, i, micro_batch, flags):
-        run = subprocess.run([str(BINARY), "--plan", "--json", "--profile", f"{path}:{i}", "--cluster", task.cluster(), "--seq-len", "1",
-                              "--batch-tokens", str(task.samples), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    def run_plan(self, task, profile, micro_batch):
+        command = [str(BINARY), "--plan", "--json", "--profile", profile, "--cluster", task.cluster(), "--seq-len", "1", "--batch-tokens", str(task.samples)]
+        command += ["--micro-batch", str(micro_batch)] if micro_batch else []
+        command += ["--device-memory", str(task.memory)] if task.memory < float("inf") else []
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+
+    def check_one(self, task, micro_batch, run):
         best = task.best(micro_batch)
         if best == float("inf"):
-            self.assertTrue(run.returncode == 3 or "equations" not in json.loads(run.stdout), run.stderr)
+            self.assertEqual((run.returncode, run.stdout), (3, ""), run.stderr)
             return 0
         self.assertEqual(run.returncode, 0, run.stderr)
         answer = json.loads(run.stdout)
         self.assertAlmostEqual(answer["equations"]["step_ms"] / (1e3 * best), 1, delta=1e-9)
+        self.assertIs(answer["equations"]["complete"], True)
         chosen = next(one for one in answer["alternatives"] if one["name"] == "equations 1 to 3")
         edges = [sum(stage["units"] for stage in chosen["stages"][:s]) for s in range(len(chosen["stages"]) + 1)]
         plan = [(first, end, stage["ranks"]) for first, end, stage in zip(edges, edges[1:], chosen["stages"])]
         self.assertAlmostEqual(task.step(plan, answer["equations"]["micro_batch"]) / best, 1, delta=1e-9)
-        self.assertEqual(answer["equations"]["micro_batch"], micro_batch or (1 if len(plan) > 1 else answer["equations"]["micro_batch"]))
+        if micro_batch or len(plan) > 1:
+            self.assertEqual(answer["equations"]["micro_batch"], micro_batch or 1)
         if micro_batch:
             self.assertEqual(chosen["micro_batch"], micro_batch)
         return len(plan)
 
     def test_any_number_of_stages(self):
-        self.check(24, lambda task, random: (0, []))
+        self.check(lambda task, random: 0)
 
     def test_micro_batch(self):
-        def flags(task, random):
-            asked = random.choice([b for b in range(1, task.samples + 1) if task.samples % b == 0])
-            return asked, ["--micro-batch", str(asked)]
-        self.check(24, flags)
+        self.check(lambda task, random: random.choice([b for b in range(1, task.samples + 1) if task.samples % b == 0]))
 
     def test_memory(self):
         def flags(task, random):
             asked = random.choice((0, 1, 2, 4))
             task.memory = int((4 * sum(task.weights) + sum(task.outputs) * (asked or 1)) / random.uniform(1, 4))
-            return asked, ["--device-memory", str(task.memory), *(["--micro-batch", str(asked)] if asked else [])]
-        self.check(24, flags)
+            return asked
+        self.check(flags)
 
 
 if __name__ == "__main__":
