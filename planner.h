@@ -12,7 +12,8 @@
 #ifndef PLANNER_H
 #define PLANNER_H
 
-#include "plan/plan.h" // what a plan costs
+#include "plan/plan.h"      // what a plan costs
+#include "plan/equations.h" // what DAPPLE's planner would choose
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Search
@@ -25,7 +26,6 @@ typedef struct {
 } Candidate;
 typedef struct {
     const PlanTask *task;
-    bool by_equations;    // these decide, as in the paper
     bool zero_bubble;     // such schedules are among the choices
     int *ranks, *scratch; // of plan_place()
     PlanCosts costs;      // of the plan that is looked at
@@ -118,7 +118,7 @@ static inline void planner_add(Planner *p, const Plan *plan) {
     p->bounded++;
     bool replayable = plan->stages * (p->task->samples / plan->micro_batch) <= PLAN_STAGE_BATCHES;
     if (!replayable || !plan_is_short(p->task, plan) || !planner_look(p, plan) || planner_saw(p, plan)) { return; }
-    double bound = p->by_equations ? plan_by_equations(&p->costs) : plan_bound(&p->costs);
+    double bound = plan_bound(&p->costs);
     if (bound >= planner_limit(p, plan)) { return; }
     if (p->pooled == p->pool_capacity) {
         p->pool_capacity = p->pool_capacity ? 2 * p->pool_capacity : 64;
@@ -146,7 +146,7 @@ static inline void planner_run(Planner *p) {
         Candidate *c = &p->pool[i];
         if (c->bound >= planner_limit(p, &c->plan)) { continue; }
         planner_look(p, &c->plan), keep_alive(); // other ranks may wait
-        c->step_s = p->by_equations ? c->bound : plan_simulate(&c->plan, &p->costs), p->simulated++;
+        c->step_s = plan_simulate(&c->plan, &p->costs), p->simulated++;
         planner_keep(p, c);
     }
     p->pooled = 0;
@@ -158,7 +158,7 @@ static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first
     const PlanModel *m = t->model;
     double rows = plan_rows(t, p, s), bytes;
     return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <= most &&
-           plan_stage_memory(t, p, first, end, rows, 0, t->memory, &bytes) >= 1;
+           plan_stage_memory(t, p, first, end, plan_held_rows(p, s), 0, t->memory, &bytes) >= 1;
 }
 static inline bool plan_fill(const PlanTask *t, Plan *p, double most) { // stage after stage, each as many units as `most` seconds allow
     bool good = true;
@@ -190,7 +190,8 @@ static inline void plan_balance(const PlanTask *t, Plan *p) {
 }
 
 // How many policies there are to choose from: one, where it does not matter on which nodes a stage is.
-static inline int planner_policies(const Planner *p) { return p->task->cluster.nodes > 1 && p->task->cluster.ranks > 1 ? PLACE_POLICIES : 1; }
+static inline int task_policies(const PlanTask *t, int most) { return t->cluster.nodes > 1 && t->cluster.ranks > 1 ? most : 1; }
+static inline int planner_policies(const Planner *p) { return task_policies(p->task, PLACE_POLICIES); }
 // With each policy for a stage, from which its ranks, and what is left for those after it, follow.
 static inline void planner_add_placed(Planner *p, Plan plan, int s) {
     for (int policy = 0; policy < planner_policies(p); policy++) { plan.policy[s] = (unsigned char)policy, planner_add(p, &plan); }
@@ -216,23 +217,13 @@ static inline Plan plan_merge(const Plan *p, int s) { // with the stage after it
     for (int i = s + 1; i < q.stages; i++) { q.units[i] = p->units[i + 1], q.replicas[i] = p->replicas[i + 1], q.policy[i] = p->policy[i + 1]; }
     return q;
 }
-// The i-th number of replicas that is worth a try for a part of n: all of few; of many the smallest, whole nodes, and the same of the rest. 0: no more.
-static inline int split_choice(int n, int node, int i) {
-    enum { FEW = 8 };
-    if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
-    if (i < FEW) { return i + 1; }
-    if (i < 2 * FEW) { return n - (i - FEW + 1); }
-    int step = (int)max_i64(node, ceil_div(n, 2 * FEW) / node * node), at = (i - 2 * FEW + 1) * step;
-    while (at <= FEW) { at += step; }
-    return at < n - FEW ? at : 0;
-}
 // Splits of a stage: all cuts of few units; of many those near the one that balances the two parts by their replicas, and some of the others.
 static inline void planner_add_splits(Planner *p, const Plan *plan, int s) {
     enum { MANY = 48, NEAR = 3 };
     const PlanModel *m = p->task->model;
     int first = 0;
     for (int i = 0; i < s; i++) { first += plan->units[i]; }
-    const int stride = p->by_equations ? 1 : (int)ceil_div(plan->units[s], MANY), end = first + plan->units[s];
+    const int stride = (int)ceil_div(plan->units[s], MANY), end = first + plan->units[s];
     const double begin_s = m->forward[first] + m->backward[first], time_s = m->forward[end] + m->backward[end] - begin_s;
     for (int i = 0, r; plan->stages < PLAN_STAGES && (r = split_choice(plan->replicas[s], p->task->cluster.ranks, i)); i++) {
         int balanced = 1;
@@ -388,22 +379,30 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
 // ---------------------------------------------------------------------------------------------------------------------
 // Baselines: what others would choose. A plan of 0 stages: nothing.
 
-// The paper's families and its arithmetic: data parallel (whose all-reduce overlaps, with any micro-batch), straight, and all pairs of
-// stages, with a pinned micro-batch (1, where the task has none, as the paper's code) whose slices may be fractions of a sample; equations 1 to 3 decide.
-static inline Plan planner_by_equations(const PlanTask *t, double *step_s) {
-    PlanTask paper = *t, any = *t;
-    paper.even_slices = any.even_slices = true, any.micro_batch = 0;
-    if (!paper.micro_batch) { paper.micro_batch = 1; }
-    Planner p = planner_make(&paper);
-    p.by_equations = true;
-    Plan whole = plan_even(&paper, 1, paper.micro_batch), straight = plan_even(&paper, task_most_stages(t), paper.micro_batch), best;
-    planner_add(&p, &straight), planner_add_splits(&p, &whole, 0);
-    p.task = &any, planner_add_settings(&p, &whole, false);
-    planner_run(&p);
-    memset(&best, 0, sizeof best);
-    if (p.found) { best = p.beam[0].plan, *step_s = p.beam[0].step_s; }
-    planner_free(&p);
-    return best;
+// What equations 1 to 3 of DAPPLE choose among all plans, with the task's micro-batch, and the task's memory for one micro-batch at least in each stage. Where
+// the task has none it is 1, as in the paper's code, whose slices may be fractions of a sample; but data parallelism, whose all-reduce overlaps with
+// a micro-batch's backward pass, may have any. `complete`: no plan is better.
+typedef struct {
+    Plan plan; // 0 stages: none fits
+    double step_s;
+    bool complete;
+} EquationChoice;
+static inline EquationChoice planner_by_equations(const PlanTask *t) {
+    PlanTask paper = *t;
+    paper.even_slices = true;
+    paper.micro_batch = t->micro_batch ? t->micro_batch : 1;
+    EquationSearch e = equation_search_make(&paper, task_policies(t, PLACE_PAPER));
+    Plan whole = plan_even(&paper, 1, 1);
+    for (int64_t b = 1; b <= t->samples; b++) {
+        whole.micro_batch = b;
+        if (t->micro_batch ? b == t->micro_batch : t->samples % b == 0) { equation_offer(&e, &whole); }
+    }
+    Plan straight = plan_even(&paper, task_most_stages(t), paper.micro_batch);
+    equation_offer(&e, &straight);
+    equation_search(&e);
+    EquationChoice choice = {e.best, e.best_s, !e.cut};
+    equation_search_free(&e);
+    return choice;
 }
 
 // GPipe (arXiv 1811.06965): all forwards, then all backwards; stages of equally many units, on equally many ranks each.
@@ -516,8 +515,7 @@ typedef struct {
     Candidate other[PLAN_OTHERS];  // baselines, then runners-up
     const char *name[PLAN_OTHERS]; // what they are
     int others;
-    double equations_s;            // what equations 1 to 3 say of the plan that they choose
-    int64_t equations_micro_batch; // with this one
+    EquationChoice equations;      // what equations 1 to 3 choose, and say of it
 } PlanAnswer;
 
 static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *c) {
@@ -539,9 +537,9 @@ static inline void answer_add_runners(PlanAnswer *a, const Planner *p) {
 static inline PlanAnswer planner_answer(const PlanTask *t) {
     PlanAnswer a;
     memset(&a, 0, sizeof a);
-    Plan whole = plan_even(t, 1, 1), pipedream = planner_pipedream(t), equations = planner_by_equations(t, &a.equations_s);
-    a.equations_micro_batch = equations.micro_batch;
-    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t), plan_best_setting(t, &pipedream), plan_best_setting(t, &equations)};
+    Plan whole = plan_even(t, 1, 1), pipedream = planner_pipedream(t);
+    a.equations = planner_by_equations(t);
+    Candidate others[] = {plan_best_setting(t, &whole), planner_gpipe(t), plan_best_setting(t, &pipedream), plan_best_setting(t, &a.equations.plan)};
     static const char *const names[] = {"data parallel", "GPipe, even split", "PipeDream's planner", "equations 1 to 3"};
     for (int i = 0; i < 4; i++) { answer_add(&a, names[i], &others[i]); }
     Planner p = planner_make(t);
@@ -586,8 +584,10 @@ static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, 
         fprintf(to, "%s{\"name\":\"%s\",", i ? "," : "", a->name[i]), print_plan_json(to, p, &a->other[i]), fprintf(to, "}");
     }
     fprintf(to, "],\"one_rank_ms\":%.17g", 1e3 * one_rank_s);
-    if (a->equations_micro_batch) {
-        fprintf(to, ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g}", a->equations_micro_batch, 1e3 * a->equations_s);
+    if (a->equations.plan.stages) {
+        fprintf(to, ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
+                a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
+                a->equations.complete ? "true" : "false");
     }
     fprintf(to, "}\n");
 }

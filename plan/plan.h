@@ -1,5 +1,4 @@
-// plan.h: what a pipeline plan costs: models from profiles, links, placement, memory, the equations of DAPPLE (arXiv 2007.01045, section 4), and
-// the replay of a plan's schedule, which decides.
+// plan.h: what a pipeline plan costs: models from profiles, links, placement, memory, and the replay of a plan's schedule, which decides.
 //
 // A model is what a profile tells: a list of units, each with the time that a sample takes forward and backward, the bytes it leaves, its
 // parameters, and what crosses the border before it. All of it scales with the samples; so prefix sums give the cost of any stage.
@@ -247,6 +246,7 @@ static inline double plan_transfer_s(const Cluster *c, const PlanRanks *from, co
 // ---------------------------------------------------------------------------------------------------------------------
 // Plans
 typedef enum { PLACE_APPEND, PLACE_FRESH, PLACE_SCATTER, PLACE_SPREAD, PLACE_POLICIES } PlacePolicy;
+enum { PLACE_PAPER = PLACE_SPREAD }; // so many are the paper's
 typedef struct {
     int stages;
     int64_t micro_batch; // samples
@@ -264,10 +264,20 @@ typedef struct {
     int64_t samples;     // of a step
     double memory;       // bytes of a rank; INFINITY
     int64_t micro_batch; // only this one; 0: any
-    bool even_slices;    // a replica takes micro-batch / replicas samples, were it a fraction (the paper's arithmetic); else whole ones
+    bool even_slices;    // a replica computes micro-batch / replicas samples, were it a fraction (the paper's arithmetic); else whole ones, as it holds
 } PlanTask;
 static inline int task_ranks(const PlanTask *t) { return t->cluster.nodes * t->cluster.ranks; }
 
+// The i-th number of replicas that is worth a try for a part of n: all of few; of many the smallest, whole nodes, and the same of the rest. 0: no more.
+static inline int split_choice(int n, int node, int i) {
+    enum { FEW = 8 };
+    if (n <= 4 * FEW) { return i + 1 < n ? i + 1 : 0; }
+    if (i < FEW) { return i + 1; }
+    if (i < 2 * FEW) { return n - (i - FEW + 1); }
+    int step = (int)max_i64(node, ceil_div(n, 2 * FEW) / node * node), at = (i - 2 * FEW + 1) * step;
+    while (at <= FEW) { at += step; }
+    return at < n - FEW ? at : 0;
+}
 // Takes n ranks from the nodes that are in use, or that are not, as many as they have, from node `first` on; returns how many are missing.
 static inline int place_take(const Cluster *c, const int *used, bool touched, int first, int n, int *take) {
     for (int i = 0; i < c->nodes && n; i++) {
@@ -294,23 +304,32 @@ static inline int place_spread(const Cluster *c, const int *used, int n, int *ta
     }
     return 0;
 }
-// The ranks of a plan, stage by stage (section 4.2 of the paper). ranks[task_ranks]; scratch[2 * nodes].
+// Ranks of the next stage (section 4.2 of the paper): take[] of each node, n in all, where used[] are in use and the stage before ends on node `last`.
+// Returns the last of its nodes.
+static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
+                              int n, int *take) {
+    bool touched = policy != PLACE_FRESH;
+    memset(take, 0, (size_t)c->nodes * sizeof(int));
+    if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
+    for (int round = 0; round < 2 && n; round++) {
+        n = policy == PLACE_SCATTER
+                ? place_scatter(c, used, touched, n, take)
+                : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
+        touched = !touched;
+    }
+    for (int k = 0; k < c->nodes; k++) { last = take[k] ? k : last; }
+    return last;
+}
+// The ranks of a plan, stage by stage. ranks[task_ranks]; scratch[2 * nodes].
 static inline void plan_place(const PlanTask *t, const Plan *p, int *ranks, int *scratch) {
     const Cluster *c = &t->cluster;
     int *used = scratch, *take = scratch + c->nodes, at = 0, last = 0; // the last node of the stage before
     memset(used, 0, (size_t)c->nodes * sizeof(int));
     for (int s = 0; s < p->stages; s++) {
-        int n = p->replicas[s];
-        bool touched = p->policy[s] != PLACE_FRESH;
-        memset(take, 0, (size_t)c->nodes * sizeof(int));
-        if (p->policy[s] == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
-        for (int round = 0; round < 2 && n; round++, touched = !touched) {
-            n = p->policy[s] == PLACE_SCATTER ? place_scatter(c, used, touched, n, take)
-                                              : place_take(c, used, touched, p->policy[s] == PLACE_APPEND ? last : 0, n, take);
-        }
+        last = place_stage(c, (PlacePolicy)p->policy[s], used, last, p->replicas[s], take);
         for (int k = 0; k < c->nodes; k++) {
             for (int i = 0; i < take[k]; i++) { ranks[at++] = k * c->ranks + used[k] + i; }
-            used[k] += take[k], last = take[k] ? k : last;
+            used[k] += take[k];
         }
     }
 }
@@ -379,10 +398,14 @@ static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) { //
     double share = (double)p->micro_batch / p->replicas[stage];
     return t->even_slices ? share : ceil(share);
 }
+// Samples of a micro-batch that the busiest replica holds: whole ones, whatever is counted as its time.
+static inline double plan_held_rows(const Plan *p, int stage) {
+    return ceil((double)p->micro_batch / p->replicas[stage]);
+}
 static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        double fits = plan_stage_memory(t, p, first, first + p->units[s], plan_rows(t, p, s), 0, t->memory, &bytes);
+        double fits = plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p, s), 0, t->memory, &bytes);
         if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
@@ -390,7 +413,7 @@ static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
         c->ahead[s] = (int)min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
-        plan_stage_memory(t, p, first, first + p->units[s], plan_rows(t, p, s), c->live[s], t->memory, &c->memory[s]);
+        plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p, s), c->live[s], t->memory, &c->memory[s]);
     }
     return true;
 }
@@ -421,44 +444,7 @@ static inline bool plan_costs(const PlanTask *t, const Plan *p, const int *ranks
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Equations 1 to 3 of the paper (section 4.1), to the letter: stages and the links between them are all stages of S.
-
-// The pivot: the stage with the least bubbles, which sets the pace. forward[], backward[]: seconds of a micro-batch, by stage.
-static inline int equation_pivot(int stages, const double *forward, const double *backward, int micro_batches) {
-    int pivot = stages - 1;
-    double between = 0; // time of the stages between s and the pivot
-    for (int s = stages - 2; s >= 0; s--) {
-        double steady = (micro_batches - 1) * (forward[pivot] + backward[pivot]);
-        if ((micro_batches - 1) * (forward[s] + backward[s]) > steady + between) {
-            pivot = s, between = 0;
-        } else {
-            between += forward[s] + backward[s];
-        }
-    }
-    return pivot;
-}
-// Seconds of a step: warm-up, steady phase at the pace of the pivot, and the end, in which all-reduces hide behind what still drains.
-static inline double equation_latency(int stages, const double *forward, const double *backward, const double *reduce, int micro_batches) {
-    int pivot = equation_pivot(stages, forward, backward, micro_batches);
-    double warm = 0, end = -INFINITY, drain = 0;
-    for (int s = 0; s <= pivot; s++) { warm += forward[s]; }
-    for (int s = pivot; s >= 0; s--) { drain += backward[s], end = fmax(end, reduce[s] + drain); }
-    drain = backward[pivot];
-    for (int s = pivot + 1; s < stages; s++) { drain += backward[s], end = fmax(end, reduce[s] - drain); }
-    return warm + (micro_batches - 1) * (forward[pivot] + backward[pivot]) + end;
-}
-static inline double plan_equations(const PlanCosts *c) {
-    double forward[2 * PLAN_STAGES], backward[2 * PLAN_STAGES], reduce[2 * PLAN_STAGES];
-    for (int s = 0; s < c->stages; s++) {
-        forward[2 * s] = c->forward[s], backward[2 * s] = c->backward[s], reduce[2 * s] = c->reduce[s];
-        forward[2 * s + 1] = c->send[s], backward[2 * s + 1] = c->send_back[s], reduce[2 * s + 1] = 0;
-    }
-    return equation_latency(2 * c->stages - 1, forward, backward, reduce, c->micro_batches);
-}
-// Data parallelism, whose all-reduce overlaps with the last backward, has no stages to place.
-static inline double plan_by_equations(const PlanCosts *c) {
-    return c->stages > 1 ? plan_equations(c) : c->micro_batches * (c->forward[0] + c->backward[0]) + c->reduce_late[0];
-}
+// A bound
 
 // Seconds that no schedule with so many micro-batches in flight beats. Of each stage: the way of the first micro-batch to it; then until its last input part
 // all that it computes, of which only some forwards come before the first gradient is back, or the round trips behind each other that its limit of

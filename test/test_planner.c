@@ -184,7 +184,7 @@ static void test_short_schedules(void **state) {
 typedef struct {
     const char *model;
     int64_t samples, pinned; // of a step; micro-batch
-    const char *a, *c;       // what equations 1 to 3 choose on A and C ("": data parallel, "straight", or stages)
+    const char *a, *c;       // what equations 1 to 3 choose of the plans of table 4 on A and C ("": data parallel, "straight", or stages)
     double speedup_a, speedup_c;
     const char *table[3]; // table 4 on A, B, C, with the cuts of section 1.6 of the notes
 } Paper;
@@ -208,24 +208,63 @@ static Plan paper_plan(const PlanTask *t, const char *stages) {
     Plan p = plan_of(stages, 1);
     return *stages && strcmp(stages, "straight") ? p : plan_even(t, *stages ? task_ranks(t) : 1, 1);
 }
+// Takes a plan where it is better by the equations than the one so far.
+static void prefer(const PlanTask *t, const Plan *p, Plan *best, double *best_s) {
+    static PlanCosts c;
+    int ranks[64];
+    if (!look_at(t, p, &c, ranks) || plan_by_equations(&c) >= *best_s) { return; }
+    *best = *p;
+    *best_s = plan_by_equations(&c);
+}
+// The best by the equations of the plans that the paper's table 4 has: data parallelism with any
+// micro-batch; straight; and two stages, with any cut, replicas and placement.
+static Plan family_choice(const PlanTask *t, int64_t micro_batch, double *best_s) {
+    Plan best, p = plan_even(t, 1, 1);
+    memset(&best, 0, sizeof best);
+    *best_s = INFINITY;
+    for (p.micro_batch = 1; p.micro_batch <= t->samples; p.micro_batch++) {
+        if (t->samples % p.micro_batch == 0) { prefer(t, &p, &best, best_s); }
+    }
+    p = plan_even(t, task_ranks(t), micro_batch);
+    prefer(t, &p, &best, best_s);
+    p.stages = 2;
+    for (int i = 0; i < (t->model->units - 1) * (task_ranks(t) - 1) * PLACE_PAPER; i++) {
+        p.policy[0] = (unsigned char)(i % PLACE_PAPER);
+        p.replicas[0] = 1 + i / PLACE_PAPER % (task_ranks(t) - 1);
+        p.replicas[1] = task_ranks(t) - p.replicas[0];
+        p.units[0] = 1 + i / PLACE_PAPER / (task_ranks(t) - 1);
+        p.units[1] = t->model->units - p.units[0];
+        prefer(t, &p, &best, best_s);
+    }
+    return best;
+}
+// Among these the equations choose what another evaluation of them found, and nearly all of what the
+// paper has. Among all plans they choose none that they find worse.
 static void expect_choice(const Paper *p, const char *cluster, const char *stages, double wanted) {
     PlanModel m = paper_model(p);
     PlanTask t = task_of(&m, cluster, p->samples);
-    double step_s = 0;
-    t.micro_batch = p->pinned;
-    Plan chosen = planner_by_equations(&t, &step_s), plan = paper_plan(&t, stages);
-    print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas, %.2f times as fast as one\n", p->model, cluster, chosen.stages, chosen.units[0],
-                  chosen.units[1], chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s));
+    double step_s;
+    t.even_slices = true;
+    Plan chosen = family_choice(&t, p->pinned, &step_s), plan = paper_plan(&t, stages);
+    t.even_slices = false;
+    t.micro_batch = p->pinned > 1 ? p->pinned : 0;
+    EquationChoice all = planner_by_equations(&t);
+    print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas: %.2f; of all %.2f in %d%s\n",
+                  p->model, cluster, chosen.stages, chosen.units[0], chosen.units[1],
+                  chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s),
+                  speedup(&t, all.step_s), all.plan.stages, all.complete ? "" : " (not complete)");
     assert_int_equal(chosen.stages, plan.stages);
     assert_memory_equal(chosen.replicas, plan.replicas, (size_t)plan.stages * sizeof(int));
     if (plan.stages == 2) { assert_int_equal(chosen.units[0], plan.units[0]); }
     assert_true(fabs(speedup(&t, step_s) / wanted - 1) < 0.03);
+    assert_true(all.step_s <= step_s * (1 + 1e-12) || (p->pinned > 1 && chosen.stages == 1));
     plan_model_free(&m);
 }
 static void test_paper_choices(void **state) {
     (void)state;
     for (int i = 0; i < PAPERS; i++) {
-        expect_choice(&papers[i], config_a, papers[i].a, papers[i].speedup_a), expect_choice(&papers[i], config_c, papers[i].c, papers[i].speedup_c);
+        expect_choice(&papers[i], config_a, papers[i].a, papers[i].speedup_a);
+        expect_choice(&papers[i], config_c, papers[i].c, papers[i].speedup_c);
     }
 }
 // Unrestricted, nothing is slower than what table 4 has, or than any baseline.
