@@ -38,7 +38,8 @@ struct EmuNcclOp {
     void *out;
     size_t count;
     ncclDataType_t type;
-    int peer; // or root
+    int peer;            // or root
+    uint64_t registered; // pieces of memory, when it was called: as many on all members
 };
 struct EmuNcclComm {
     int me, n, tag;
@@ -54,7 +55,7 @@ typedef EmuNcclComm *ncclComm_t;
 
 // What precedes the data of every message.
 struct EmuNcclHeader {
-    uint64_t order, kind, count, type;
+    uint64_t order, kind, count, type, registered;
 };
 struct EmuNcclMessage {
     std::vector<char> data; // with its header
@@ -98,7 +99,7 @@ static inline void emu_nccl_number(EmuNcclRun &run) {
 }
 static inline EmuNcclHeader emu_nccl_header(const EmuNcclRun &run, size_t i) {
     const EmuNcclOp &op = run.ops[i];
-    EmuNcclHeader h = {run.orders[i], (uint64_t)(op.kind == EMU_RECV ? EMU_SEND : op.kind), op.count, (uint64_t)op.type};
+    EmuNcclHeader h = {run.orders[i], (uint64_t)(op.kind == EMU_RECV ? EMU_SEND : op.kind), op.count, (uint64_t)op.type, op.registered};
     return h;
 }
 static inline void emu_nccl_begin(EmuNcclRun &run) {
@@ -252,34 +253,37 @@ static inline ncclResult_t ncclGroupEnd() {
 static inline ncclResult_t emu_nccl_call(ncclComm_t c, cudaStream_t stream, EmuNcclOp op) {
     emu_nccl_enter(c);
     ncclGroupStart();
+    op.registered = (uint64_t)c->registered;
     c->called.push_back(op), c->stream = stream;
     emu_nccl_touched.push_back(c);
     return ncclGroupEnd();
 }
 static inline ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_ALL_GATHER, in, out, count, type, 0});
+    return emu_nccl_call(c, s, {EMU_ALL_GATHER, in, out, count, type, 0, 0});
 }
 static inline ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_BROADCAST, in, out, count, type, root});
+    return emu_nccl_call(c, s, {EMU_BROADCAST, in, out, count, type, root, 0});
 }
 static inline ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_REDUCE_SCATTER, in, out, count, type, 0});
+    return emu_nccl_call(c, s, {EMU_REDUCE_SCATTER, in, out, count, type, 0, 0});
 }
 static inline ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, int root, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_REDUCE, in, out, count, type, root});
+    return emu_nccl_call(c, s, {EMU_REDUCE, in, out, count, type, root, 0});
 }
 static inline ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_ALL_REDUCE, in, out, count, type, 0});
+    return emu_nccl_call(c, s, {EMU_ALL_REDUCE, in, out, count, type, 0, 0});
 }
 static inline ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_SEND, in, NULL, count, type, peer});
+    return emu_nccl_call(c, s, {EMU_SEND, in, NULL, count, type, peer, 0});
 }
 static inline ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
-    return emu_nccl_call(c, s, {EMU_RECV, NULL, out, count, type, peer});
+    return emu_nccl_call(c, s, {EMU_RECV, NULL, out, count, type, peer, 0});
 }
 static inline ncclResult_t ncclCommRegister(ncclComm_t c, void *p, size_t bytes, void **handle) {
     const EmuMemory *m = emu_find(p);
     if (!m || m->place != EMU_DEVICE || (char *)p + bytes > m->mapped + m->pages) { return ncclInvalidArgument; }
+    const char *refused = getenv("EMU_NCCL_REFUSES"); // the rank of the job on which memory cannot be registered
+    if (refused && atoi(refused) == c->ranks[(size_t)c->me]) { return ncclSystemError; }
     return c->registered++, *handle = p, ncclSuccess;
 }
 static inline ncclResult_t ncclCommDeregister(ncclComm_t c, void *) { return c->registered--, ncclSuccess; }

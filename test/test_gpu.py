@@ -278,8 +278,8 @@ class Memory(TestCase):
 
 
 class Ranks(TestCase):
-    def check_run(self, ranks, gpus, transport, tolerance, **changes):
-        events, _ = job("train_gpt_emu", ranks, environment={"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus)}, **changes)
+    def check_run(self, ranks, gpus, transport, tolerance, environment=(), **changes):
+        events, _ = job("train_gpt_emu", ranks, environment={"EMU_SEED": str(SEED), "EMU_GPUS": str(gpus), **dict(environment)}, **changes)
         self.assertEqual(events[0]["transport"], transport)
         losses, norms = losses_of(events)
         on_processor, _ = job("train_gpt", ranks, **changes)
@@ -296,6 +296,10 @@ class Ranks(TestCase):
         if ALL:
             self.check_run(2, 4, "nccl", SAME)
             self.check_run(4, 4, "nccl", SAME, ranks_per_node=2)
+
+    def test_memory_that_one_rank_cannot_register(self):
+        """NCCL wants a buffer registered by all members of a communicator or by none: the emulation compares their counts."""
+        self.check_run(2, 2, "nccl", SAME, environment={"EMU_NCCL_REFUSES": "1"}, steps=4, val_every=0)
 
     def test_a_gpu_for_several(self):
         self.check_run(3, 2, "staged", SAME, optimizer="sgd", steps=4)  # two ranks on one, one on the other
