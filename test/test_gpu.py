@@ -29,7 +29,8 @@ ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROO
 EXIT_PEER = 4
 MODEL, TOKENS = (os.path.join(ROOT, "test/golden/gpt_tiny" + end) for end in ("_model.bin", "_tokens.bin"))
 FLAGS = {"model": MODEL, "train": TOKENS, "val": TOKENS, "shuffle": 0, "seq-len": 20, "micro-batch": 3, "batch-tokens": 60, "steps": 10, "lr": "1e-3",
-         "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 10, "threads": 1}
+         "lr-schedule": "constant", "weight-decay": 0.1, "grad-clip": 1, "val-every": 10, "threads": 1,
+         "dtype": "fp32"}  # of both builds: the GPU build's default is another
 MASK = (1 << 64) - 1
 SAME = 1e-5        # fp32, summed in another order, 10 updates
 SAME_MESSAGES = 1e-4  # 8 bits an element of the gradient, of which a loss sees thousands, 4 updates
@@ -233,7 +234,7 @@ class Memory(TestCase):
     MODEL = "layers=2,heads=2,channels=64,vocab=300"
 
     def predicted(self, **changes):
-        flags = dict(model=self.MODEL, **changes)
+        flags = dict(model=self.MODEL, dtype="fp32", **changes)
         done = subprocess.run([os.path.join(ROOT, "train_gpt_emu"), "--dry-run", "--json"] + [str(w) for n, v in flags.items() for w in ("--" + n.replace("_", "-"), v)],
                               env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=True)
         return json.loads(done.stdout)["predicted"]["memory"]
@@ -253,7 +254,7 @@ class Memory(TestCase):
             self.assertEqual(short[kind], long[kind])
 
     def check_refused(self, bytes_, *words, **changes):
-        flags = dict(model=self.MODEL, train=TOKENS, steps=1, seq_len=512, micro_batch=8, val_every=0, **changes)
+        flags = dict(model=self.MODEL, train=TOKENS, steps=1, seq_len=512, micro_batch=8, val_every=0, dtype="fp32", **changes)
         command = [os.path.join(ROOT, "train_gpt_emu")] + [str(w) for n, v in flags.items() for w in ("--" + n.replace("_", "-"), v)]
         done = subprocess.run(command, env=dict(ENVIRONMENT, EMU_DEVICE_MEMORY=str(bytes_)), capture_output=True, text=True, timeout=600)
         self.assertEqual(done.returncode, 3, done.stderr)

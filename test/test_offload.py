@@ -26,7 +26,7 @@ import unittest
 
 import test_train
 from test_faults import FAULTY, sample, small_disk
-from test_train import ALL, EXIT_INPUT, EXIT_RESOURCES, ROOT, SAME, SEED, T, Job, get, scratch, train, train_all
+from test_train import ALL, EMULATED, EXIT_INPUT, EXIT_RESOURCES, ROOT, SAME, SEED, T, Job, get, scratch, train, train_all
 
 LAYERS, CHANNELS, VOCAB, PADDED = 4, 16, 101, 128
 MODEL = f"layers={LAYERS},heads=2,channels={CHANNELS},vocab={VOCAB}"
@@ -41,7 +41,6 @@ BLOCK_BYTES = 4096  # of places on disk
 NOISE = 4  # MiB that a process takes more or less of the host from run to run, as the kernel likes
 NO_DISK = dict(disk=0, read=0, written=0)
 GOES_ON = dict(val_every=2, val_batches=2, sample_every=3, sample_tokens=4)
-EMULATED = os.path.join(ROOT, "train_gpt_emu")
 LAYOUTS = [dict(), dict(micro_batch=8), dict(grad_clip=0), dict(dtype="bf16"), dict(dtype="bf16", stochastic_rounding=1), dict(optimizer="sgd", lr="1e-2"), dict(optimizer="sgd", dtype="bf16"),
            dict(recompute="block", dtype="bf16"), dict(threads=3), dict(ranks=2), dict(ranks=3, zero=1), dict(ranks=3, zero=2, dtype="bf16"), dict(ranks=3, zero=3), dict(ranks=4, zero=3, dtype="bf16"),
            dict(ranks=2, zero=3, zero_quantized_weights=1, zero_quantized_gradients=1, dtype="bf16"), dict(ranks=4, zero=3, zero_hpz_partition_size=2, ranks_per_node=2),

@@ -19,8 +19,7 @@ import tempfile
 import unittest
 
 import test_train
-from test_offload import EMULATED
-from test_train import ALL, CHANNELS, LAYERS, MODEL, SEED, T, TestCase, checkpoint, checkpoints, get, put, scratch, tensors, train, train_all
+from test_train import ALL, CHANNELS, EMULATED, LAYERS, MODEL, SEED, T, TestCase, checkpoint, checkpoints, get, put, scratch, tensors, train, train_all
 
 PARAMETERS = 0  # the state of a checkpoint
 WORD = (1 << 64) - 1

@@ -44,6 +44,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BINARY = os.path.join(ROOT, os.environ.get("TRAIN_GPT", "train_gpt"))
 BINARY_CPP = os.path.join(ROOT, "build/train_gpt_cpp")
+EMULATED = os.path.join(ROOT, "train_gpt_emu")
 MODEL, TOKENS, GOLDEN = (os.path.join(ROOT, "test/golden/gpt_tiny" + end) for end in ("_model.bin", "_tokens.bin", ".bin"))
 ALL = os.environ.get("TEST_ALL") == "1"
 SEED = int(os.environ.get("TEST_SEED", random.randrange(1 << 30)))
@@ -153,9 +154,9 @@ def parse_log(text):
     return [json.loads(line, parse_float=str, parse_constant=bad) for line in text.splitlines()]
 
 
-def command_line(changes):
-    """Flags of TRAIN with changes; None leaves a flag out."""
-    flags = dict(TRAIN, **{name.replace("_", "-"): value for name, value in changes.items()})
+def command_line(changes, emulated=False):
+    """Flags of TRAIN with changes; None leaves a flag out. The GPU build's default precision is another: here it is the same."""
+    flags = dict(TRAIN, **({"dtype": "fp32"} if emulated else {}), **{name.replace("_", "-"): value for name, value in changes.items()})
     return [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
 
 
@@ -167,7 +168,7 @@ class Job:
         self.ranks, self.binary, self.log_path = ranks, binary, log or os.path.join(folder, "log")
         self.limit = TIMEOUT + STEP_TIMEOUT * min(changes.get("steps") or 0, 10**4)
         self.out_path, self.err_path = os.path.join(folder, "out"), os.path.join(folder, "err")
-        words = command_line(dict(changes, log=self.log_path)) if words is None else words
+        words = command_line(dict(changes, log=self.log_path), binary == EMULATED) if words is None else words
         command = shell or ["mpirun", "--oversubscribe", "-np", str(ranks), binary, *map(str, words)]
         self.command = command if shell else " ".join(command)
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:

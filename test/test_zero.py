@@ -28,10 +28,9 @@ import unittest
 import test_faults
 import test_train
 from test_faults import EXIT_PEER, Faulty, at_once, sample
-from test_train import (ALL, CHANNELS, LAYERS, MODEL, NORM_CHUNK, PADDED, POSITIONS, ROOT, SAME, SEED, T, TRAIN, VOCAB, Job, checkpoint, command_line, get,
+from test_train import (ALL, CHANNELS, EMULATED, LAYERS, MODEL, NORM_CHUNK, PADDED, POSITIONS, ROOT, SAME, SEED, T, TRAIN, VOCAB, Job, checkpoint, command_line, get,
                         golden_tokens, put, scratch, shard, slices, tensors, tokenizer, train, train_all, weights)
 
-EMULATED = os.path.join(ROOT, "train_gpt_emu")
 QWZ, QGZ = dict(zero=3, zero_quantized_weights=1), dict(zero_quantized_gradients=1)
 PLUS_PLUS = dict(QWZ, zero_hpz_partition_size=2, **QGZ)
 LR = 1 << 19  # such an sgd step leaves -LR x gradient in the weights, to 24 bits: what is subtracted from is too small to matter
