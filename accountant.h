@@ -531,9 +531,7 @@ static inline Direction direction_start(const Mixture *m, bool turned) {
 }
 static inline double direction_width(const Direction *d, int64_t n) { return fmax((d->to - d->from) * 9 / 8 / (double)n, d->range / (double)(4 * n)); }
 // The grid of n points that spans the window and an eighth more, with 4 n points for one step at most.
-static inline LossGrid direction_grid(const Direction *d, const Mixture *m, int64_t n) {
-    return grid_make(m, direction_width(d, n), d->turned);
-}
+static inline LossGrid direction_grid(const Direction *d, const Mixture *m, int64_t n) { return grid_make(m, direction_width(d, n), d->turned); }
 // Narrows the direction's interval by an FFT over n points.
 static inline void direction_refine(Direction *d, const Mixture *m, int64_t n) {
     const PrivacySetting *s = m->s;

@@ -515,7 +515,7 @@ typedef struct {
     Candidate other[PLAN_OTHERS];  // baselines, then runners-up
     const char *name[PLAN_OTHERS]; // what they are
     int others;
-    EquationChoice equations;      // what equations 1 to 3 choose, and say of it
+    EquationChoice equations; // what equations 1 to 3 choose, and say of it
 } PlanAnswer;
 
 static inline void answer_add(PlanAnswer *a, const char *name, const Candidate *c) {
@@ -585,8 +585,7 @@ static inline void print_answer_json(FILE *to, Planner *p, const PlanAnswer *a, 
     }
     fprintf(to, "],\"one_rank_ms\":%.17g", 1e3 * one_rank_s);
     if (a->equations.plan.stages) {
-        fprintf(to, ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}",
-                a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
+        fprintf(to, ",\"equations\":{\"micro_batch\":%" PRId64 ",\"step_ms\":%.17g,\"complete\":%s}", a->equations.plan.micro_batch, 1e3 * a->equations.step_s,
                 a->equations.complete ? "true" : "false");
     }
     fprintf(to, "}\n");

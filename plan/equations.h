@@ -19,8 +19,7 @@
 
 // The pivot: the stage with the least bubbles, which sets the pace. forward[], backward[]: seconds of
 // a micro-batch, by stage.
-static inline int equation_pivot(int stages, const double *forward, const double *backward,
-                                 int micro_batches) {
+static inline int equation_pivot(int stages, const double *forward, const double *backward, int micro_batches) {
     int pivot = stages - 1;
     double between = 0; // time of the stages between s and the pivot
     for (int s = stages - 2; s >= 0; s--) {
@@ -36,8 +35,7 @@ static inline int equation_pivot(int stages, const double *forward, const double
 }
 // Seconds of a step: warm-up, steady phase at the pace of the pivot, and the end, in which
 // all-reduces hide behind what still drains.
-static inline double equation_latency(int stages, const double *forward, const double *backward,
-                                      const double *reduce, int micro_batches) {
+static inline double equation_latency(int stages, const double *forward, const double *backward, const double *reduce, int micro_batches) {
     int pivot = equation_pivot(stages, forward, backward, micro_batches);
     double warm = 0, end = -INFINITY, drain = 0;
     for (int s = 0; s <= pivot; s++) { warm += forward[s]; }
@@ -124,8 +122,7 @@ static inline bool equation_behind(EquationState *a, const EquationStage *s, dou
 }
 // The states after another link (NULL: none) and stage, one for each guess; returns how many.
 enum { EQUATION_GUESSES = 3 };
-static inline int equation_append(const EquationState *from, const EquationStage *link,
-                                  const EquationStage *stage, double others, EquationState *to) {
+static inline int equation_append(const EquationState *from, const EquationStage *link, const EquationStage *stage, double others, EquationState *to) {
     int n = 0;
     if (from->pivoted) {
         to[0] = *from;
@@ -162,7 +159,7 @@ typedef struct {
 typedef struct {
     EquationBeginning *at;
     int count, capacity;
-    int *bucket; // [capacity] the first one's index, or -1
+    int *bucket;  // [capacity] the first one's index, or -1
     double limit; // worse ones did not stay
 } EquationList;
 
@@ -173,15 +170,15 @@ typedef struct {
     int policies;         // to choose from
     EquationList *list;   // [units][bins] by the unit behind a beginning, and by its ranks
     int bins;
-    int width;            // most beginnings of a list that are continued
-    bool cut;             // there were more
-    int64_t work;         // about how many ends of stages were looked at
-    Plan best;            // so far; 0 stages: none
+    int width;    // most beginnings of a list that are continued
+    bool cut;     // there were more
+    int64_t work; // about how many ends of stages were looked at
+    Plan best;    // so far; 0 stages: none
     double best_s;
-    PlanCosts costs;             // of a plan that is looked at
-    int *scratch, *ranks;        // of plan_place()
-    int *used, *take, *then;     // [nodes] ranks of the nodes: in use, of the next stage, of both
-    int *here, *next, *rest;     // [ranks] of the last stage, the next one, and one with all that is left
+    PlanCosts costs;         // of a plan that is looked at
+    int *scratch, *ranks;    // of plan_place()
+    int *used, *take, *then; // [nodes] ranks of the nodes: in use, of the next stage, of both
+    int *here, *next, *rest; // [ranks] of the last stage, the next one, and one with all that is left
 } EquationSearch;
 
 static inline EquationSearch equation_search_make(const PlanTask *t, int policies) {
@@ -355,15 +352,13 @@ static inline double equation_seconds(const EquationSearch *e, int first, int en
     double sample_s = m->forward[end] - m->forward[first] + m->backward[end] - m->backward[first];
     return (double)e->task->micro_batch * sample_s;
 }
-static inline EquationStage equation_stage(const EquationSearch *e, const PlanRanks *r, int first,
-                                           int end) {
+static inline EquationStage equation_stage(const EquationSearch *e, const PlanRanks *r, int first, int end) {
     const PlanModel *m = e->task->model;
     const double rows = (double)e->task->micro_batch / r->n;
     EquationStage s;
     s.forward = rows * (m->forward[end] - m->forward[first]);
     s.backward = rows * (m->backward[end] - m->backward[first]);
-    s.reduce = plan_all_reduce_s(&e->task->cluster, r->n, r->first_node != r->last_node,
-                                 m->parameters[end] - m->parameters[first]);
+    s.reduce = plan_all_reduce_s(&e->task->cluster, r->n, r->first_node != r->last_node, m->parameters[end] - m->parameters[first]);
     return s;
 }
 static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, int first, int end) {
@@ -375,9 +370,9 @@ static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, 
 // A beginning that is continued, and by what.
 typedef struct {
     const EquationBeginning *from;
-    Plan plan;          // of it
-    int unit, index;    // where it is: in which list, and there
-    int left;           // ranks that the next stage leaves
+    Plan plan;       // of it
+    int unit, index; // where it is: in which list, and there
+    int left;        // ranks that the next stage leaves
     PlanRanks here, next, rest;
     EquationLink link, last; // to the next stage; to one with all that is left
     uint64_t place;
@@ -390,18 +385,17 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
     const int units = e->task->model->units;
     EquationState states[EQUATION_GUESSES], ends[EQUATION_GUESSES];
     e->work++;
-    EquationStage link = equation_message(e, &step->link, step->unit),
-                  stage = equation_stage(e, &step->next, step->unit, end),
-                  last_link = equation_message(e, &step->last, end),
-                  last = equation_stage(e, &step->rest, end, units);
-    const int n = equation_append(&step->from->state, step->unit ? &link : NULL, &stage, e->others,
-                                  states);
+    EquationStage link = equation_message(e, &step->link, step->unit), stage = equation_stage(e, &step->next, step->unit, end),
+                  last_link = equation_message(e, &step->last, end), last = equation_stage(e, &step->rest, end, units);
+    const int n = equation_append(&step->from->state, step->unit ? &link : NULL, &stage, e->others, states);
     const double slowest = equation_seconds(e, end, units) / step->left;
     const bool rest_fits = equation_fits(e, &step->plan, step->left, end, units);
     for (int i = 0; i < n; i++) {
-        EquationBeginning b = {states[i], INFINITY, step->place,
-                               step->index, step->unit, step->plan.stages + 1, step->next.n,
-                               step->from->used + step->next.n, -1, (unsigned char)step->policy};
+        EquationBeginning b = {states[i],    INFINITY,
+                               step->place,  step->index,
+                               step->unit,   step->plan.stages + 1,
+                               step->next.n, step->from->used + step->next.n,
+                               -1,           (unsigned char)step->policy};
         b.bound = equation_bound(&states[i], slowest, e->others);
         if (b.bound >= e->best_s) { continue; }
         int closed = 0;
@@ -412,9 +406,7 @@ static inline void equation_continue(EquationSearch *e, const EquationStep *step
             p = plan_append(&p, units - end, step->left, step->policy);
             equation_offer(e, &p);
         }
-        if (step->left > 1 && end + 1 < units && b.stages + 2 <= PLAN_STAGES) {
-            equation_add(e, end, &b);
-        }
+        if (step->left > 1 && end + 1 < units && b.stages + 2 <= PLAN_STAGES) { equation_add(e, end, &b); }
     }
 }
 // The first unit from `low` to `units` before which a stage may end, so that those behind it take
@@ -454,8 +446,7 @@ static inline void equation_place(EquationSearch *e, EquationStep *step, int rep
     step->left = task_ranks(e->task) - step->from->used - replicas;
     double most;
     const int low = equation_low(e, step, &most);
-    bool possible = low < e->task->model->units &&
-                    e->others * equation_seconds(e, step->unit, low) / replicas < most;
+    bool possible = low < e->task->model->units && e->others * equation_seconds(e, step->unit, low) / replicas < most;
     for (int policy = 0; policy < e->policies && possible; policy++) {
         e->work += ceil_div(task_ranks(e->task), EQUATION_RANKS);
         int end_node = place_stage(c, (PlacePolicy)policy, e->used, last, replicas, e->take);
@@ -485,8 +476,7 @@ static inline int equation_choice(const PlanTask *t, int n, int i) {
     if (task_ranks(t) > EQUATION_RANKS) { return split_choice(n, t->cluster.ranks, i); }
     return i + 1 < n ? i + 1 : 0;
 }
-static inline void equation_expand(EquationSearch *e, const EquationBeginning *from, int unit,
-                                   int index) {
+static inline void equation_expand(EquationSearch *e, const EquationBeginning *from, int unit, int index) {
     const PlanTask *t = e->task;
     EquationStep step;
     memset(&step, 0, sizeof step);
@@ -497,8 +487,7 @@ static inline void equation_expand(EquationSearch *e, const EquationBeginning *f
     memset(e->used, 0, (size_t)t->cluster.nodes * sizeof(int));
     int last = 0;
     for (int s = 0; s < step.plan.stages; s++) {
-        last = place_stage(&t->cluster, (PlacePolicy)step.plan.policy[s], e->used, last,
-                           step.plan.replicas[s], e->take);
+        last = place_stage(&t->cluster, (PlacePolicy)step.plan.policy[s], e->used, last, step.plan.replicas[s], e->take);
         const int n = equation_ranks(&t->cluster, e->used, e->take, e->here);
         step.here = plan_ranks(&t->cluster, e->here, n);
         for (int k = 0; k < t->cluster.nodes; k++) { e->used[k] += e->take[k]; }

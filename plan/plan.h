@@ -306,15 +306,12 @@ static inline int place_spread(const Cluster *c, const int *used, int n, int *ta
 }
 // Ranks of the next stage (section 4.2 of the paper): take[] of each node, n in all, where used[] are in use and the stage before ends on node `last`.
 // Returns the last of its nodes.
-static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last,
-                              int n, int *take) {
+static inline int place_stage(const Cluster *c, PlacePolicy policy, const int *used, int last, int n, int *take) {
     bool touched = policy != PLACE_FRESH;
     memset(take, 0, (size_t)c->nodes * sizeof(int));
     if (policy == PLACE_SPREAD) { n = place_spread(c, used, n, take); }
     for (int round = 0; round < 2 && n; round++) {
-        n = policy == PLACE_SCATTER
-                ? place_scatter(c, used, touched, n, take)
-                : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
+        n = policy == PLACE_SCATTER ? place_scatter(c, used, touched, n, take) : place_take(c, used, touched, policy == PLACE_APPEND ? last : 0, n, take);
         touched = !touched;
     }
     for (int k = 0; k < c->nodes; k++) { last = take[k] ? k : last; }
@@ -399,9 +396,7 @@ static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) { //
     return t->even_slices ? share : ceil(share);
 }
 // Samples of a micro-batch that the busiest replica holds: whole ones, whatever is counted as its time.
-static inline double plan_held_rows(const Plan *p, int stage) {
-    return ceil((double)p->micro_batch / p->replicas[stage]);
-}
+static inline double plan_held_rows(const Plan *p, int stage) { return ceil((double)p->micro_batch / p->replicas[stage]); }
 static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {

@@ -182,9 +182,7 @@ static long double delta_of_two(const Pair *p, long double epsilon) {
     for (int side = -1; side <= 1; side += 2) {
         for (long double away = 0, width = 0; away < end - side * bend; away += width) {
             width = fminl(end / 500, fmaxl(1e-9L, away / 10));
-            for (int i = 0; i < POINTS; i++) {
-                sum += width * weight[i] * delta_after(p, epsilon, bend + side * (away + width * (1 + at[i]) / 2));
-            }
+            for (int i = 0; i < POINTS; i++) { sum += width * weight[i] * delta_after(p, epsilon, bend + side * (away + width * (1 + at[i]) / 2)); }
         }
     }
     return sum;

@@ -968,9 +968,7 @@ static void reference_piece(Reference *r, const Case *c, int i, int64_t rows, fl
 static double reference_norm(Reference *r) {
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
-    for (int s = 0; s < REF_STORAGES; s++) {
-        ops_square_sum(&r->stream, &sum, r->sum[s], gpt_storage_elements(&r->m, s), NORM_CHUNK, 1);
-    }
+    for (int s = 0; s < REF_STORAGES; s++) { ops_square_sum(&r->stream, &sum, r->sum[s], gpt_storage_elements(&r->m, s), NORM_CHUNK, 1); }
     return sqrt(exact_value(sum));
 }
 static void reference_update(Reference *r, const Case *c, int step, double norm) {

@@ -1698,18 +1698,11 @@ int main(void) {
         tests[count++] = test;
     }
     const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_quantize_pieces),
-        cmocka_unit_test(test_two_hops),
-        cmocka_unit_test(test_precision),
-        cmocka_unit_test(test_square_sums),
-        cmocka_unit_test(test_polls),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_rounding_by_chance),
-        cmocka_unit_test(test_clip_factors),
-        cmocka_unit_test(test_sample_norms),
+        cmocka_unit_test(test_quantize_pieces),    cmocka_unit_test(test_two_hops),     cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_square_sums),        cmocka_unit_test(test_polls),        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_rounding_by_chance), cmocka_unit_test(test_clip_factors), cmocka_unit_test(test_sample_norms),
 #ifdef OPS_CPU_H
-        cmocka_unit_test(test_functions),
-        cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_functions),          cmocka_unit_test(test_workspace),
 #endif
     };
     memcpy(tests + count, others, sizeof others);

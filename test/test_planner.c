@@ -249,10 +249,9 @@ static void expect_choice(const Paper *p, const char *cluster, const char *stage
     t.even_slices = false;
     t.micro_batch = p->pinned > 1 ? p->pinned : 0;
     EquationChoice all = planner_by_equations(&t);
-    print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas: %.2f; of all %.2f in %d%s\n",
-                  p->model, cluster, chosen.stages, chosen.units[0], chosen.units[1],
-                  chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s),
-                  speedup(&t, all.step_s), all.plan.stages, all.complete ? "" : " (not complete)");
+    print_message("%-12s %-32s %d stages, %d:%d units, %d:%d replicas: %.2f; of all %.2f in %d%s\n", p->model, cluster, chosen.stages, chosen.units[0],
+                  chosen.units[1], chosen.replicas[0], chosen.replicas[1], speedup(&t, step_s), speedup(&t, all.step_s), all.plan.stages,
+                  all.complete ? "" : " (not complete)");
     assert_int_equal(chosen.stages, plan.stages);
     assert_memory_equal(chosen.replicas, plan.replicas, (size_t)plan.stages * sizeof(int));
     if (plan.stages == 2) { assert_int_equal(chosen.units[0], plan.units[0]); }
