@@ -1,6 +1,7 @@
 // test_base.c: the exact sum of base.h. Whatever the order of the terms, and however they are split among ranks, it has the same bits,
 // and they are right. Draws for rounding: keys that differ in one bit have nothing in common.
 #include "support/base.h"
+#include "support/cores.h"
 
 #include <setjmp.h> // cmocka needs it
 #include <stddef.h> // cmocka needs it
@@ -90,12 +91,45 @@ static void test_rounding_draws(void **state) {
     }
 }
 
+static void test_lists_of_cores(void **state) {
+    (void)state;
+    static const char *const good[] = {"0", "0-3", "2,5-6,9\n", "1023"}, *const bad[] = {"", "\n", "x", "3-1", "1024", "0-1024", "-1", "1-", "1;2", "1,-3"};
+    const int counts[] = {1, 4, 4, 1};
+    cpu_set_t set;
+    for (int i = 0; i < 4; i++) {
+        assert_true(cores_parse(good[i], &set));
+        assert_int_equal(CPU_COUNT(&set), counts[i]);
+    }
+    assert_true(cores_parse(good[2], &set) && CPU_ISSET(2, &set) && CPU_ISSET(5, &set) && CPU_ISSET(6, &set) && CPU_ISSET(9, &set));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) { assert_false(cores_parse(bad[i], &set)); }
+}
+// Ranks have contiguous parts of the allowed cores, which do not overlap and leave none over; more ranks than cores share them all.
+static void test_cores_of_ranks(void **state) {
+    (void)state;
+    cpu_set_t allowed, mine, seen, both;
+    assert_true(cores_parse("1,3-6,10-12", &allowed));
+    for (int ranks = 1; ranks <= 8; ranks++) {
+        CPU_ZERO(&seen);
+        for (int index = 0; index < ranks; index++) {
+            assert_int_equal(cores_of_rank(&allowed, index, ranks, 0, &mine), 8 * (index + 1) / ranks - 8 * index / ranks);
+            CPU_AND(&both, &mine, &seen);
+            assert_int_equal(CPU_COUNT(&both), 0);
+            CPU_OR(&seen, &seen, &mine);
+        }
+        assert_true(CPU_EQUAL(&seen, &allowed));
+    }
+    assert_int_equal(cores_of_rank(&allowed, 8, 9, 0, &mine), 1);
+    assert_true(CPU_EQUAL(&mine, &allowed));
+    assert_int_equal(cores_of_rank(&allowed, 1, 2, 5, &mine), 5); // more threads than its part has cores
+    assert_true(CPU_EQUAL(&mine, &allowed));
+    assert_int_equal(cores_of_rank(&allowed, 1, 2, 3, &mine), 3);
+    assert_int_equal(CPU_COUNT(&mine), 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order_does_not_matter),
-        cmocka_unit_test(test_value_is_right),
-        cmocka_unit_test(test_no_numbers),
-        cmocka_unit_test(test_rounding_draws),
+        cmocka_unit_test(test_lists_of_cores), cmocka_unit_test(test_cores_of_ranks), cmocka_unit_test(test_order_does_not_matter),
+        cmocka_unit_test(test_value_is_right), cmocka_unit_test(test_no_numbers),     cmocka_unit_test(test_rounding_draws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
