@@ -562,6 +562,14 @@ def temporary(path):
     return path.with_name(path.name + ".tmp")
 
 
+def create(path):
+    """The file that becomes `path`, to be written: a new one, never what a link of its name leads to."""
+    made = temporary(path)
+    if made.is_file() and not made.is_symlink():
+        made.unlink()  # what a crash left
+    return open(made, "xb")
+
+
 def close_synced(file):
     file.flush()
     os.fsync(file.fileno())
@@ -583,7 +591,7 @@ class ShardWriter:
 
     def begin(self):
         self.paths.append(Path(f"{self.prefix}_{len(self.paths):06d}.bin"))
-        self.file = open(temporary(self.paths[-1]), "wb")
+        self.file = create(self.paths[-1])
         self.file.write(header(SHARD_MAGIC, SHARD_VERSION))
         self.room = self.shard_tokens
 
@@ -623,7 +631,7 @@ def write_shards(documents, tokenizer, prefix, shard_tokens, words):
 
 
 def write_whole(path, data):
-    file = open(temporary(path), "wb")
+    file = create(path)
     file.write(data)
     close_synced(file)
 

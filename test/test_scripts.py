@@ -108,6 +108,24 @@ class PrepareData(Prepares):
         self.assertEqual(data[0], 0, "the first document has no end-of-text token before it")
         return data[1:].split(b"\0")
 
+    def test_link_in_the_way(self):
+        """A link that has the name of a file under way is an error, and what it leads to stays as it is."""
+        victim = self.write("victim", "precious")
+        text = self.write("text", "words " * 1000)
+        self.out.mkdir()
+        for name in ("t_train_000000.bin.tmp", "t_tokenizer.bin.tmp"):
+            (self.out / name).symlink_to(victim)
+            result = run(PYTHON, SCRIPTS / "prepare_data.py", "--out", self.out, "--name", "t", "--input", text)
+            self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+            self.assertIn(name, result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+            self.assertEqual(victim.read_text(), "precious")
+            for path in self.out.glob("*"):
+                path.unlink()
+        (self.out / "t_train_000000.bin.tmp").write_bytes(b"of a crash")
+        run(PYTHON, SCRIPTS / "prepare_data.py", "--out", self.out, "--name", "t", "--input", text)
+        self.shard(self.out / "t_train_000000.bin")
+
     def test_exact_bytes(self):
         a, b = "a" * 1500 + "é", "b" * 200
         self.prepare("--name", "t", "--input", self.write("a.txt", a), self.write("b.txt", b))
