@@ -34,7 +34,7 @@ EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 FOLDERS = . engine plan store kernels support
 HEADERS = $(wildcard $(FOLDERS:=/*.h))
 CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
-EMU_HEADERS = $(CUDA_HEADERS) test/emu.h test/emu_nccl.h
+EMU_HEADERS = $(CUDA_HEADERS) $(wildcard test/emu*.h)
 TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl build/bench_attention_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
@@ -104,7 +104,7 @@ build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS)
 build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS)
 	@mkdir -p build
 	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
-build/test_emu: test/test_emu.cu test/child.h test/emu.h support/base.h
+build/test_emu: test/test_emu.cu test/child.h test/emu.h test/emu_checks.h test/emu_symbols.h support/base.h
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
 build/bench_%: test/bench_%.c $(HEADERS)
