@@ -145,9 +145,10 @@ struct EmuCopy { // into shared memory: from nowhere is zeros
 struct EmuSite { // where a kernel calls: as a default argument it is the caller's line
     const char *file;
     int line;
+    const void *caller = NULL; // where that is not enough
     EmuSite(const char *f = __builtin_FILE(), int l = __builtin_LINE()) : file(f), line(l) {}
     bool operator==(const EmuSite &other) const {
-        return line == other.line && (file == other.file || !strcmp(file, other.file));
+        return line == other.line && caller == other.caller && (file == other.file || !strcmp(file, other.file));
     }
 };
 struct EmuFiber {
@@ -198,7 +199,7 @@ EMU_APART static void emu_entry() {
 }
 static inline EmuFiber emu_fiber(size_t index) {
     EmuFiber f = {};
-    char *stack = (char *)aligned_alloc(4096, EMU_STACK);
+    char *stack = (char *)aligned_alloc(EMU_STACK, EMU_STACK); // the checks know it by its address
     void **sp = (void **)(stack + EMU_STACK - index % 32 * 448) - 1; // staggered: else all stacks meet in one cache set
     *--sp = (void *)emu_entry;
     for (int r = 0; r < 6; r++) { *--sp = NULL; }
@@ -207,7 +208,11 @@ static inline EmuFiber emu_fiber(size_t index) {
 }
 
 // --- what kernels call ------------------------------------------------------------------------------------------------
-EMU_APART static inline void __syncthreads(EmuSite site = EmuSite()) { emu_wait(EMU_AT_BLOCK, "__syncthreads", ~0u, site); }
+EMU_APART static inline void __syncthreads(EmuSite site = EmuSite()) {
+    if (EMU_CHECKS) { site.caller = __builtin_return_address(0); } // of two calls of a function that has this line
+    emu_wait(EMU_AT_BLOCK, "__syncthreads", ~0u, site);
+}
+EMU_APART static void emu_pause() { emu_wait(EMU_PAUSED, "", 0, EmuSite()); }
 EMU_APART static inline void emu_at_warp(const char *call, unsigned mask, EmuSite site) {
     const EmuFiber *me = emu.current;
     if (!(mask >> me->lane & 1)) {
@@ -321,6 +326,9 @@ EMU_APART static inline void emu_copy(const EmuCopy &c) {
         memset(c.to, 0, c.bytes);
     }
 }
+EMU_APART static inline void emu_back() {
+    emu_check_enter(emu.current->warp * 32 + emu.current->lane, __builtin_frame_address(0));
+}
 EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there, const void *caller,
                                             EmuSite site) {
     if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) {
@@ -329,11 +337,13 @@ EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t b
     const EmuCopy copy = {to, there ? from : NULL, bytes};
     if (there) { emu_check_access(from, bytes, EMU_READ, caller); }
     emu_check_access(to, bytes, EMU_COPY_STARTS, caller);
+    emu_check_leave(); // what follows is the emulation's
     if (emu.order.late_copies || EMU_CHECKS) {
         emu.current->copies.push_back(copy);
     } else {
         emu_copy(copy);
     }
+    emu_back();
 }
 EMU_APART static void copy_async_16(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
     emu_start_copy(to, from, 16, there, __builtin_return_address(0), site);
@@ -342,11 +352,15 @@ EMU_APART static void copy_async_4(void *to, const void *from, bool there, EmuSi
     emu_start_copy(to, from, 4, there, __builtin_return_address(0), site);
 }
 EMU_APART static void copy_async_wait() {
+    emu_check_leave();
     for (const EmuCopy &copy : emu.current->copies) {
+        emu_back();
         emu_check_access(copy.to, copy.bytes, EMU_COPY_ENDS, __builtin_return_address(0));
+        emu_check_leave();
         emu_copy(copy);
     }
     emu.current->copies.clear();
+    emu_back();
 }
 static inline float power_of_2(float x) { return exp2f(x); }
 #define DYNAMIC_SHARED(type, name) type *name = (type *)(void *)emu.dynamic
@@ -409,10 +423,10 @@ static inline void emu_release_groups(EmuFiber *warp) {
     }
     if (!released && alone) { emu_diverged("lanes that a mask names do not come", alone, missing); }
 }
-static inline void emu_run_fiber(EmuFiber *f) {
+EMU_APART static inline void emu_run_fiber(EmuFiber *f) {
     emu.current = f;
     threadIdx = f->thread;
-    emu_check_enter(f);
+    emu_check_enter(f->warp * 32 + f->lane, f->sp);
     emu_switch(&emu.scheduler_sp, f->sp);
     emu_check_leave();
 }
@@ -492,7 +506,7 @@ static inline void emu_run_grid(const void *kernel, dim3 grid, dim3 block, size_
     for (long i = 0; i < blocks; i++) {
         emu.kernel = kernel;
         emu_prepare_block(grid, block, (long)(((__int128)i * which.step + which.first) % blocks), &body, shared, order);
-        emu_check_block(shared);
+        emu_check_block(&blockIdx.x, emu.dynamic);
         emu_run_block(threads);
     }
 }
@@ -546,6 +560,7 @@ static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
     EmuMemory m = {pages, mapped, place};
     *p = mapped + pages - used;
     emu_memory[(char *)*p] = m;
+    emu_check_allocated(*p, bytes, place == EMU_DEVICE);
     emu_counts.device_bytes += place == EMU_PINNED ? 0 : pages;
     if (emu_counts.device_bytes > emu_counts.peak_bytes) { emu_counts.peak_bytes = emu_counts.device_bytes; }
     return cudaSuccess;
@@ -742,6 +757,7 @@ static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's
     cudaDeviceSynchronize();
     emu_counts.device_bytes -= m->second.place == EMU_PINNED ? 0 : m->second.pages;
     munmap(m->second.mapped, m->second.pages + EMU_PAGE);
+    emu_check_freed(p);
     emu_memory.erase(m);
     return cudaSuccess;
 }
@@ -760,14 +776,23 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     if (!memory_to || !memory_from) { emu_not_captured(s); }
     if (!memory_from) {
         std::vector<char> held((const char *)from, (const char *)from + bytes);
-        emu_enqueue(s, [=] { memcpy(to, held.data(), bytes); });
+        emu_enqueue(s, [=] {
+            memcpy(to, held.data(), bytes);
+            emu_check_copied(to, bytes);
+        });
         return cudaSuccess;
     }
-    emu_enqueue(s, [=] { memmove(to, from, bytes); });
+    emu_enqueue(s, [=] {
+        memmove(to, from, bytes);
+        emu_check_copied(to, bytes);
+    });
     return memory_to ? cudaSuccess : cudaStreamSynchronize(s);
 }
 static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
-    emu_enqueue(s, [=] { memset(to, value, bytes); });
+    emu_enqueue(s, [=] {
+        memset(to, value, bytes);
+        emu_check_copied(to, bytes);
+    });
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on the default stream, and not awaited
@@ -805,6 +830,12 @@ template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kern
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
     return bytes <= most ? cudaSuccess : cudaErrorMemoryAllocation;
 }
+template <class... P, size_t... I>
+EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values, std::index_sequence<I...>) {
+    emu_check_begin();
+    kernel(std::get<I>(values)...);
+    emu_check_end();
+}
 template <class... P, class... A> static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... arguments) {
     const unsigned threads = block.x * block.y * block.z;
     if (cudaGetLastError() != cudaSuccess) { emu_fail("a launch is blamed for an earlier call's error"); }
@@ -814,9 +845,10 @@ template <class... P, class... A> static inline void emu_launch(void (*kernel)(P
     if (!fits || !shaped) { emu_fail("a launch with a shape that CUDA refuses"); }
     std::tuple<P...> values(arguments...);
     const EmuOrder order = {emu_draw(2) == 1, emu_draw(2) == 1, emu_draw(~0ull)};
+    emu_check_pause = emu_pause;
     emu_enqueue(s, [=] {
-        emu_check_launch((const void *)kernel, grid, block, shared, &values, sizeof values);
-        emu_run_grid((const void *)kernel, grid, block, shared, order, [&] { std::apply(kernel, values); });
+        emu_check_launch((const void *)kernel, &grid.x, &block.x, shared, &values, sizeof values);
+        emu_run_grid((const void *)kernel, grid, block, shared, order, [&] { emu_call(kernel, values, std::index_sequence_for<P...>()); });
         emu_check_launch_ends();
     });
 }
@@ -989,6 +1021,21 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
         }
     }
 }
+// All that a product touches has to lie in the tensors it is given.
+static inline size_t emu_extent(const EmuLayout &l) {
+    return ((size_t)l.ld * (l.cols - 1) + l.rows) * (l.type == CUDA_R_16BF ? 2 : 4);
+}
+static inline void emu_check_matmul(const EmuMatmulDesc &d, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, const void *C,
+                                    const EmuLayout &Cl, void *D, const EmuLayout &Dl, bool adds) {
+    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows}, aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld}, row = {Dl.type, Dl.cols, 1, (int64_t)Dl.cols};
+    emu_check_library("cublasLtMatmul: matrix A", A, emu_extent(Al), false);
+    emu_check_library("cublasLtMatmul: matrix B", B, emu_extent(Bl), false);
+    if (adds) { emu_check_library("cublasLtMatmul: matrix C", C, emu_extent(Cl), false); }
+    if (d.epilogue & CUBLASLT_EPILOGUE_BIAS) { emu_check_library("cublasLtMatmul: the bias", d.bias, emu_extent(column), false); }
+    if (emu_has_aux(d)) { emu_check_library("cublasLtMatmul: what GELU is of", d.aux, emu_extent(aux), d.epilogue & 32); }
+    if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB) { emu_check_library("cublasLtMatmul: the gradient of the bias", d.bias, emu_extent(row), true); }
+    emu_check_library("cublasLtMatmul: matrix D", D, emu_extent(Dl), true);
+}
 static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *A, cublasLtMatrixLayout_t Al,
                                             const void *B, cublasLtMatrixLayout_t Bl, const void *beta, const void *C, cublasLtMatrixLayout_t Cl, void *D,
                                             cublasLtMatrixLayout_t Dl, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
@@ -1002,7 +1049,14 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
     const EmuMatmulDesc desc = *d;
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;
     const float a = *(const float *)alpha, b = *(const float *)beta;
-    emu_enqueue(stream, [=] { emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld); });
+    emu_enqueue(stream, [=] {
+        if (EMU_CHECKS) {
+            emu_check_matmul(desc, A, la, B, lb, C, lc, D, ld, b != 0.0f);
+            emu_check_library("cublasLtMatmul: the workspace", workspace, workspace_bytes, true);
+            if (workspace_bytes) { memset(workspace, 0xff, workspace_bytes); } // it may hold anything afterwards
+        }
+        emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld);
+    });
     return CUBLAS_STATUS_SUCCESS;
 }
 
