@@ -21,6 +21,7 @@
 #define EMU_H
 
 #include <algorithm>  // min
+#include "emu_checks.h"  // what more is looked at where this is asked for
 #include "emu_symbols.h" // names of kernels
 #include <deque>      // a stream is a queue
 #include <functional> // of closures
@@ -47,7 +48,7 @@
 #define __device__ static inline
 #define __launch_bounds__(...)
 #define UNROLL
-#define __shared__ static thread_local // one block per OS thread at a time; fibers never leave their thread
+#define __shared__ static thread_local EMU_PARTED // one block per OS thread at a time; fibers never leave their thread
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void emu_fail(const char *what, ...) {
     va_list arguments;
@@ -126,8 +127,6 @@ static inline __nv_bfloat16 __float2bfloat16(float x) { // to nearest even; a Na
 }
 
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16(x), __float2bfloat16(y)}; }
-
-#include "emu_checks.h" // what more is looked at where this is asked for
 
 // --- fibers -----------------------------------------------------------------------------------------------------------
 // Saves the six registers that a callee must preserve on this stack, and goes on where the other stack was left.
@@ -212,10 +211,11 @@ EMU_APART static inline void __syncthreads(EmuSite site = EmuSite()) {
     if (EMU_CHECKS) { site.caller = __builtin_return_address(0); } // of two calls of a function that has this line
     emu_wait(EMU_AT_BLOCK, "__syncthreads", ~0u, site);
 }
-EMU_APART static void emu_pause() { emu_wait(EMU_PAUSED, "", 0, EmuSite()); }
+EMU_APART static inline void emu_pause() { emu_wait(EMU_PAUSED, "", 0, EmuSite()); }
 EMU_APART static inline void emu_at_warp(const char *call, unsigned mask, EmuSite site) {
     const EmuFiber *me = emu.current;
     if (!(mask >> me->lane & 1)) {
+        emu_check_leave();
         emu_fail("%s: %s with mask %08x does not name its own lane %u, %s:%d", emu_function_name(emu.kernel).c_str(),
                  call, mask, me->lane, site.file, site.line);
     }
@@ -243,6 +243,7 @@ EMU_APART static inline T emu_shuffle(const char *call, unsigned mask, T v, unsi
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     const EmuSlot *slots = emu_show(v, call, mask, site);
     if (!(mask >> from & 1)) {
+        emu_check_leave();
         emu_fail("%s: %s: lane %u asks lane %u, which the mask %08x does not name, %s:%d",
                  emu_function_name(emu.kernel).c_str(), call, emu.current->lane, from, mask, site.file, site.line);
     }
@@ -267,7 +268,7 @@ EMU_APART static inline unsigned __ballot_sync(unsigned mask, int predicate, Emu
     }
     return bits;
 }
-template <class T> EMU_APART static T atomicAdd(T *p, T v) {
+template <class T> EMU_APART static inline T atomicAdd(T *p, T v) {
     T before;
     emu_check_access(p, sizeof v, EMU_ATOMIC, __builtin_return_address(0));
 #pragma omp critical(emu_atomic)
@@ -302,16 +303,19 @@ struct EmuRow { // of 8 bf16
 };
 EMU_APART static inline const EmuSlot *emu_show_row(const Bf16 *row, const void *caller, EmuSite site) {
     emu_check_access(row, 16, EMU_READ, caller);
-    if ((uintptr_t)row % 16) { emu_fail("ldmatrix: a row that is not aligned to 16 bytes, %s:%d", site.file, site.line); }
+    if ((uintptr_t)row % 16) {
+        emu_check_leave();
+        emu_fail("ldmatrix: a row that is not aligned to 16 bytes, %s:%d", site.file, site.line);
+    }
     // read now: what other lanes wrote without a barrier may not be there
     return emu_show(*(const EmuRow *)(const void *)row, "ldmatrix", ~0u, site);
 }
-EMU_APART static void load_matrices(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
+EMU_APART static inline void load_matrices(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane;
     const EmuSlot *shown = emu_show_row(row, __builtin_return_address(0), site);
     for (unsigned i = 0; i < 4; i++) { memcpy(&m[i], &shown[8 * i + lane / 4][lane % 4 * 4], 4); }
 }
-EMU_APART static void load_matrices_transposed(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
+EMU_APART static inline void load_matrices_transposed(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane, first = lane % 4 * 2;
     const EmuSlot *shown = emu_show_row(row, __builtin_return_address(0), site);
     for (unsigned i = 0; i < 4; i++) {
@@ -332,6 +336,7 @@ EMU_APART static inline void emu_back() {
 EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there, const void *caller,
                                             EmuSite site) {
     if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) {
+        emu_check_leave();
         emu_fail("cp.async: an address that is not aligned, %s:%d", site.file, site.line);
     }
     const EmuCopy copy = {to, there ? from : NULL, bytes};
@@ -345,13 +350,13 @@ EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t b
     }
     emu_back();
 }
-EMU_APART static void copy_async_16(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
+EMU_APART static inline void copy_async_16(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
     emu_start_copy(to, from, 16, there, __builtin_return_address(0), site);
 }
-EMU_APART static void copy_async_4(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
+EMU_APART static inline void copy_async_4(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
     emu_start_copy(to, from, 4, there, __builtin_return_address(0), site);
 }
-EMU_APART static void copy_async_wait() {
+EMU_APART static inline void copy_async_wait() {
     emu_check_leave();
     for (const EmuCopy &copy : emu.current->copies) {
         emu_back();

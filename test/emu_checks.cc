@@ -127,16 +127,14 @@ static struct {
 } run;
 static Path paths[MOST_THREADS];
 static Cell *shared_cells, *static_cells; // of dynamic and of static shared memory
-static std::vector<int> static_symbol;    // which array each byte of a thread belongs to; -1: none
+enum { NO_ARRAY = -1, OF_EMULATION = -2 };
+static std::vector<int> static_symbol;    // which array each byte of a thread belongs to, or:
 static std::map<const void *, Counter> counters;
 static Counter *counter; // of the kernel that runs; NULL: nothing is counted
 static std::vector<Traced> traces[32];
 
 static uintptr_t program_begin() { return emu_symbols()->loaded_at; }
-static const char *sectors_file() {
-    static const char *file = getenv("EMU_SECTORS");
-    return file;
-}
+static const char *sectors_file() { return getenv("EMU_SECTORS"); }
 
 // --- messages ------------------------------------------------------------------------------------
 static std::string source_line(uint32_t pc) { // file:line
@@ -289,7 +287,14 @@ static void in_dynamic(uintptr_t at, size_t bytes, EmuAccess kind, uint32_t pc) 
 static void in_thread(uintptr_t at, size_t bytes, EmuAccess kind, uint32_t pc) {
     const size_t offset = at - run.of_thread.from;
     const int symbol = static_symbol[offset];
-    if (symbol == -1) { return; } // the emulation's own
+    if (symbol == OF_EMULATION) { return; }
+    if (symbol == NO_ARRAY) {
+        size_t before = offset;
+        while (before && static_symbol[before] == NO_ARRAY) { before--; }
+        target = {at, bytes, NULL, {}, static_symbol[before], 0};
+        blame(pc, "%s %s, behind its end", verb(kind != EMU_READ),
+              target.symbol >= 0 ? name_target().c_str() : "what is no array");
+    }
     target = {at, bytes, NULL, {}, symbol, run.block_began};
     const EmuSymbol &s = emu_symbols()->of_threads[(size_t)symbol];
     if (at - run.of_thread.from + bytes > s.from + s.bytes) {
@@ -415,11 +420,11 @@ static void prepare_shared() { // arrays in shared memory are the variables of t
     if (shared_cells) { return; }
     shared_cells = zeros<Cell>(granules(DYNAMIC_MOST));
     static_cells = zeros<Cell>(granules(run.of_thread.to - run.of_thread.from));
-    static_symbol.assign(run.of_thread.to - run.of_thread.from, -1);
+    static_symbol.assign(run.of_thread.to - run.of_thread.from, NO_ARRAY);
     const std::vector<EmuSymbol> &all = emu_symbols()->of_threads;
     for (size_t i = 0; i < all.size(); i++) {
-        if (all[i].name.compare(0, 3, "_ZZ")) { continue; }
-        for (size_t b = 0; b < all[i].bytes; b++) { static_symbol[all[i].from + b] = (int)i; }
+        const int is = all[i].name.compare(0, 3, "_ZZ") ? OF_EMULATION : (int)i;
+        for (size_t b = 0; b < all[i].bytes; b++) { static_symbol[all[i].from + b] = is; }
     }
 }
 static void next_interval() {

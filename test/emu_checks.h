@@ -17,6 +17,7 @@ enum EmuAccess { EMU_READ, EMU_WRITE, EMU_ATOMIC, EMU_COPY_STARTS, EMU_COPY_ENDS
 #ifdef EMU_CHECKED
 enum { EMU_CHECKS = 1 };
 #define EMU_APART __attribute__((no_sanitize("thread"), noinline))
+#define EMU_PARTED __attribute__((aligned(4096))) // arrays in shared memory: what is between belongs to none
 
 // --- a kernel that runs: its grid, a block, a thread ---------------------------------------------
 // `arguments`: where the kernel's are. It may touch what one of them points into, and nothing else.
@@ -49,6 +50,7 @@ size_t emu_check_placed(const void *p, size_t bytes);
 #else
 enum { EMU_CHECKS = 0 };
 #define EMU_APART
+#define EMU_PARTED
 static void (*emu_check_pause)();
 static inline void emu_check_launch(const void *, const unsigned *, const unsigned *, size_t,
                                     const void *, size_t) {}
