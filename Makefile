@@ -35,7 +35,7 @@ FOLDERS = . engine plan store kernels support
 HEADERS = $(wildcard $(FOLDERS:=/*.h))
 CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
 EMU_HEADERS = $(CUDA_HEADERS) $(wildcard test/emu*.h)
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl build/bench_attention_emu
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_ops_checked build/test_emu build/test_emu_checks build/train_gpt_checked build/test_comm_nccl build/bench_attention_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
 .PHONY: all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
@@ -107,6 +107,24 @@ build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS)
 build/test_emu: test/test_emu.cu test/child.h test/emu.h test/emu_checks.h test/emu_symbols.h support/base.h
 	@mkdir -p build
 	g++ $(EMUFLAGS) $< -o $@ -lcmocka
+# The same with each access of a kernel checked: the compiler calls the functions of emu_checks.cc, which take the place of the sanitizer's.
+CHECKED = -DEMU_CHECKED -fsanitize=thread -fno-tree-sra -g1
+build/emu_checks.o: test/emu_checks.cc test/emu_checks.h test/emu_symbols.h
+	@mkdir -p build
+	g++ -std=c++17 -O2 -g1 $(WARN) -I. -c $< -o $@
+build/emu_names.h: ops.h
+	@mkdir -p build
+	sed -n '/^\/\/ --- embedding/,$$s/^static [a-z0-9_]* \(ops_[a-z_]*\)(Stream \*s, .*/\1/p' ops.h | grep -v _host | \
+	sed 's/.*/#define &(s, ...) (emu_operation(s), &(s, __VA_ARGS__))/' > $@
+build/test_ops_checked: test/test_ops.cu test/test_ops.c build/emu_checks.o build/emu_names.h $(EMU_HEADERS)
+	g++ $(EMUFLAGS) $(CHECKED) -c $< -o build/checked_$(@F).o
+	g++ -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@ -lcmocka
+build/test_emu_checks: test/test_emu_checks.cu test/child.h build/emu_checks.o $(EMU_HEADERS)
+	g++ $(EMUFLAGS) $(CHECKED) -c $< -o build/checked_$(@F).o
+	g++ -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@ -lcmocka
+build/train_gpt_checked: test/train_gpt_checked.cu train_gpt.cu train_gpt.c build/emu_checks.o build/emu_names.h $(EMU_HEADERS)
+	OMPI_CXX=g++ mpicxx $(EMUFLAGS) $(CHECKED) -c $< -o build/checked_$(@F).o
+	OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@
 build/bench_%: test/bench_%.c $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ $(LIBS)

@@ -1049,6 +1049,7 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
     for (int i = 0; i < 6; i++) {
         if ((uintptr_t)pointers[i] % algo->alignment[i]) { emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised"); }
     }
+    if (!workspace && workspace_bytes) { emu_fail("cublasLtMatmul: NULL for a workspace of %zu bytes", workspace_bytes); }
     if (emu_has_aux(*d) && (!d->aux || (uintptr_t)d->aux % 16)) { return CUBLAS_STATUS_INVALID_VALUE; }
     if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || workspace_bytes < algo->workspace || (uintptr_t)workspace % 16) { return CUBLAS_STATUS_INVALID_VALUE; }
     const EmuMatmulDesc desc = *d;

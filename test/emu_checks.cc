@@ -440,6 +440,14 @@ static void allow(uintptr_t p) {
     }
     if (r.to > r.from) { run.allowed.push_back({r, m}); }
 }
+// Handlers of signals would run on the stack of a kernel's thread, as if they were a part of it.
+static void hold_signals(bool hold) {
+    sigset_t all;
+    sigfillset(&all);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGABRT);
+    sigprocmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &all, NULL);
+}
 void emu_check_launch(const void *kernel, const unsigned *grid, const unsigned *block,
                       size_t shared_bytes, const void *arguments, size_t argument_bytes) {
     dl_iterate_phdr(note_block_of_thread, NULL);
@@ -448,6 +456,7 @@ void emu_check_launch(const void *kernel, const unsigned *grid, const unsigned *
     memcpy(run.grid, grid, sizeof run.grid);
     memcpy(run.block, block, sizeof run.block);
     run.shared_bytes = shared_bytes;
+    hold_signals(true);
     run.launch++;
     run.arguments = {(uintptr_t)arguments, (uintptr_t)arguments + argument_bytes};
     next_interval();
@@ -468,6 +477,7 @@ void emu_check_launch(const void *kernel, const unsigned *grid, const unsigned *
 void emu_check_launch_ends() {
     next_interval();
     counter = NULL;
+    hold_signals(false);
 }
 void emu_check_block(const unsigned *index, const char *shared) {
     memcpy(run.index, index, sizeof run.index);
