@@ -20,15 +20,15 @@
 #ifndef EMU_H
 #define EMU_H
 
-#include <algorithm>  // min
+#include <algorithm>     // min
 #include "emu_checks.h"  // what more is looked at where this is asked for
 #include "emu_symbols.h" // names of kernels
-#include <deque>      // a stream is a queue
-#include <functional> // of closures
-#include <map>        // allocations by address
-#include <math.h>     // kernels use expf, sqrtf, ...
-#include <sched.h>    // sched_yield
-#include <signal.h>   // a host dereference is a fault
+#include <deque>         // a stream is a queue
+#include <functional>    // of closures
+#include <map>           // allocations by address
+#include <math.h>        // kernels use expf, sqrtf, ...
+#include <sched.h>       // sched_yield
+#include <signal.h>      // a host dereference is a fault
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void emu_fail(cons
 // --- the seed ---------------------------------------------------------------------------------------------------------
 static inline uint64_t emu_seed_from_environment() { return getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), NULL, 10) : 1; }
 static uint64_t emu_state = emu_seed_from_environment();
-static struct EmuStream *emu_laggard; // lags behind the other streams; NULL: none does
+static struct EmuStream *emu_laggard;        // lags behind the other streams; NULL: none does
 static inline void emu_seed(uint64_t seed) { // what is drawn follows from it alone
     emu_state = seed;
     emu_laggard = NULL;
@@ -146,9 +146,7 @@ struct EmuSite { // where a kernel calls: as a default argument it is the caller
     int line;
     const void *caller = NULL; // where that is not enough
     EmuSite(const char *f = __builtin_FILE(), int l = __builtin_LINE()) : file(f), line(l) {}
-    bool operator==(const EmuSite &other) const {
-        return line == other.line && caller == other.caller && (file == other.file || !strcmp(file, other.file));
-    }
+    bool operator==(const EmuSite &other) const { return line == other.line && caller == other.caller && (file == other.file || !strcmp(file, other.file)); }
 };
 struct EmuFiber {
     void *sp;
@@ -198,7 +196,7 @@ EMU_APART static void emu_entry() {
 }
 static inline EmuFiber emu_fiber(size_t index) {
     EmuFiber f = {};
-    char *stack = (char *)aligned_alloc(EMU_STACK, EMU_STACK); // the checks know it by its address
+    char *stack = (char *)aligned_alloc(EMU_STACK, EMU_STACK);       // the checks know it by its address
     void **sp = (void **)(stack + EMU_STACK - index % 32 * 448) - 1; // staggered: else all stacks meet in one cache set
     *--sp = (void *)emu_entry;
     for (int r = 0; r < 6; r++) { *--sp = NULL; }
@@ -216,17 +214,14 @@ EMU_APART static inline void emu_at_warp(const char *call, unsigned mask, EmuSit
     const EmuFiber *me = emu.current;
     if (!(mask >> me->lane & 1)) {
         emu_check_leave();
-        emu_fail("%s: %s with mask %08x does not name its own lane %u, %s:%d", emu_function_name(emu.kernel).c_str(),
-                 call, mask, me->lane, site.file, site.line);
+        emu_fail("%s: %s with mask %08x does not name its own lane %u, %s:%d", emu_function_name(emu.kernel).c_str(), call, mask, me->lane, site.file,
+                 site.line);
     }
     emu_wait(EMU_AT_WARP, call, mask, site);
 }
-EMU_APART static inline void __syncwarp(unsigned mask = ~0u, EmuSite site = EmuSite()) {
-    emu_at_warp(emu_syncwarp, mask, site);
-}
+EMU_APART static inline void __syncwarp(unsigned mask = ~0u, EmuSite site = EmuSite()) { emu_at_warp(emu_syncwarp, mask, site); }
 // Shows a value to the lanes of the mask; returns what all of them show.
-template <class T>
-EMU_APART static inline const EmuSlot *emu_show(const T &v, const char *call, unsigned mask, EmuSite site) {
+template <class T> EMU_APART static inline const EmuSlot *emu_show(const T &v, const char *call, unsigned mask, EmuSite site) {
     static_assert(sizeof(T) <= EMU_SHOWN, "too much to show");
     EmuFiber *me = emu.current;
     memcpy(emu.slot[me->warp][me->shuffles & 1][me->lane], &v, sizeof v);
@@ -238,14 +233,13 @@ template <class T> EMU_APART static inline T emu_shown(const EmuSlot *slots, uns
     memcpy(&result, slots[by], sizeof result);
     return result;
 }
-template <class T>
-EMU_APART static inline T emu_shuffle(const char *call, unsigned mask, T v, unsigned from, EmuSite site) {
+template <class T> EMU_APART static inline T emu_shuffle(const char *call, unsigned mask, T v, unsigned from, EmuSite site) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     const EmuSlot *slots = emu_show(v, call, mask, site);
     if (!(mask >> from & 1)) {
         emu_check_leave();
-        emu_fail("%s: %s: lane %u asks lane %u, which the mask %08x does not name, %s:%d",
-                 emu_function_name(emu.kernel).c_str(), call, emu.current->lane, from, mask, site.file, site.line);
+        emu_fail("%s: %s: lane %u asks lane %u, which the mask %08x does not name, %s:%d", emu_function_name(emu.kernel).c_str(), call, emu.current->lane, from,
+                 mask, site.file, site.line);
     }
     return emu_shown<T>(slots, from);
 }
@@ -255,8 +249,7 @@ template <class T> EMU_APART static inline T __shfl_sync(unsigned mask, T v, int
 template <class T> EMU_APART static inline T __shfl_xor_sync(unsigned mask, T v, int by, EmuSite site = EmuSite()) {
     return emu_shuffle("__shfl_xor_sync", mask, v, (emu.current->lane ^ (unsigned)by) % 32, site);
 }
-template <class T>
-EMU_APART static inline T __shfl_down_sync(unsigned mask, T v, unsigned by, EmuSite site = EmuSite()) {
+template <class T> EMU_APART static inline T __shfl_down_sync(unsigned mask, T v, unsigned by, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane;
     return emu_shuffle("__shfl_down_sync", mask, v, lane + by > 31 ? lane : lane + by, site);
 }
@@ -286,8 +279,7 @@ struct EmuWords {
 };
 EMU_APART static inline float emu_low(uint32_t pair) { return __bfloat162float({(uint16_t)pair}); }
 EMU_APART static inline float emu_high(uint32_t pair) { return __bfloat162float({(uint16_t)(pair >> 16)}); }
-EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower,
-                                      EmuSite site = EmuSite()) {
+EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane, row = lane / 4, column = lane % 4 * 2;
     const EmuSlot *shown = emu_show(EmuWords{{a[0], a[1], a[2], a[3], b_upper, b_lower}}, "mma.sync", ~0u, site);
     for (unsigned i = 0; i < 8; i++) { // two of the 16 terms: in half i / 4, of lane i % 4 of each four
@@ -330,11 +322,8 @@ EMU_APART static inline void emu_copy(const EmuCopy &c) {
         memset(c.to, 0, c.bytes);
     }
 }
-EMU_APART static inline void emu_back() {
-    emu_check_enter(emu.current->warp * 32 + emu.current->lane, __builtin_frame_address(0));
-}
-EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there, const void *caller,
-                                            EmuSite site) {
+EMU_APART static inline void emu_back() { emu_check_enter(emu.current->warp * 32 + emu.current->lane, __builtin_frame_address(0)); }
+EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there, const void *caller, EmuSite site) {
     if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) {
         emu_check_leave();
         emu_fail("cp.async: an address that is not aligned, %s:%d", site.file, site.line);
@@ -376,14 +365,14 @@ static inline std::string emu_about(const EmuFiber *f) { // where a thread is
     if (f->state == EMU_DONE) {
         snprintf(text, sizeof text, "thread (%u,%u,%u) has left", f->thread.x, f->thread.y, f->thread.z);
     } else {
-        snprintf(text, sizeof text, "thread (%u,%u,%u) is at %s, mask %08x, %s:%d", f->thread.x, f->thread.y, f->thread.z,
-                 f->call, f->mask, f->site.file, f->site.line);
+        snprintf(text, sizeof text, "thread (%u,%u,%u) is at %s, mask %08x, %s:%d", f->thread.x, f->thread.y, f->thread.z, f->call, f->mask, f->site.file,
+                 f->site.line);
     }
     return text;
 }
 __attribute__((noreturn)) static inline void emu_diverged(const char *what, const EmuFiber *a, const EmuFiber *b) {
-    emu_fail("divergent barrier in %s, block (%u,%u,%u): %s: %s; %s", emu_function_name(emu.kernel).c_str(), blockIdx.x,
-             blockIdx.y, blockIdx.z, what, emu_about(a).c_str(), emu_about(b).c_str());
+    emu_fail("divergent barrier in %s, block (%u,%u,%u): %s: %s; %s", emu_function_name(emu.kernel).c_str(), blockIdx.x, blockIdx.y, blockIdx.z, what,
+             emu_about(a).c_str(), emu_about(b).c_str());
 }
 static inline bool emu_same_call(const EmuFiber *a, const EmuFiber *b) {
     return a->state == b->state && a->call == b->call && a->mask == b->mask && a->site == b->site && a->path == b->path;
@@ -835,8 +824,7 @@ template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kern
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
     return bytes <= most ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-template <class... P, size_t... I>
-EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values, std::index_sequence<I...>) {
+template <class... P, size_t... I> EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values, std::index_sequence<I...>) {
     emu_check_begin();
     kernel(std::get<I>(values)...);
     emu_check_end();
@@ -1027,12 +1015,11 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
     }
 }
 // All that a product touches has to lie in the tensors it is given.
-static inline size_t emu_extent(const EmuLayout &l) {
-    return ((size_t)l.ld * (l.cols - 1) + l.rows) * (l.type == CUDA_R_16BF ? 2 : 4);
-}
+static inline size_t emu_extent(const EmuLayout &l) { return ((size_t)l.ld * (l.cols - 1) + l.rows) * (l.type == CUDA_R_16BF ? 2 : 4); }
 static inline void emu_check_matmul(const EmuMatmulDesc &d, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, const void *C,
                                     const EmuLayout &Cl, void *D, const EmuLayout &Dl, bool adds) {
-    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows}, aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld}, row = {Dl.type, Dl.cols, 1, (int64_t)Dl.cols};
+    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows}, aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld},
+                    row = {Dl.type, Dl.cols, 1, (int64_t)Dl.cols};
     emu_check_library("cublasLtMatmul: matrix A", A, emu_extent(Al), false);
     emu_check_library("cublasLtMatmul: matrix B", B, emu_extent(Bl), false);
     if (adds) { emu_check_library("cublasLtMatmul: matrix C", C, emu_extent(Cl), false); }

@@ -632,6 +632,7 @@ void emu_check_turn() {
 static struct Report {
     ~Report() {
         FILE *f = sectors_file() ? fopen(sectors_file(), "a") : NULL; // ranks share it
+        if (f) { setvbuf(f, NULL, _IOLBF, 1 << 16); } // whole lines, whoever else writes
         for (const auto &k : counters) {
             const Counter &c = k.second;
             if (!f) { return; }

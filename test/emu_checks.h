@@ -21,17 +21,16 @@ enum { EMU_CHECKS = 1 };
 
 // --- a kernel that runs: its grid, a block, a thread ---------------------------------------------
 // `arguments`: where the kernel's are. It may touch what one of them points into, and nothing else.
-void emu_check_launch(const void *kernel, const unsigned *grid, const unsigned *block,
-                      size_t shared_bytes, const void *arguments, size_t argument_bytes);
+void emu_check_launch(const void *kernel, const unsigned *grid, const unsigned *block, size_t shared_bytes, const void *arguments, size_t argument_bytes);
 void emu_check_launch_ends();
 void emu_check_block(const unsigned *index, const char *shared);
 void emu_check_block_barrier();
-void emu_check_warp_barrier(unsigned warp); // __syncwarp of all its lanes: shuffles order nothing
+void emu_check_warp_barrier(unsigned warp);               // __syncwarp of all its lanes: shuffles order nothing
 void emu_check_enter(unsigned thread, const void *stack); // this one runs until it waits ...
 void emu_check_leave();
-void emu_check_begin(); // ... and is in its kernel from here
-void emu_check_end();   // to here
-void emu_check_turn(); // all lanes of a warp that could run have run
+void emu_check_begin();           // ... and is in its kernel from here
+void emu_check_end();             // to here
+void emu_check_turn();            // all lanes of a warp that could run have run
 extern void (*emu_check_pause)(); // lets the other lanes run, and returns
 void emu_check_access(const void *p, size_t bytes, EmuAccess kind, const void *caller);
 uint64_t emu_check_path(); // of function calls from the kernel to here
@@ -52,8 +51,7 @@ enum { EMU_CHECKS = 0 };
 #define EMU_APART
 #define EMU_PARTED
 static void (*emu_check_pause)();
-static inline void emu_check_launch(const void *, const unsigned *, const unsigned *, size_t,
-                                    const void *, size_t) {}
+static inline void emu_check_launch(const void *, const unsigned *, const unsigned *, size_t, const void *, size_t) {}
 static inline void emu_check_launch_ends() {}
 static inline void emu_check_block(const unsigned *, const char *) {}
 static inline void emu_check_block_barrier() {}

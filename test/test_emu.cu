@@ -494,10 +494,10 @@ static void test_products(void **) {
 
 int main() {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_barriers),    cmocka_unit_test(test_warps),    cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_queries),     cmocka_unit_test(test_memory),   cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_page_locked), cmocka_unit_test(test_graphs),   cmocka_unit_test(test_refused_in_captures),
-        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products), cmocka_unit_test(test_tensor_cores),
+        cmocka_unit_test(test_barriers),    cmocka_unit_test(test_warps),          cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_queries),     cmocka_unit_test(test_memory),         cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_page_locked), cmocka_unit_test(test_graphs),         cmocka_unit_test(test_refused_in_captures),
+        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products),       cmocka_unit_test(test_tensor_cores),
         cmocka_unit_test(test_masks),       cmocka_unit_test(test_block_barriers),
     };
     return cmocka_run_group_tests_name("emu", tests, NULL, NULL);

@@ -212,11 +212,15 @@ typedef struct {
     const char *said[3]; // with the fault
 } Plant;
 static const Plant plants[] = {
-    {do_shared_race<true>, do_shared_race<false>, {"shared_race_kernel<false>, block (", "race: writes 4 bytes|race: reads 4 bytes", "shared_race_kernel<false>::part"}},
+    {do_shared_race<true>,
+     do_shared_race<false>,
+     {"shared_race_kernel<false>, block (", "race: writes 4 bytes|race: reads 4 bytes", "shared_race_kernel<false>::part"}},
     {do_warp_race<true>, do_warp_race<false>, {"warp_race_kernel<false>", "race: reads 4 bytes", "of the dynamic shared memory"}},
     {do_block_race<true>, do_block_race<false>, {"block_race_kernel<false>", "race: ", "of block ("}},
     {do_copy<true>, do_copy<false>, {"copy_kernel<false>", "asynchronous copy", "was not waited for"}},
-    {do_shift<0>, do_shift<1>, {"shift_kernel<1>, block (1,0,0), thread (127,0,0)", "writes 4 bytes that end 4 bytes behind a tensor of 1024", "test_emu_checks.cu:"}},
+    {do_shift<0>,
+     do_shift<1>,
+     {"shift_kernel<1>, block (1,0,0), thread (127,0,0)", "writes 4 bytes that end 4 bytes behind a tensor of 1024", "test_emu_checks.cu:"}},
     {do_shift<0>, do_jump, {"jump_kernel", "device memory that no argument points into|behind a tensor", ""}},
     {do_static_bound<1>, do_static_bound<2>, {"static_bound_kernel<2>", "writes 4 bytes at byte 512", "behind its end"}},
     {do_dynamic_bound<THREADS>, do_dynamic_bound<THREADS - 1>, {"dynamic_bound_kernel<127>", "at byte 508 of the dynamic shared memory", "asked for 508"}},
