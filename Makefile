@@ -39,8 +39,8 @@ EMUFLAGS = -x c++ -std=c++17 -O1 -march=native -fopenmp $(WARN) -I.
 FOLDERS = . engine plan store kernels support
 HEADERS = $(wildcard $(FOLDERS:=/*.h))
 CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
-EMU_HEADERS = $(CUDA_HEADERS) test/emu.h test/emu_nccl.h
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_emu build/test_comm_nccl build/bench_attention_emu
+EMU_HEADERS = $(CUDA_HEADERS) $(wildcard test/emu*.h)
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_ops_checked build/test_emu build/test_emu_checks build/train_gpt_checked build/test_comm_nccl build/bench_attention_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
 .PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
@@ -55,11 +55,13 @@ cpp       = OMPI_CXX=g++ mpicxx -x c++ -std=c++17 -O1 -march=native -fopenmp $(W
 sanitized = $(CC) -std=gnu11 -O0 -g -march=native -fopenmp $(WARN) -fsanitize=address,undefined -fno-sanitize-recover=all -I. $< -o $@ $(LIBS)
 shared    = $(CC) -O1 -shared -fPIC $(WARN) $< -o $@
 emu       = OMPI_CXX=g++ mpicxx $(EMUFLAGS) $< -o $@
+checked   = $(emu_object) && OMPI_CXX=g++ mpicxx -fopenmp build/checked_$(@F).o build/emu_checks.o -o $@
+emu_object = OMPI_CXX=g++ mpicxx $(EMUFLAGS) -DEMU_CHECKED -fsanitize=thread -fno-tree-sra -g1 -c $< -o build/checked_$(@F).o
 cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-$(patsubst %,build/flags-%,c cpp sanitized shared emu cuda gpu gpu_production cudnn): build/flags-%: FORCE
+$(patsubst %,build/flags-%,c cpp sanitized shared emu checked cuda gpu gpu_production cudnn): build/flags-%: FORCE
 	+@mkdir -p build; line='$(subst ','\'',$($*))'; [ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
 FORCE:
 
@@ -118,8 +120,23 @@ build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS) build/flags-em
 	$(emu)
 build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS) build/flags-emu
 	$(emu)
-build/test_emu: test/test_emu.cu test/child.h test/emu.h support/base.h build/flags-emu
+build/test_emu: test/test_emu.cu test/child.h test/emu.h test/emu_checks.h test/emu_symbols.h support/base.h build/flags-emu
 	$(emu) -lcmocka
+# The same with each access of a kernel checked: the compiler calls the functions of emu_checks.cc, which take the place of the
+# sanitizer's.
+build/emu_checks.o: test/emu_checks.cc test/emu_checks.h test/emu_symbols.h
+	@mkdir -p build
+	g++ -std=c++17 -O2 -g1 $(WARN) -I. -c $< -o $@
+build/emu_names.h: ops.h
+	@mkdir -p build
+	sed -n '/^\/\/ --- embedding/,$$s/^static [a-z0-9_]* \(ops_[a-z_]*\)(Stream \*s, .*/\1/p' ops.h | grep -v _host | \
+	sed 's/.*/#define &(s, ...) (emu_operation(s), &(s, __VA_ARGS__))/' > $@
+build/test_ops_checked: test/test_ops.cu test/test_ops.c build/emu_checks.o build/emu_names.h $(EMU_HEADERS) build/flags-checked
+	$(checked) -lcmocka
+build/test_emu_checks: test/test_emu_checks.cu test/child.h build/emu_checks.o $(EMU_HEADERS) build/flags-checked
+	$(checked) -lcmocka
+build/train_gpt_checked: test/train_gpt_checked.cu train_gpt.cu train_gpt.c build/emu_checks.o build/emu_names.h $(EMU_HEADERS) build/flags-checked
+	$(checked)
 build/bench_%: test/bench_%.c $(HEADERS) build/flags-c
 	$(c)
 # The same program as C++17, as the GPU build compiles it; and with the sanitizers, for the tests of bad input: they compute little, and -O1

@@ -305,9 +305,12 @@ typedef struct {
     char *base;
     size_t used;
 } Arena;
+#ifndef PLACED_APART // bytes between two: the emulation of a GPU watches that nobody touches them
+#define PLACED_APART(p, bytes) 0
+#endif
 static inline void *arena_take(Arena *a, size_t bytes) {
     void *p = a->base ? a->base + a->used : NULL;
-    a->used += (bytes + 63) / 64 * 64;
+    a->used += (bytes + 63) / 64 * 64 + PLACED_APART(p, bytes);
     return p;
 }
 static inline Real *arena_reals(Arena *a, int64_t n) { return (Real *)arena_take(a, (size_t)n * ops_real_bytes()); }

@@ -34,22 +34,30 @@ typedef struct {
     UnitTimes units;
 } Rates;
 
-static inline double measure_products(const Stream *of, int64_t N) { // of matrices (N, N)
+// Before a run has its workspace: the same stream with one that is enough for plain products. The caller gives it back.
+static inline Stream stream_for_products(const Stream *s) {
+    const OpsShape least = {1, 1, 1, 1, 1, 1, 0};
+    Stream with = *s;
+    with.workspace_bytes = ops_workspace_bytes(least, s->threads);
+    with.workspace = ops_alloc(with.workspace_bytes);
+    if (!with.workspace) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", with.workspace_bytes); }
+    return with;
+}
+static inline double measure_products(Stream *s, int64_t N) { // of matrices (N, N)
+    Stream products = stream_for_products(s);
     size_t bytes = (size_t)(N * N) * ops_real_bytes();
     Real *a = (Real *)ops_alloc(bytes), *b = (Real *)ops_alloc(bytes), *c = (Real *)ops_alloc(bytes);
-    const OpsShape shape = {1, 1, 1, 1, 1, 1, 0}; // a library takes its own part of the workspace, whatever the shape
-    Stream mine = *of, *s = &mine;
-    mine.workspace_bytes = ops_workspace_bytes(shape, of->threads), mine.workspace = ops_alloc(mine.workspace_bytes);
-    if (!a || !b || !c || !mine.workspace) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    if (!a || !b || !c) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
     double best = 0, start = seconds_now();
     for (int unbeaten = 0; unbeaten < 4 && seconds_now() - start < 0.5; unbeaten++) { // a busy machine takes longer to show its best
         double t = seconds_now();
-        ops_matmul_forward(s, c, NULL, a, b, NULL, N, N, N);
-        ops_wait(s);
+        ops_matmul_forward(&products, c, NULL, a, b, NULL, N, N, N);
+        ops_wait(&products);
         double rate = 2.0 * (double)(N * N * N) / (seconds_now() - t);
         if (rate > best) { best = rate, unbeaten = 0; }
     }
-    ops_free(a), ops_free(b), ops_free(c), ops_free(mine.workspace);
+    ops_free(a), ops_free(b), ops_free(c);
+    ops_free(products.workspace);
     return best;
 }
 static inline double measure_flops(Stream *s) { // by products that take a few milliseconds: large ones where the device is fast
@@ -104,6 +112,7 @@ static inline double measure_lost(const TimedSum *sum, double alone_s, double fl
     const int64_t products = (int64_t)ceil(fmin(2 * alone_s, most_s) / product_s);
     Real *matrix = (Real *)ops_alloc(3 * SIDE * SIDE * ops_real_bytes());
     double best[2] = {INFINITY, INFINITY};
+    Stream with = stream_for_products(sum->stream);
     if (!matrix) { die(EXIT_RESOURCES, NULL, "cannot allocate matrices of %d x %d", SIDE, SIDE); }
     ops_zero(sum->stream, matrix, 3 * SIDE * SIDE * ops_real_bytes());
     for (int i = 0; i < 2 * PAIRS; i++) {
@@ -112,13 +121,14 @@ static inline double measure_lost(const TimedSum *sum, double alone_s, double fl
         double start = seconds_now();
         CommHandle handle = beside ? sum_start(sum) : 0;
         for (int64_t k = 0; k < products; k++) {
-            ops_matmul_forward(sum->stream, matrix, NULL, real_at(matrix, SIDE * SIDE), real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
+            ops_matmul_forward(&with, matrix, NULL, real_at(matrix, SIDE * SIDE), real_at(matrix, 2 * SIDE * SIDE), NULL, SIDE, SIDE, SIDE);
         }
         ops_wait(sum->stream);
         best[beside] = fmin(best[beside], seconds_now() - start);
         if (beside) { comm_wait(sum->comm, handle); }
     }
     ops_free(matrix);
+    ops_free(with.workspace);
     return fmin(1, fmax(0, best[1] - best[0]) / fmin(alone_s, best[1])); // the sum may take longer than all products
 }
 // Messages of a link, by sums over a group that goes over it: short ones show the latency of their two phases, longer ones the rate.

@@ -22,12 +22,15 @@
 
 #include "support/base.h" // random numbers
 #include <algorithm>      // min
+#include "emu_checks.h"   // what more is looked at where this is asked for
+#include "emu_symbols.h"  // names of kernels
 #include <deque>          // a stream is a queue
 #include <functional>     // of closures
 #include <map>            // allocations by address
 #include <math.h>         // kernels use expf, sqrtf, ...
 #include <sched.h>        // sched_yield
 #include <signal.h>       // a host dereference is a fault
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,10 +49,14 @@
 #define __device__ static inline
 #define __launch_bounds__(...)
 #define UNROLL
-#define __shared__ static thread_local // one block per OS thread at a time; fibers never leave their thread
+#define __shared__ static thread_local EMU_PARTED // one block per OS thread at a time; fibers never leave their thread
 
-__attribute__((noreturn)) static inline void emu_fail(const char *what) {
-    fprintf(stderr, "emu: %s\n", what);
+__attribute__((noreturn, format(printf, 1, 2))) static inline void emu_fail(const char *what, ...) {
+    va_list arguments;
+    va_start(arguments, what);
+    fprintf(stderr, "emu: ");
+    vfprintf(stderr, what, arguments);
+    fprintf(stderr, "\n");
     fflush(stderr);
     signal(SIGABRT, SIG_DFL); // a test's framework would go on
     abort();
@@ -58,13 +65,18 @@ __attribute__((noreturn)) static inline void emu_fail(const char *what) {
 // --- the seed ---------------------------------------------------------------------------------------------------------
 static inline uint64_t emu_seed_from_environment() { return getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), NULL, 10) : 1; }
 static uint64_t emu_state = emu_seed_from_environment();
-static inline void emu_seed(uint64_t seed) { emu_state = seed; }
-static inline uint64_t emu_draw(uint64_t n) { // 0 .. n - 1; Steele et al.'s splitmix64. The host thread calls it
-    uint64_t x = emu_state += 0x9e3779b97f4a7c15u;
+static struct EmuStream *emu_laggard;        // lags behind the other streams; NULL: none does
+static inline void emu_seed(uint64_t seed) { // what is drawn follows from it alone
+    emu_state = seed;
+    emu_laggard = NULL;
+}
+static inline uint64_t emu_next(uint64_t *state) { // Steele et al.'s splitmix64
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (x ^ (x >> 31)) % n;
+    return x ^ (x >> 31);
 }
+static inline uint64_t emu_draw(uint64_t n) { return emu_next(&emu_state) % n; } // 0 .. n - 1; the host thread calls it
 
 // --- what happened ------------------------------------------------------------------------------------------------------
 static struct EmuCounts {
@@ -123,23 +135,35 @@ extern "C" void emu_switch(void **save_sp, void *load_sp);
 asm(".text\n.weak emu_switch\nemu_switch:\n push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
     " mov %rsp,(%rdi)\n mov %rsi,%rsp\n pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
 
-enum EmuState { EMU_READY, EMU_AT_WARP, EMU_AT_BLOCK, EMU_DONE };
-enum { EMU_STACK = 32 << 10, EMU_SHARED_MOST = 232448, EMU_WARPS = 32, EMU_SHOWN = 32 };
+enum EmuState { EMU_READY, EMU_PAUSED, EMU_AT_WARP, EMU_AT_BLOCK, EMU_DONE };
+enum { EMU_STACK = 64 << 10, EMU_SHARED_MOST = 232448, EMU_WARPS = 32, EMU_SHOWN = 32 };
 struct EmuCopy { // into shared memory: from nowhere is zeros
     void *to;
     const void *from;
     size_t bytes;
+};
+struct EmuSite { // where a kernel calls: as a default argument it is the caller's line
+    const char *file;
+    int line;
+    const void *caller = NULL; // where that is not enough
+    EmuSite(const char *f = __builtin_FILE(), int l = __builtin_LINE()) : file(f), line(l) {}
+    bool operator==(const EmuSite &other) const { return line == other.line && caller == other.caller && (file == other.file || !strcmp(file, other.file)); }
 };
 struct EmuFiber {
     void *sp;
     EmuState state;
     dim3 thread;
     unsigned lane, warp, shuffles;
+    const char *call; // that it waits in, with this mask, there
+    unsigned mask;
+    EmuSite site;
+    uint64_t path;               // of functions that led there (emu_checks.h)
     std::vector<EmuCopy> copies; // started, not yet made
 };
 typedef char EmuSlot[EMU_SHOWN];
 struct EmuOrder { // drawn for a launch
     bool backwards, late_copies;
+    uint64_t seed; // of the order of blocks, and of warps between two barriers
 };
 struct EmuBlock { // one per OS thread, used again for each block it runs
     std::vector<EmuFiber> fibers;
@@ -148,25 +172,32 @@ struct EmuBlock { // one per OS thread, used again for each block it runs
     const std::function<void()> *body;
     EmuSlot slot[EMU_WARPS][2][32]; // what lanes show each other; two, so that one warp barrier per shuffle is enough
     EmuOrder order;
+    uint64_t draws; // of this block
     char *dynamic;
+    const void *kernel;
 };
+static const char *const emu_syncwarp = "__syncwarp";
 static thread_local EmuBlock emu;
 static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-static inline void emu_wait(EmuState state) {
+EMU_APART static inline void emu_wait(EmuState state, const char *call, unsigned mask, EmuSite site) {
     EmuFiber *me = emu.current;
     me->state = state;
+    me->call = call;
+    me->mask = mask;
+    me->site = site;
+    me->path = emu_check_path();
     emu_switch(&me->sp, emu.scheduler_sp);
 }
-static void emu_entry() {
+EMU_APART static void emu_entry() {
     for (;;) {
         (*emu.body)();
-        emu_wait(EMU_DONE); // the next block uses this fiber again
+        emu_wait(EMU_DONE, "", 0, EmuSite()); // the next block uses this fiber again
     }
 }
 static inline EmuFiber emu_fiber(size_t index) {
     EmuFiber f = {};
-    char *stack = (char *)aligned_alloc(4096, EMU_STACK);
+    char *stack = (char *)aligned_alloc(EMU_STACK, EMU_STACK);       // the checks know it by its address
     void **sp = (void **)(stack + EMU_STACK - index % 32 * 448) - 1; // staggered: else all stacks meet in one cache set
     *--sp = (void *)emu_entry;
     for (int r = 0; r < 6; r++) { *--sp = NULL; }
@@ -175,39 +206,65 @@ static inline EmuFiber emu_fiber(size_t index) {
 }
 
 // --- what kernels call ------------------------------------------------------------------------------------------------
-static inline void __syncthreads() { emu_wait(EMU_AT_BLOCK); }
-static inline void __syncwarp(unsigned = ~0u) { emu_wait(EMU_AT_WARP); }
-template <class T> static inline const EmuSlot *emu_show(const T &v) { // to the warp; returns what all lanes show
+EMU_APART static inline void __syncthreads(EmuSite site = EmuSite()) {
+    if (EMU_CHECKS) { site.caller = __builtin_return_address(0); } // of two calls of a function that has this line
+    emu_wait(EMU_AT_BLOCK, "__syncthreads", ~0u, site);
+}
+EMU_APART static inline void emu_pause() { emu_wait(EMU_PAUSED, "", 0, EmuSite()); }
+EMU_APART static inline void emu_at_warp(const char *call, unsigned mask, EmuSite site) {
+    const EmuFiber *me = emu.current;
+    if (!(mask >> me->lane & 1)) {
+        emu_check_leave();
+        emu_fail("%s: %s with mask %08x does not name its own lane %u, %s:%d", emu_function_name(emu.kernel).c_str(), call, mask, me->lane, site.file,
+                 site.line);
+    }
+    emu_wait(EMU_AT_WARP, call, mask, site);
+}
+EMU_APART static inline void __syncwarp(unsigned mask = ~0u, EmuSite site = EmuSite()) { emu_at_warp(emu_syncwarp, mask, site); }
+// Shows a value to the lanes of the mask; returns what all of them show.
+template <class T> EMU_APART static inline const EmuSlot *emu_show(const T &v, const char *call, unsigned mask, EmuSite site) {
     static_assert(sizeof(T) <= EMU_SHOWN, "too much to show");
     EmuFiber *me = emu.current;
-    EmuSlot *slot = emu.slot[me->warp][me->shuffles++ & 1];
-    memcpy(slot[me->lane], &v, sizeof v);
-    emu_wait(EMU_AT_WARP);
-    return slot;
+    memcpy(emu.slot[me->warp][me->shuffles & 1][me->lane], &v, sizeof v);
+    emu_at_warp(call, mask, site);
+    return emu.slot[me->warp][me->shuffles++ & 1]; // the group may have changed the number
 }
-template <class T> static inline T emu_shown(const EmuSlot *slots, unsigned by) {
+template <class T> EMU_APART static inline T emu_shown(const EmuSlot *slots, unsigned by) {
     T result;
     memcpy(&result, slots[by], sizeof result);
     return result;
 }
-template <class T> static inline T emu_shuffle(T v, unsigned from) {
+template <class T> EMU_APART static inline T emu_shuffle(const char *call, unsigned mask, T v, unsigned from, EmuSite site) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
-    return emu_shown<T>(emu_show(v), from);
+    const EmuSlot *slots = emu_show(v, call, mask, site);
+    if (!(mask >> from & 1)) {
+        emu_check_leave();
+        emu_fail("%s: %s: lane %u asks lane %u, which the mask %08x does not name, %s:%d", emu_function_name(emu.kernel).c_str(), call, emu.current->lane, from,
+                 mask, site.file, site.line);
+    }
+    return emu_shown<T>(slots, from);
 }
-template <class T> static inline T __shfl_sync(unsigned, T v, int lane) { return emu_shuffle(v, (unsigned)lane % 32); }
-template <class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) { return emu_shuffle(v, emu.current->lane ^ (unsigned)mask); }
-template <class T> static inline T __shfl_down_sync(unsigned, T v, unsigned by) {
-    unsigned lane = emu.current->lane;
-    return emu_shuffle(v, lane + by > 31 ? lane : lane + by);
+template <class T> EMU_APART static inline T __shfl_sync(unsigned mask, T v, int lane, EmuSite site = EmuSite()) {
+    return emu_shuffle("__shfl_sync", mask, v, (unsigned)lane % 32, site);
 }
-static inline unsigned __ballot_sync(unsigned, int predicate) {
-    const EmuSlot *shown = emu_show(predicate != 0);
+template <class T> EMU_APART static inline T __shfl_xor_sync(unsigned mask, T v, int by, EmuSite site = EmuSite()) {
+    return emu_shuffle("__shfl_xor_sync", mask, v, (emu.current->lane ^ (unsigned)by) % 32, site);
+}
+template <class T> EMU_APART static inline T __shfl_down_sync(unsigned mask, T v, unsigned by, EmuSite site = EmuSite()) {
+    const unsigned lane = emu.current->lane;
+    return emu_shuffle("__shfl_down_sync", mask, v, lane + by > 31 ? lane : lane + by, site);
+}
+EMU_APART static inline unsigned __ballot_sync(unsigned mask, int predicate, EmuSite site = EmuSite()) {
+    const EmuSlot *shown = emu_show(predicate != 0, "__ballot_sync", mask, site);
     unsigned bits = 0;
-    for (unsigned lane = 0; lane < 32; lane++) { bits |= (unsigned)emu_shown<bool>(shown, lane) << lane; }
+    for (unsigned lane = 0; lane < 32; lane++) {
+        if (mask >> lane & 1) { bits |= (unsigned)emu_shown<bool>(shown, lane) << lane; }
+    }
     return bits;
 }
-template <class T> static inline T atomicAdd(T *p, T v) {
+template <class T> EMU_APART static inline T atomicAdd(T *p, T v) {
     T before;
+    emu_check_access(p, sizeof v, EMU_ATOMIC, __builtin_return_address(0));
 #pragma omp critical(emu_atomic)
     {
         before = *p;
@@ -221,11 +278,11 @@ static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 struct EmuWords {
     uint32_t word[6];
 };
-static inline float emu_low(uint32_t pair) { return __bfloat162float({(uint16_t)pair}); }
-static inline float emu_high(uint32_t pair) { return __bfloat162float({(uint16_t)(pair >> 16)}); }
-static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower) {
+EMU_APART static inline float emu_low(uint32_t pair) { return __bfloat162float({(uint16_t)pair}); }
+EMU_APART static inline float emu_high(uint32_t pair) { return __bfloat162float({(uint16_t)(pair >> 16)}); }
+EMU_APART static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, unsigned b_lower, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane, row = lane / 4, column = lane % 4 * 2;
-    const EmuSlot *shown = emu_show(EmuWords{{a[0], a[1], a[2], a[3], b_upper, b_lower}});
+    const EmuSlot *shown = emu_show(EmuWords{{a[0], a[1], a[2], a[3], b_upper, b_lower}}, "mma.sync", ~0u, site);
     for (unsigned i = 0; i < 8; i++) { // two of the 16 terms: in half i / 4, of lane i % 4 of each four
         const EmuWords of_row = emu_shown<EmuWords>(shown, row * 4 + i % 4);
         for (unsigned e = 0; e < 4; e++) {
@@ -237,80 +294,179 @@ static inline void mma_bf16(float d[4], const unsigned a[4], unsigned b_upper, u
 struct EmuRow { // of 8 bf16
     uint16_t at[8];
 };
-static inline const EmuSlot *emu_show_row(const Bf16 *row) { // read now: what other lanes wrote without a barrier may not be there
-    if ((uintptr_t)row % 16) { emu_fail("ldmatrix: a row that is not aligned to 16 bytes"); }
-    return emu_show(*(const EmuRow *)(const void *)row);
+EMU_APART static inline const EmuSlot *emu_show_row(const Bf16 *row, const void *caller, EmuSite site) {
+    emu_check_access(row, 16, EMU_READ, caller);
+    if ((uintptr_t)row % 16) {
+        emu_check_leave();
+        emu_fail("ldmatrix: a row that is not aligned to 16 bytes, %s:%d", site.file, site.line);
+    }
+    // read now: what other lanes wrote without a barrier may not be there
+    return emu_show(*(const EmuRow *)(const void *)row, "ldmatrix", ~0u, site);
 }
-static inline void load_matrices(unsigned m[4], const Bf16 *row) {
+EMU_APART static inline void load_matrices(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane;
-    const EmuSlot *shown = emu_show_row(row);
+    const EmuSlot *shown = emu_show_row(row, __builtin_return_address(0), site);
     for (unsigned i = 0; i < 4; i++) { memcpy(&m[i], &shown[8 * i + lane / 4][lane % 4 * 4], 4); }
 }
-static inline void load_matrices_transposed(unsigned m[4], const Bf16 *row) {
+EMU_APART static inline void load_matrices_transposed(unsigned m[4], const Bf16 *row, EmuSite site = EmuSite()) {
     const unsigned lane = emu.current->lane, first = lane % 4 * 2;
-    const EmuSlot *shown = emu_show_row(row);
+    const EmuSlot *shown = emu_show_row(row, __builtin_return_address(0), site);
     for (unsigned i = 0; i < 4; i++) {
         const EmuRow low = emu_shown<EmuRow>(shown, 8 * i + first), high = emu_shown<EmuRow>(shown, 8 * i + first + 1);
         m[i] = low.at[lane / 4] | (unsigned)high.at[lane / 4] << 16;
     }
 }
-static inline void emu_copy(const EmuCopy &c) {
+EMU_APART static inline void emu_copy(const EmuCopy &c) {
     if (c.from) {
         memcpy(c.to, c.from, c.bytes);
     } else {
         memset(c.to, 0, c.bytes);
     }
 }
-static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there) {
-    if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) { emu_fail("cp.async: an address that is not aligned"); }
+EMU_APART static inline void emu_back() { emu_check_enter(emu.current->warp * 32 + emu.current->lane, __builtin_frame_address(0)); }
+EMU_APART static inline void emu_start_copy(void *to, const void *from, size_t bytes, bool there, const void *caller, EmuSite site) {
+    if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) {
+        emu_check_leave();
+        emu_fail("cp.async: an address that is not aligned, %s:%d", site.file, site.line);
+    }
     const EmuCopy copy = {to, there ? from : NULL, bytes};
-    if (emu.order.late_copies) {
+    if (there) { emu_check_access(from, bytes, EMU_READ, caller); }
+    emu_check_access(to, bytes, EMU_COPY_STARTS, caller);
+    emu_check_leave(); // what follows is the emulation's
+    if (emu.order.late_copies || EMU_CHECKS) {
         emu.current->copies.push_back(copy);
     } else {
         emu_copy(copy);
     }
+    emu_back();
 }
-static inline void copy_async_16(void *to, const void *from, bool there) { emu_start_copy(to, from, 16, there); }
-static inline void copy_async_4(void *to, const void *from, bool there) { emu_start_copy(to, from, 4, there); }
-static inline void copy_async_wait() {
-    for (const EmuCopy &copy : emu.current->copies) { emu_copy(copy); }
+EMU_APART static inline void copy_async_16(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
+    emu_start_copy(to, from, 16, there, __builtin_return_address(0), site);
+}
+EMU_APART static inline void copy_async_4(void *to, const void *from, bool there, EmuSite site = EmuSite()) {
+    emu_start_copy(to, from, 4, there, __builtin_return_address(0), site);
+}
+EMU_APART static inline void copy_async_wait() {
+    emu_check_leave();
+    for (const EmuCopy &copy : emu.current->copies) {
+        emu_back();
+        emu_check_access(copy.to, copy.bytes, EMU_COPY_ENDS, __builtin_return_address(0));
+        emu_check_leave();
+        emu_copy(copy);
+    }
     emu.current->copies.clear();
+    emu_back();
 }
 static inline float power_of_2(float x) { return exp2f(x); }
 #define DYNAMIC_SHARED(type, name) type *name = (type *)(void *)emu.dynamic
 
 // --- blocks -----------------------------------------------------------------------------------------------------------
+static inline std::string emu_about(const EmuFiber *f) { // where a thread is
+    char text[300];
+    if (f->state == EMU_DONE) {
+        snprintf(text, sizeof text, "thread (%u,%u,%u) has left", f->thread.x, f->thread.y, f->thread.z);
+    } else {
+        snprintf(text, sizeof text, "thread (%u,%u,%u) is at %s, mask %08x, %s:%d", f->thread.x, f->thread.y, f->thread.z, f->call, f->mask, f->site.file,
+                 f->site.line);
+    }
+    return text;
+}
+__attribute__((noreturn)) static inline void emu_diverged(const char *what, const EmuFiber *a, const EmuFiber *b) {
+    emu_fail("divergent barrier in %s, block (%u,%u,%u): %s: %s; %s", emu_function_name(emu.kernel).c_str(), blockIdx.x, blockIdx.y, blockIdx.z, what,
+             emu_about(a).c_str(), emu_about(b).c_str());
+}
+static inline bool emu_same_call(const EmuFiber *a, const EmuFiber *b) {
+    return a->state == b->state && a->call == b->call && a->mask == b->mask && a->site == b->site && a->path == b->path;
+}
+// The first lane of f's mask that is not with f; NULL: all are.
+static inline const EmuFiber *emu_missing(const EmuFiber *warp, const EmuFiber *f) {
+    for (unsigned i = 0; i < 32; i++) {
+        if ((f->mask >> i & 1) && !emu_same_call(f, &warp[i])) { return &warp[i]; }
+    }
+    return NULL;
+}
+// Lets go on who have all come that their mask names. Their slots get one number: lanes that were apart have shown
+// different numbers of values.
+static inline void emu_release(EmuFiber *warp, const EmuFiber *first) {
+    const unsigned mask = first->mask, number = first->shuffles;
+    if (mask == ~0u && first->call == emu_syncwarp) { emu_check_warp_barrier(first->warp); }
+    for (unsigned i = 0; i < 32; i++) {
+        EmuFiber *f = &warp[i];
+        if (!(mask >> i & 1)) { continue; }
+        if ((f->shuffles ^ number) & 1) {
+            EmuSlot(*slots)[32] = emu.slot[f->warp];
+            memcpy(slots[number & 1][i], slots[f->shuffles & 1][i], EMU_SHOWN);
+        }
+        f->shuffles = number;
+        f->state = EMU_READY;
+    }
+}
+static inline void emu_release_groups(EmuFiber *warp) {
+    const EmuFiber *alone = NULL, *missing = NULL;
+    bool released = false;
+    for (unsigned i = 0; i < 32; i++) {
+        if (warp[i].state == EMU_READY || warp[i].state == EMU_PAUSED) { released = true; }
+        if (warp[i].state != EMU_AT_WARP) { continue; }
+        const EmuFiber *first_missing = emu_missing(warp, &warp[i]);
+        if (!first_missing) {
+            emu_release(warp, &warp[i]);
+            released = true;
+        } else if (!alone) {
+            alone = &warp[i];
+            missing = first_missing;
+        }
+    }
+    if (!released && alone) { emu_diverged("lanes that a mask names do not come", alone, missing); }
+}
+EMU_APART static inline void emu_run_fiber(EmuFiber *f) {
+    emu.current = f;
+    threadIdx = f->thread;
+    emu_check_enter(f->warp * 32 + f->lane, f->sp);
+    emu_switch(&emu.scheduler_sp, f->sp);
+    emu_check_leave();
+}
 // Runs a warp up to where all its lanes wait for the block, or are done. Returns how many ended.
 static inline unsigned emu_run_warp(EmuFiber *warp, bool backwards) {
     unsigned ended = 0;
     for (bool again = true; again;) { // one turn: one interval between warp barriers
-        unsigned at_warp = 0, at_block = 0;
+        again = false;
         for (unsigned i = 0; i < 32; i++) {
             EmuFiber *f = warp + (backwards ? 31 - i : i);
             if (f->state == EMU_READY) {
-                emu.current = f, threadIdx = f->thread;
-                emu_switch(&emu.scheduler_sp, f->sp);
+                emu_run_fiber(f);
                 ended += f->state == EMU_DONE;
             }
-            at_warp += f->state == EMU_AT_WARP, at_block += f->state == EMU_AT_BLOCK;
+            again = again || f->state == EMU_AT_WARP || f->state == EMU_PAUSED;
         }
-        if (at_warp && at_block) { emu_fail("divergent barrier: some lanes of a warp wait for the warp, others for the block"); }
-        again = at_warp > 0;
-        for (unsigned i = 0; i < 32 && again; i++) {
-            if (warp[i].state == EMU_AT_WARP) { warp[i].state = EMU_READY; }
+        emu_check_turn();
+        if (again) { emu_release_groups(warp); }
+        for (unsigned i = 0; i < 32; i++) {
+            if (warp[i].state == EMU_PAUSED) { warp[i].state = EMU_READY; }
         }
     }
     return ended;
 }
+static inline void emu_release_block(unsigned threads, unsigned live) {
+    if (!live) { return; }
+    const EmuFiber *first = &emu.fibers[0];
+    for (unsigned i = 0; i < threads; i++) {
+        EmuFiber *f = &emu.fibers[i];
+        if (!emu_same_call(f, first)) { emu_diverged("not all threads of the block are there", f, first); }
+    }
+    for (unsigned i = 0; i < threads; i++) { emu.fibers[i].state = EMU_READY; }
+    emu_check_block_barrier();
+}
 static inline void emu_run_block(unsigned threads) {
     const unsigned warps = threads / 32;
-    const bool backwards = emu.order.backwards;
+    unsigned order[EMU_WARPS];
+    for (unsigned w = 0; w < warps; w++) { order[w] = w; }
     for (unsigned i = 0; i < threads; i++) { emu.fibers[i].state = EMU_READY; }
     for (unsigned live = threads; live;) { // one turn: one interval between block barriers
-        for (unsigned w = 0; w < warps; w++) { live -= emu_run_warp(&emu.fibers[(backwards ? warps - 1 - w : w) * 32], backwards); }
-        for (unsigned i = 0; i < threads; i++) {
-            if (emu.fibers[i].state == EMU_AT_BLOCK) { emu.fibers[i].state = EMU_READY; }
+        for (unsigned w = 0; w < warps; w++) {
+            std::swap(order[w], order[w + emu_next(&emu.draws) % (warps - w)]);
+            live -= emu_run_warp(&emu.fibers[order[w] * 32], emu.order.backwards);
         }
+        emu_release_block(threads, live);
     }
 }
 static inline void emu_prepare_block(dim3 grid, dim3 block, long index, const std::function<void()> *body, size_t shared, EmuOrder order) {
@@ -319,6 +475,7 @@ static inline void emu_prepare_block(dim3 grid, dim3 block, long index, const st
     if (!emu.dynamic) { emu.dynamic = (char *)aligned_alloc(128, EMU_SHARED_MOST); }
     memset(emu.dynamic, 0xff, shared); // NaN
     emu.body = body, emu.order = order, blockDim = block, gridDim = grid;
+    emu.draws = order.seed + (uint64_t)index;
     blockIdx = dim3((unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y), (unsigned)(index / grid.x / grid.y));
     for (unsigned i = 0; i < threads; i++) {
         EmuFiber *f = &emu.fibers[i];
@@ -327,12 +484,24 @@ static inline void emu_prepare_block(dim3 grid, dim3 block, long index, const st
         f->copies.clear();
     }
 }
-static inline void emu_run_grid(dim3 grid, dim3 block, size_t shared, EmuOrder order, const std::function<void()> &body) {
+// The order of blocks: index i stands for block (i step + first) modulo their number, which has no divisor in common with the step.
+struct EmuBlockOrder {
+    long blocks, first, step;
+};
+static inline EmuBlockOrder emu_block_order(long blocks, uint64_t seed) {
+    EmuBlockOrder o = {blocks, (long)(emu_next(&seed) % (uint64_t)blocks), 0};
+    do { o.step = 1 + (long)(emu_next(&seed) % (uint64_t)std::min(blocks, 1000000L)); } while (std::__gcd(o.step, blocks) != 1);
+    return o;
+}
+static inline void emu_run_grid(const void *kernel, dim3 grid, dim3 block, size_t shared, EmuOrder order, const std::function<void()> &body) {
     const unsigned threads = block.x * block.y * block.z;
     const long blocks = (long)grid.x * grid.y * grid.z;
-#pragma omp parallel for schedule(static) if (blocks > 1 && blocks * threads > 4096)
+    const EmuBlockOrder which = emu_block_order(blocks, order.seed);
+#pragma omp parallel for schedule(static) if (!EMU_CHECKS && blocks > 1 && blocks * threads > 4096)
     for (long i = 0; i < blocks; i++) {
-        emu_prepare_block(grid, block, i, &body, shared, order);
+        emu.kernel = kernel;
+        emu_prepare_block(grid, block, (long)(((__int128)i * which.step + which.first) % blocks), &body, shared, order);
+        emu_check_block(&blockIdx.x, emu.dynamic);
         emu_run_block(threads);
     }
 }
@@ -386,6 +555,7 @@ static inline cudaError_t emu_malloc(void **p, size_t bytes, EmuPlace place) {
     EmuMemory m = {pages, mapped, place};
     *p = mapped + pages - used;
     emu_memory[(char *)*p] = m;
+    emu_check_allocated(*p, bytes, place == EMU_DEVICE);
     emu_counts.device_bytes += place == EMU_PINNED ? 0 : pages;
     if (emu_counts.device_bytes > emu_counts.peak_bytes) { emu_counts.peak_bytes = emu_counts.device_bytes; }
     return cudaSuccess;
@@ -451,15 +621,14 @@ static inline bool emu_can_run(const EmuStream *s) {
 // Runs the next work of some stream, whichever the seed draws; one stream, now and then another, lags behind: it moves where no other can. False: all
 // that is left needs other processes, which are not ready.
 static inline bool emu_step() {
-    static EmuStream *laggard;
     std::vector<EmuStream *> able;
-    if (emu_draw(64) == 0) { laggard = emu_streams[emu_draw(emu_streams.size())]; }
+    if (emu_draw(64) == 0) { emu_laggard = emu_streams[emu_draw(emu_streams.size())]; }
     for (EmuStream *s : emu_streams) {
-        if (emu_can_run(s)) { able.insert(s == laggard ? able.begin() : able.end(), s); }
+        if (emu_can_run(s)) { able.insert(s == emu_laggard ? able.begin() : able.end(), s); }
     }
     if (able.empty()) { emu_fail("streams wait for each other"); }
     for (; !able.empty(); able.pop_back()) {
-        const size_t last = able.size() > 1 && able[0] == laggard;
+        const size_t last = able.size() > 1 && able[0] == emu_laggard;
         std::swap(able[last + emu_draw(able.size() - last)], able.back());
         EmuStream *s = able.back();
         if (s->queue.front().attempt && !s->queue.front().attempt()) { continue; }
@@ -512,6 +681,7 @@ static inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     for (size_t i = 0; i < emu_streams.size(); i++) {
         if (emu_streams[i] == s) { emu_streams.erase(emu_streams.begin() + (long)i), i--; }
     }
+    if (emu_laggard == s) { emu_laggard = NULL; }
     delete s;
     return cudaSuccess;
 }
@@ -583,6 +753,7 @@ static inline cudaError_t cudaFree(void *p) { // waits for the device, as CUDA's
     cudaDeviceSynchronize();
     emu_counts.device_bytes -= m->second.place == EMU_PINNED ? 0 : m->second.pages;
     munmap(m->second.mapped, m->second.pages + EMU_PAGE);
+    emu_check_freed(p);
     emu_memory.erase(m);
     return cudaSuccess;
 }
@@ -601,14 +772,23 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     if (!memory_to || !memory_from) { emu_not_captured(s); }
     if (!memory_from) {
         std::vector<char> held((const char *)from, (const char *)from + bytes);
-        emu_enqueue(s, [=] { memcpy(to, held.data(), bytes); });
+        emu_enqueue(s, [=] {
+            memcpy(to, held.data(), bytes);
+            emu_check_copied(to, bytes);
+        });
         return cudaSuccess;
     }
-    emu_enqueue(s, [=] { memmove(to, from, bytes); });
+    emu_enqueue(s, [=] {
+        memmove(to, from, bytes);
+        emu_check_copied(to, bytes);
+    });
     return memory_to ? cudaSuccess : cudaStreamSynchronize(s);
 }
 static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
-    emu_enqueue(s, [=] { memset(to, value, bytes); });
+    emu_enqueue(s, [=] {
+        memset(to, value, bytes);
+        emu_check_copied(to, bytes);
+    });
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { // on the default stream, and not awaited
@@ -646,6 +826,11 @@ template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kern
     emu_shared_allowed[(void *)kernel] = (size_t)bytes;
     return bytes <= most ? cudaSuccess : cudaErrorMemoryAllocation;
 }
+template <class... P, size_t... I> EMU_APART static void emu_call(void (*kernel)(P...), const std::tuple<P...> &values, std::index_sequence<I...>) {
+    emu_check_begin();
+    kernel(std::get<I>(values)...);
+    emu_check_end();
+}
 template <class... P, class... A> static inline void emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A... arguments) {
     const unsigned threads = block.x * block.y * block.z;
     if (cudaGetLastError() != cudaSuccess) { emu_fail("a launch is blamed for an earlier call's error"); }
@@ -654,8 +839,13 @@ template <class... P, class... A> static inline void emu_launch(void (*kernel)(P
     bool shaped = threads && threads <= 1024 && threads % 32 == 0 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
     if (!fits || !shaped) { emu_fail("a launch with a shape that CUDA refuses"); }
     std::tuple<P...> values(arguments...);
-    const EmuOrder order = {emu_draw(2) == 1, emu_draw(2) == 1};
-    emu_enqueue(s, [=] { emu_run_grid(grid, block, shared, order, [&] { std::apply(kernel, values); }); });
+    const EmuOrder order = {emu_draw(2) == 1, emu_draw(2) == 1, emu_draw(~0ull)};
+    emu_check_pause = emu_pause;
+    emu_enqueue(s, [=] {
+        emu_check_launch((const void *)kernel, &grid.x, &block.x, shared, &values, sizeof values);
+        emu_run_grid((const void *)kernel, grid, block, shared, order, [&] { emu_call(kernel, values, std::index_sequence_for<P...>()); });
+        emu_check_launch_ends();
+    });
 }
 #define LAUNCH(kernel, grid, block, shared, stream, ...) emu_launch(kernel, grid, block, shared, stream, __VA_ARGS__)
 
@@ -852,6 +1042,20 @@ static inline void emu_matmul(const EmuMatmulDesc &d, float alpha, const void *A
         }
     }
 }
+// All that a product touches has to lie in the tensors it is given.
+static inline size_t emu_extent(const EmuLayout &l) { return ((size_t)l.ld * (l.cols - 1) + l.rows) * (l.type == CUDA_R_16BF ? 2 : 4); }
+static inline void emu_check_matmul(const EmuMatmulDesc &d, const void *A, const EmuLayout &Al, const void *B, const EmuLayout &Bl, const void *C,
+                                    const EmuLayout &Cl, void *D, const EmuLayout &Dl, bool adds) {
+    const EmuLayout column = {Dl.type, Dl.rows, 1, (int64_t)Dl.rows}, aux = {Dl.type, Dl.rows, Dl.cols, d.aux_ld},
+                    row = {Dl.type, Dl.cols, 1, (int64_t)Dl.cols};
+    emu_check_library("cublasLtMatmul: matrix A", A, emu_extent(Al), false);
+    emu_check_library("cublasLtMatmul: matrix B", B, emu_extent(Bl), false);
+    if (adds) { emu_check_library("cublasLtMatmul: matrix C", C, emu_extent(Cl), false); }
+    if (d.epilogue & CUBLASLT_EPILOGUE_BIAS) { emu_check_library("cublasLtMatmul: the bias", d.bias, emu_extent(column), false); }
+    if (emu_has_aux(d)) { emu_check_library("cublasLtMatmul: what GELU is of", d.aux, emu_extent(aux), d.epilogue & 32); }
+    if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB) { emu_check_library("cublasLtMatmul: the gradient of the bias", d.bias, emu_extent(row), true); }
+    emu_check_library("cublasLtMatmul: matrix D", D, emu_extent(Dl), true);
+}
 static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *A, cublasLtMatrixLayout_t Al,
                                             const void *B, cublasLtMatrixLayout_t Bl, const void *beta, const void *C, cublasLtMatrixLayout_t Cl, void *D,
                                             cublasLtMatrixLayout_t Dl, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
@@ -860,14 +1064,20 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc
     for (int i = 0; i < 6; i++) {
         if ((uintptr_t)pointers[i] % algo->alignment[i]) { emu_fail("cublasLtMatmul: a matrix is less aligned than its algorithm was promised"); }
     }
+    if (!workspace && workspace_bytes) { emu_fail("cublasLtMatmul: NULL for a workspace of %zu bytes", workspace_bytes); }
     if (emu_has_aux(*d) && (!d->aux || (uintptr_t)d->aux % 16)) { return CUBLAS_STATUS_INVALID_VALUE; }
-    const bool workspace_fits = workspace && workspace_bytes >= algo->workspace && (uintptr_t)workspace % 16 == 0;
+    const bool workspace_fits = workspace_bytes >= algo->workspace && (uintptr_t)workspace % 16 == 0;
     if (!emu_shapes_fit(d, Al, Bl, Cl, Dl) || !workspace_fits) { return CUBLAS_STATUS_INVALID_VALUE; }
     const EmuMatmulDesc desc = *d;
     const EmuLayout la = *Al, lb = *Bl, lc = *Cl, ld = *Dl;
     const float a = *(const float *)alpha, b = *(const float *)beta;
     const uint32_t number = algo->number;
     emu_enqueue(stream, [=] {
+        if (EMU_CHECKS) {
+            emu_check_matmul(desc, A, la, B, lb, C, lc, D, ld, b != 0.0f);
+            emu_check_library("cublasLtMatmul: the workspace", workspace, workspace_bytes, true);
+            if (workspace_bytes) { memset(workspace, 0xff, workspace_bytes); } // it may hold anything afterwards
+        }
         emu_matmul(desc, a, A, la, B, lb, b, C, lc, D, ld, number);
         emu_extra_ms += emu_matmul_ms(desc, ld, emu_op_cols(&la, desc.op[0]), number);
     });

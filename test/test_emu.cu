@@ -99,6 +99,50 @@ static void test_warps(void **) {
     cudaStreamDestroy(s), cudaFree(sums), cudaFree(ballots), cudaFree(counter);
 }
 
+// Each half of a warp by itself, in turns of its own, then both together: right, if each call names who is there.
+__global__ void halves_kernel(int *x) {
+    const int lane = (int)threadIdx.x % 32;
+    int sum = lane;
+    if (lane < 16) {
+        for (int d = 8; d > 0; d >>= 1) { sum += __shfl_xor_sync(0xffffu, sum, d); }
+    } else {
+        sum += __shfl_xor_sync(0xffff0000u, sum, 1);
+        __syncwarp(0xffff0000u);
+    }
+    x[threadIdx.x] = sum + 1000 * __shfl_sync(~0u, sum, 31 - lane);
+}
+enum Fault { TWO_CALLS, LANE_LEFT, OUTSIDE_MASK, WITHOUT_ITSELF, TWO_MASKS, WARP_CALLS };
+template <int FAULT> __global__ void warp_fault_kernel(int *x) {
+    const int lane = (int)threadIdx.x % 32;
+    int sum = lane;
+    if (FAULT == LANE_LEFT && lane == 7) { return; }
+    if (FAULT == TWO_CALLS && lane % 2) {
+        sum += __shfl_xor_sync(~0u, sum, 2);
+    } else if (FAULT == OUTSIDE_MASK) {
+        if (lane < 16) { sum += __shfl_xor_sync(0xffffu, sum, 16); }
+    } else if (FAULT == WITHOUT_ITSELF) {
+        sum += __shfl_xor_sync(0xffffu, sum, 1);
+    } else if (FAULT == TWO_MASKS) {
+        sum += __shfl_xor_sync(lane < 16 ? ~0u : 0xffff0000u, sum, 1);
+    } else if (FAULT == WARP_CALLS && lane == 3) {
+        __syncwarp();
+    } else {
+        sum += __shfl_xor_sync(~0u, sum, 2);
+    }
+    x[threadIdx.x] = sum;
+}
+enum BlockFault { BLOCK_CALLS, WARP_LEFT, LANES_LEFT };
+template <int FAULT> __global__ void block_fault_kernel(int *x) {
+    if (FAULT == WARP_LEFT && threadIdx.x >= 32) { return; }
+    if (FAULT == LANES_LEFT && threadIdx.x % 32 >= 20) { return; }
+    if (FAULT == BLOCK_CALLS && threadIdx.x >= 32) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+    x[threadIdx.x] = 1;
+}
+
 // --- tensor cores: c(16, 8) = a(16, 16) b, b(8, 16) row by row or b(16, 8) column by column, through asynchronous copies ------
 enum { TERMS = 16, PITCH = 24 };
 template <bool TRANSPOSED, bool WAIT, bool BARRIER> __global__ void product_kernel(float *c, const Bf16 *a, const Bf16 *b) {
@@ -224,6 +268,16 @@ static void do_divergence(const void *) {
     LAUNCH(divergent_kernel, 1, 32, 0, s, shared_ints(32));
     cudaStreamSynchronize(s);
 }
+template <int FAULT> static void do_warp_fault(const void *) {
+    cudaStream_t s = stream();
+    LAUNCH(warp_fault_kernel<FAULT>, 1, 64, 0, s, shared_ints(64));
+    cudaStreamSynchronize(s);
+}
+template <int FAULT> static void do_block_fault(const void *) {
+    cudaStream_t s = stream();
+    LAUNCH(block_fault_kernel<FAULT>, 1, 64, 0, s, shared_ints(64));
+    cudaStreamSynchronize(s);
+}
 static void do_deadlock(const void *) {
     cudaStream_t s = stream(), other = stream();
     cudaEvent_t e;
@@ -249,6 +303,7 @@ static void do_wrong_kind(const void *) {
 static void check_ends(void (*body)(const void *), const char *message) {
     char said[2000];
     assert_true(run_child(body, NULL, said, sizeof said) > 1000); // by a signal
+    if (!strstr(said, message)) { print_message("%s", said); }
     assert_non_null(strstr(said, message));
 }
 static void test_memory(void **) {
@@ -261,6 +316,32 @@ static void test_memory(void **) {
     check_ends(do_wrong_kind, "does not tell what the pointers are");
     void *p = NULL;
     assert_int_equal(cudaMalloc(&p, (size_t)1 << 60), cudaErrorMemoryAllocation);
+}
+static void test_masks(void **) { // who is named comes to the same call, and only who is named is asked
+    int *x = shared_ints(64);
+    cudaStream_t s = stream();
+    for (int seed = 0; seed < 8; seed++) {
+        emu_seed((uint64_t)seed);
+        LAUNCH(halves_kernel, 1, 64, 0, s, x);
+        cudaStreamSynchronize(s);
+        for (int i = 0; i < 64; i++) {
+            const int lane = i % 32, other = 31 - lane;
+            const int mine = lane < 16 ? 120 : lane + (lane ^ 1), theirs = other < 16 ? 120 : other + (other ^ 1);
+            assert_int_equal(x[i], mine + 1000 * theirs);
+        }
+    }
+    cudaStreamDestroy(s), cudaFree(x);
+    check_ends(do_warp_fault<TWO_CALLS>, "lanes that a mask names do not come");
+    check_ends(do_warp_fault<LANE_LEFT>, "has left");
+    check_ends(do_warp_fault<OUTSIDE_MASK>, "which the mask 0000ffff does not name");
+    check_ends(do_warp_fault<WITHOUT_ITSELF>, "does not name its own lane");
+    check_ends(do_warp_fault<TWO_MASKS>, "lanes that a mask names do not come");
+    check_ends(do_warp_fault<WARP_CALLS>, "warp_fault_kernel<5>, block (0,0,0)"); // it says where
+}
+static void test_block_barriers(void **) {
+    check_ends(do_block_fault<BLOCK_CALLS>, "not all threads of the block are there");
+    check_ends(do_block_fault<WARP_LEFT>, "has left");
+    check_ends(do_block_fault<LANES_LEFT>, "thread (20,0,0) has left");
 }
 static void test_copies(void **) { // the source of a copy from the host may be changed at once
     int x[3] = {1, 2, 3}, y[3] = {0, 0, 0};
@@ -413,10 +494,11 @@ static void test_products(void **) {
 
 int main() {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_barriers),    cmocka_unit_test(test_warps),    cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_queries),     cmocka_unit_test(test_memory),   cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_page_locked), cmocka_unit_test(test_graphs),   cmocka_unit_test(test_refused_in_captures),
-        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products), cmocka_unit_test(test_tensor_cores),
+        cmocka_unit_test(test_barriers),    cmocka_unit_test(test_warps),          cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_queries),     cmocka_unit_test(test_memory),         cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_page_locked), cmocka_unit_test(test_graphs),         cmocka_unit_test(test_refused_in_captures),
+        cmocka_unit_test(test_counts),      cmocka_unit_test(test_products),       cmocka_unit_test(test_tensor_cores),
+        cmocka_unit_test(test_masks),       cmocka_unit_test(test_block_barriers),
     };
     return cmocka_run_group_tests_name("emu", tests, NULL, NULL);
 }

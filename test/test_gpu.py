@@ -7,6 +7,7 @@
     Step        the host waits once in a step, blocks are replayed as graphs with the same bits, what a profile tells
     Memory      what is taken from the device is what was predicted; what does not fit is refused with the flags that would
     Ranks       with a GPU each they use NCCL, with one for all MPI; what is sent is what was predicted; a lost rank is named
+    Checked     each access of the kernels of a step is looked at (docs/gpu.md), and counted
     Compiler    nvcc takes the same source, warnings as errors; skipped where there is none
 """
 import concurrent.futures
@@ -367,6 +368,40 @@ class Ranks(TestCase):
         """An error that NCCL finds by itself, with nobody dead."""
         _, said = job("train_gpt_emu", 2, EXIT_PEER, {"EMU_GPUS": "2", "EMU_NCCL_ERROR": "150"})
         self.assertRegex(said, r"NCCL: remote process exited or there was a network error: \w+, in (no collective|\w+ of \w+ \d, step \d)\n")
+
+
+class Checked(TestCase):
+    """train_gpt_checked ends at the first race, access outside of its tensors, or read of what nobody has written."""
+    PRIVATE = dict(shuffle=None, dp_noise=0, dp_key="%064x" % 5, dp_show_private=1, optimizer="sgd", lr=0.01)
+    RUNS = [
+        (1, dict()),
+        (1, dict(dtype="bf16", recompute="block")),
+        (1, dict(PRIVATE)),
+        (1, dict(PRIVATE, dtype="bf16", dp_clip_style="flat")),
+        (2, dict(zero=3, zero_quantized_weights=1, zero_quantized_gradients=1)),
+        (2, dict(zero=1, dtype="bf16", offload="optimizer", offload_update="device")),
+    ]
+
+    def check(self, ranks, changes):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "sectors")
+            environment = {"EMU_SEED": str(SEED), "EMU_GPUS": str(ranks), "EMU_SECTORS": path}
+            events, _ = job("build/train_gpt_checked", ranks, environment=environment, **dict(dict(steps=1, val_every=0, val=None), **changes))
+            with open(path) as lines:
+                kernels = [json.loads(line) for line in lines]
+        memory, = [e["memory"] for e in events if e["event"] == "end"]
+        for kind in ("parameters", "gradients", "optimizer", "activations"):
+            self.assertEqual(memory["predicted"][kind], memory["measured"][kind], kind)
+        self.assertGreater(len(kernels), 5)
+        for k in kernels:
+            for way in ("read", "write"):
+                self.assertLessEqual(k[way + "_distinct_sectors"], k[way + "_sectors"], k["kernel"])
+                self.assertLessEqual(k[way + "_requests"], k[way + "_sectors"], k["kernel"])
+
+    def test_runs(self):
+        for ranks, changes in self.RUNS if ALL else random.Random(SEED).sample(self.RUNS, 1):
+            with self.subTest(ranks=ranks, seed=SEED, **changes):
+                self.check(ranks, changes)
 
 
 class Compiler(unittest.TestCase):

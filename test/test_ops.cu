@@ -7,6 +7,9 @@
 #endif
 #define OPS_IMPLEMENTATION
 #include "kernels/attention_cuda.cuh"
+#ifdef EMU_CHECKED
+#include "test/emu_operations.h"
+#endif
 #include <setjmp.h> // cmocka wants these three first
 #include <stdarg.h>
 #include <stddef.h>
