@@ -40,7 +40,7 @@ FOLDERS = . engine plan store kernels support
 HEADERS = $(wildcard $(FOLDERS:=/*.h))
 CUDA_HEADERS = $(HEADERS) $(wildcard $(FOLDERS:=/*.cuh))
 EMU_HEADERS = $(CUDA_HEADERS) $(wildcard test/emu*.h)
-TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_ops_checked build/test_emu build/test_emu_checks build/train_gpt_checked build/test_comm_nccl build/bench_attention_emu
+TEST_PROGRAMS = build/train_gpt_cpp build/train_gpt_sanitized build/train_gpt_faulty build/train_gpt_faulty_emu build/jumping_clock.so build/test_comm $(UNIT_TESTS) train_gpt_emu build/test_ops_emu build/test_ops_checked build/test_emu build/test_emu_checks build/train_gpt_checked build/test_comm_nccl build/bench_attention_emu build/bench_kernels_emu
 UNIT_TESTS = $(patsubst test/%.c,build/%,$(filter-out test/test_comm.c,$(wildcard test/test_*.c)))
 
 .PHONY: FORCE all cuda emu run data test test-all test-gpu lint format bench bench-ops bench-peers bench-gpu sanitize clean help
@@ -60,8 +60,9 @@ emu_object = OMPI_CXX=g++ mpicxx $(EMUFLAGS) -DEMU_CHECKED -fsanitize=thread -fn
 cuda      = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(if $(filter 1,$(USE_CUDNN)),$(CUDNN)) $(CUBLASLT) $(NCCL) -lgomp
 gpu       = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUBLASLT) -lgomp -lcmocka
 gpu_production = $(NVCC) $(NVCCFLAGS) -DPRODUCTION $< -o $@ $(CUBLASLT) -lgomp -lcmocka
+cuda_cudnn = $(NVCC) $(NVCCFLAGS) $< -o $@ $(MPI) $(CUDNN) $(CUBLASLT) $(NCCL) -lgomp
 cudnn     = $(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN) $(CUBLASLT) -lgomp
-$(patsubst %,build/flags-%,c cpp sanitized shared emu checked cuda gpu gpu_production cudnn): build/flags-%: FORCE
+$(patsubst %,build/flags-%,c cpp sanitized shared emu checked cuda cuda_cudnn gpu gpu_production cudnn): build/flags-%: FORCE
 	+@mkdir -p build; line='$(subst ','\'',$($*))'; [ "$$line" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$line" >$@
 FORCE:
 
@@ -112,11 +113,17 @@ build/test_%: test/test_%.c test/child.h test/counts.h test/policies.h $(HEADERS
 	$(c) -lcmocka
 build/test_ops_emu: test/test_ops.cu test/test_ops.c $(EMU_HEADERS) build/flags-emu
 	$(emu) -lcmocka
+# The shorter stem counts: build/gpu_production_test_ops is a program of the production workspace.
+build/gpu_production_%: test/%.cu test/test_ops.c $(CUDA_HEADERS) build/flags-gpu_production
+	$(gpu_production)
 build/gpu_%: test/%.cu test/test_ops.c $(CUDA_HEADERS) build/flags-gpu
 	$(gpu)
 build/cudnn_%: test/%.cu $(CUDA_HEADERS) build/flags-cudnn
 	$(cudnn)
-build/bench_attention_emu: test/bench_attention.cu $(EMU_HEADERS) build/flags-emu
+# The program with cuDNN's attention beside the one without: scripts/gpu_hour.sh compares them.
+build/train_gpt_cudnn: train_gpt.cu train_gpt.c $(CUDA_HEADERS) build/flags-cuda_cudnn
+	$(cuda_cudnn)
+build/bench_%_emu: test/bench_%.cu $(EMU_HEADERS) build/flags-emu
 	$(emu)
 build/test_comm_nccl: test/test_comm_nccl.cu $(EMU_HEADERS) build/flags-emu
 	$(emu)
