@@ -546,6 +546,9 @@ static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven 
 }
 static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_gives_stages(o); }
 static inline bool clash_auto_recompute(const Options *o, const OptionsGiven *g) { return options_plans(o) && g->at[OPTION_INDEX_recompute]; }
+static inline bool clash_plan_recompute(const Options *o, const OptionsGiven *g) {
+    return o->plan && !options_pipelined(o) && g->at[OPTION_INDEX_recompute];
+}
 static inline bool clash_auto_hpz(const Options *o, const OptionsGiven *g) { return (void)g, options_plans(o) && o->zero_hpz_partition_size > 1; }
 static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_pipeline_warmup] && o->pipeline_schedule != PIPELINE_DAPPLE;
@@ -662,6 +665,7 @@ static const OptionPair option_pairs[] = {
     {"pipeline-warmup", "pipeline", "one stage, and auto, have nothing to order: give --pipeline N", clash_warmup_pipeline},
     {"pipeline-warmup", "pipeline-schedule", "only dapple has policies", clash_warmup_schedule},
     {"pipeline", "recompute", "auto chooses it, for the memory that --device-memory tells", clash_auto_recompute},
+    {"plan", "recompute", "the planner chooses it, but for stages that --pipeline gives", clash_plan_recompute},
     {"pipeline", "zero-hpz-partition-size", "auto may choose stages of fewer ranks: give the stages", clash_auto_hpz},
     {"pipeline-schedule", "recompute", "zero-bubble keeps activations until the weight parts run: leave --recompute out, or choose dapple",
      clash_bubble_recompute},

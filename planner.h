@@ -156,9 +156,10 @@ static inline void planner_run(Planner *p) {
 // flight fits the memory.
 static inline bool stage_fits(const PlanTask *t, const Plan *p, int s, int first, int end, double most) {
     const PlanModel *m = t->model;
+    const double held = plan_held_rows(p->micro_batch, p->replicas[s]);
     double rows = plan_rows(t, p, s), bytes;
     return rows * (m->forward[end] + m->backward[end] - m->forward[first] - m->backward[first]) <= most &&
-           plan_stage_memory(t, p, first, end, plan_held_rows(p, s), 0, t->memory, &bytes) >= 1;
+           plan_stage_memory(t, p, first, end, held, 0, t->memory, &bytes) >= 1;
 }
 static inline bool plan_fill(const PlanTask *t, Plan *p, double most) { // stage after stage, each as many units as `most` seconds allow
     bool good = true;

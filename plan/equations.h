@@ -362,7 +362,7 @@ static inline EquationStage equation_stage(const EquationSearch *e, const PlanRa
     return s;
 }
 static inline bool equation_fits(const EquationSearch *e, const Plan *p, int n, int first, int end) {
-    const double rows = ceil((double)e->task->micro_batch / n);
+    const double rows = plan_held_rows(e->task->micro_batch, n);
     double bytes;
     return plan_stage_memory(e->task, p, first, end, rows, 0, e->task->memory, &bytes) >= 1;
 }

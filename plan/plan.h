@@ -396,11 +396,17 @@ static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) { //
     return t->even_slices ? share : ceil(share);
 }
 // Samples of a micro-batch that the busiest replica holds: whole ones, whatever is counted as its time.
+<<<<<<< HEAD
 static inline double plan_held_rows(const Plan *p, int stage) { return ceil((double)p->micro_batch / p->replicas[stage]); }
+=======
+static inline double plan_held_rows(int64_t micro_batch, int replicas) {
+    return ceil((double)micro_batch / replicas);
+}
+>>>>>>> fix-c
 static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
-        double fits = plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p, s), 0, t->memory, &bytes);
+        double fits = plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p->micro_batch, p->replicas[s]), 0, t->memory, &bytes);
         if (fits < plan_live(p, s, c->depth, c->micro_batches)) { depth = fmin(depth, fits); }
     }
     if (depth < (p->kind == PIPELINE_GPIPE ? c->micro_batches : 1)) { return false; }
@@ -408,7 +414,7 @@ static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
         c->live[s] = plan_live(p, s, c->depth, c->micro_batches);
         c->ahead[s] = (int)min_i64(c->live[s], p->kind == PIPELINE_ZERO_BUBBLE ? p->stages - s : INT32_MAX);
-        plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p, s), c->live[s], t->memory, &c->memory[s]);
+        plan_stage_memory(t, p, first, first + p->units[s], plan_held_rows(p->micro_batch, p->replicas[s]), c->live[s], t->memory, &c->memory[s]);
     }
     return true;
 }

@@ -534,6 +534,7 @@ static const char *const clashes[][3] = {
     {"--cyclic v1 --offload optimizer", "cyclic", "offload"},
     {"--pipeline auto --pipeline-warmup a", "pipeline-warmup", "pipeline"},
     {"--pipeline auto --recompute none", "pipeline", "recompute"},
+    {"--plan --recompute block", "plan", "recompute"},
     {"--pipeline auto --zero 3 --zero-hpz-partition-size 2", "pipeline", "zero-hpz-partition-size"},
     {"--cluster 1x1 --dry-run --ranks-per-node 0", "cluster", "ranks-per-node"},
     {"--momentum 0.9", "momentum", "optimizer"},

@@ -83,7 +83,7 @@ class Plan(unittest.TestCase):
 
     def test_refused(self):
         for flags, model, word in ((["--pipeline", "28:8,26:8"], "bert-48", "53"), (["--pipeline", "3"], "bert-48", "16 ranks"), ([], "", "which model"), ([], "gpt", "no model"),
-                                   (["--micro-batch", "3"], "bert-48", "multiple"),
+                                   (["--micro-batch", "3"], "bert-48", "multiple"), (["--recompute", "block"], "bert-48", "--recompute"),
                                    (["--pipeline", "2", "--pipeline-schedule", "zero-bubble", "--recompute", "block"], "bert-48", "zero-bubble")):
             run = plan(*flags, model=model)
             self.assertEqual(run.returncode, 2, run.stderr)

@@ -397,6 +397,65 @@ static void test_brute_force(void **state) {
     assert_true(worst < 0.01 && zero_bubbles > 0);
 }
 
+// Seconds of the best by the equations of all plans from this unit and rank on, of two stages or more,
+// with the paper's placement policies.
+static double equations_brute(const PlanTask *t, Plan *p, int unit, int rank) {
+    const int s = p->stages, units = t->model->units - unit, ranks = task_ranks(t) - rank;
+    static PlanCosts c;
+    int place[16];
+    double best = INFINITY;
+    if (!units && !ranks && s > 1 && look_at(t, p, &c, place)) { best = plan_equations(&c); }
+    for (int i = 0; i < units * ranks * PLACE_PAPER; i++) {
+        p->units[s] = 1 + i / PLACE_PAPER / ranks;
+        p->replicas[s] = 1 + i / PLACE_PAPER % ranks;
+        p->policy[s] = (unsigned char)(i % PLACE_PAPER);
+        const int left = units - p->units[s], ranks_left = ranks - p->replicas[s];
+        if (!left != !ranks_left || (!left && p->policy[s])) { continue; }
+        p->stages = s + 1;
+        best = fmin(best, equations_brute(t, p, unit + p->units[s], rank + p->replicas[s]));
+        p->stages = s;
+    }
+    return best;
+}
+// The same search as --plan's, on more and larger instances than test_plan.py, whose reference is an
+// independent one.
+static void test_equations_search(void **state) {
+    (void)state;
+    static const char *const shapes[] = {"1x4", "6x1", "1x6", "5x1", "2x2", "2x3", "3x2"};
+    random_state = getenv("TEST_SEED") ? strtoull(getenv("TEST_SEED"), NULL, 10) : 3;
+    const int instances = getenv("TEST_ALL") ? 5000 : 1000;
+    int deep = 0;
+    for (int i = 0; i < instances; i++, random_state += 1000) {
+        static const int samples[] = {2, 4, 8, 16, 64, 256};
+        const char *shape = shapes[below(7)];
+        PlanModel m = random_model(3 + below(shape[2] == '1' || shape[0] == '1' ? 7 : 4));
+        for (int u = 0; u <= m.units; u++) { // so that many stages are good
+            m.parameters[u] *= 30;
+            m.cut[u] /= 10;
+        }
+        char cluster[200];
+        snprintf(cluster, sizeof cluster, "%s,intra=%g,inter=%g,gather=%g,latency=%g", shape,
+                 between(1, 100), between(0.1, 10), between(0.05, 10),
+                 below(2) ? between(1, 1e3) : 0);
+        PlanTask t = task_of(&m, cluster, samples[below(6)]);
+        t.micro_batch = below(2) ? 1 : 2;
+        t.even_slices = true;
+        EquationSearch e = equation_search_make(&t, task_policies(&t, PLACE_PAPER));
+        equation_search(&e);
+        Plan p = plan_even(&t, 1, t.micro_batch);
+        p.stages = 0;
+        const double best = equations_brute(&t, &p, 0, 0);
+        if (e.cut || !close_to(best, e.best_s)) {
+            fail_msg("%s, %d units: %.12g, the best is %.12g", cluster, m.units, e.best_s, best);
+        }
+        deep += e.best.stages > 2;
+        equation_search_free(&e);
+        plan_model_free(&m);
+    }
+    print_message("%d of %d have more than two stages\n", deep, instances);
+    assert_true(deep > instances / 8);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Profiles
 
@@ -571,6 +630,7 @@ int main(void) {
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_paper_choices),
         cmocka_unit_test(test_brute_force),
+        cmocka_unit_test(test_equations_search),
         cmocka_unit_test(test_paper_plans_are_beaten),
         cmocka_unit_test(test_profile),
         cmocka_unit_test(test_bad_profiles),
