@@ -233,13 +233,13 @@ class PrepareData(Prepares):
         good = self.write("in/a.txt", some_text(500))
         endings = (".json .jsonl .ndjson .parquet .arrow .csv .tsv .gz .tgz .bz2 .xz .zst .lz4 .zip .7z .tar .JSONL .Gz .txt.gz .tar.bz2 "
                    ".jsonl.zst").split()
-        for ending in endings:
+        for i, ending in enumerate(endings):
             with self.subTest(ending):
                 bad = self.write(f"in/deep/er/b{ending}", '{"text": "words"}\n' * 200)
-                for inputs in ([bad], [good, bad], [self.folder / "in"]):
-                    said = self.prepare("--name", "t", "--input", *inputs, status=EXIT_INPUT).stderr
-                    self.assertIn(f"{bad}: {bad.suffix} files are not read yet", said)
-                    self.assertEqual(said.count("\n"), 1, said)
+                inputs = ([bad], [good, bad], [self.folder / "in"])[i % 3]
+                said = self.prepare("--name", "t", "--input", *inputs, status=EXIT_INPUT).stderr
+                self.assertIn(f"{bad}: {bad.suffix} files are not read yet", said)
+                self.assertEqual(said.count("\n"), 1, said)
                 bad.unlink()
         for name in ("c.json", "d.gz"):
             self.write(f"in/{name}", "text")
