@@ -396,13 +396,7 @@ static inline double plan_rows(const PlanTask *t, const Plan *p, int stage) { //
     return t->even_slices ? share : ceil(share);
 }
 // Samples of a micro-batch that the busiest replica holds: whole ones, whatever is counted as its time.
-<<<<<<< HEAD
-static inline double plan_held_rows(const Plan *p, int stage) { return ceil((double)p->micro_batch / p->replicas[stage]); }
-=======
-static inline double plan_held_rows(int64_t micro_batch, int replicas) {
-    return ceil((double)micro_batch / replicas);
-}
->>>>>>> fix-c
+static inline double plan_held_rows(int64_t micro_batch, int replicas) { return ceil((double)micro_batch / replicas); }
 static inline bool plan_memory(const PlanTask *t, const Plan *p, PlanCosts *c) {
     double depth = c->depth, bytes;
     for (int s = 0, first = 0; s < p->stages; first += p->units[s++]) {
