@@ -546,9 +546,7 @@ static inline bool clash_schedule_pipeline(const Options *o, const OptionsGiven 
 }
 static inline bool clash_warmup_pipeline(const Options *o, const OptionsGiven *g) { return g->at[OPTION_INDEX_pipeline_warmup] && !options_gives_stages(o); }
 static inline bool clash_auto_recompute(const Options *o, const OptionsGiven *g) { return options_plans(o) && g->at[OPTION_INDEX_recompute]; }
-static inline bool clash_plan_recompute(const Options *o, const OptionsGiven *g) {
-    return o->plan && !options_pipelined(o) && g->at[OPTION_INDEX_recompute];
-}
+static inline bool clash_plan_recompute(const Options *o, const OptionsGiven *g) { return o->plan && !options_pipelined(o) && g->at[OPTION_INDEX_recompute]; }
 static inline bool clash_auto_hpz(const Options *o, const OptionsGiven *g) { return (void)g, options_plans(o) && o->zero_hpz_partition_size > 1; }
 static inline bool clash_warmup_schedule(const Options *o, const OptionsGiven *g) {
     return g->at[OPTION_INDEX_pipeline_warmup] && o->pipeline_schedule != PIPELINE_DAPPLE;

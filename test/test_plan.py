@@ -227,7 +227,7 @@ class EquationsSearch(unittest.TestCase):
         for task, micro_batch, run in zip(tasks, asked, runs):
             with self.subTest(task=vars(task), micro_batch=micro_batch):
                 stages.append(self.check_one(task, micro_batch, run))
-        self.assertGreater(sum(count > 2 for count in stages), instances // 8)  # or the instances are too simple
+        self.assertGreaterEqual(sum(count > 2 for count in stages), instances // 16)  # or the instances are too simple
 
     def run_plan(self, task, profile, micro_batch):
         command = [str(BINARY), "--plan", "--json", "--profile", profile, "--cluster", task.cluster(), "--seq-len", "1", "--batch-tokens", str(task.samples)]
@@ -263,6 +263,8 @@ class EquationsSearch(unittest.TestCase):
     def test_memory(self):
         def flags(task, random):
             asked = random.choice((0, 1, 2, 4))
+            task.weights = [size / random.choice((1, 1000)) for size in task.weights]  # or they alone would count
+            task.outputs = [size * random.choice((1, 100)) for size in task.outputs]
             task.memory = int((4 * sum(task.weights) + sum(task.outputs) * (asked or 1)) / random.uniform(1, 4))
             return asked
         self.check(flags)
