@@ -144,15 +144,11 @@ static inline const Schedule *step_schedule(Trainer *t, int64_t step) { return &
 // ---------------------------------------------------------------------------------------------------------------------
 // One step
 
-static inline double shown_loss(const Trainer *t, double loss) {
-    return privacy_hides(&t->privacy) ? (double)NAN : loss;
-}
+static inline double shown_loss(const Trainer *t, double loss) { return privacy_hides(&t->privacy) ? (double)NAN : loss; }
 // Who guesses has a loss of ln(vocabulary), and so has a model before its first step; one that is
 // confident and wrong has more. No run that learns anything has twice as much after its warm-up;
 // the 1 is for vocabularies of a few tokens.
-static inline double loss_limit(const Trainer *t) {
-    return 2 * (1 + log((double)t->model.config.vocab));
-}
+static inline double loss_limit(const Trainer *t) { return 2 * (1 + log((double)t->model.config.vocab)); }
 // Once a run, where the loss may be told.
 static inline void warn_of_loss(Trainer *t, double loss) {
     const bool high = t->progress.step > t->options.warmup && loss > loss_limit(t);
@@ -234,7 +230,8 @@ static inline Pass make_pass(Trainer *t, int ahead) {
 }
 static inline OptimizerStep make_update(const Options *o, double lr, double norm) {
     double scale = o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1.0;
-    OptimizerStep u = {(float)lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale, 0, round_to_nearest()};
+    OptimizerStep u = {(float)lr, (float)o->beta1,   (float)o->beta2, (float)o->eps, (float)o->weight_decay, (float)o->momentum, (float)scale,
+                       0,         round_to_nearest()};
     return u;
 }
 static inline bool due(int64_t every, int64_t step, bool last) { return every && (step % every == 0 || last); }
