@@ -31,6 +31,9 @@
 //     beyond the grid MASS_BEYOND of delta: the high end counts such losses as infinite, the low end leaves them out
 //     FFT             ||error||_2 <= 13 u log2(N) ||data||_2 (Higham, Accuracy and Stability, theorem 24.2; roots of unity to 7 u), times T
 //                     for the power; in long double, as T and a heavy tail multiply it: u = 2^-64 on x86
+// A grid of width h moves the tilted sum by some (1 + theta) T h^2, so windows are planned, and FFTs begun, on grids where that is little beside
+// the window. Where 2^22 points are too few for it (epsilon is far above 1000 then), Renyi's bound of the grid of one step is the answer, and
+// its low end is 0. Work is bounded by numbers of points: no answer depends on the time that it took.
 // An own FFT of 40 lines: FFTW would be a dependency that CI has to install, for a tenth of the time, and states no such bound.
 #ifndef ACCOUNTANT_H
 #define ACCOUNTANT_H
@@ -671,28 +674,45 @@ static inline void account_parse(const char *text, double value[ACCOUNT_KEYS]) {
         die(EXIT_INPUT, ACCOUNT_HINT, "--dp-account needs q=, delta= and two of sigma=, steps=, epsilon=, found \"%.200s\"", text);
     }
 }
-// Some answers would take minutes: where one step's losses are spread over e^100, or epsilon is far smaller than the steps are many. Who asks on
-// a command line is told so; a run takes its time.
-static double account_seconds = 120; // of this processor: what takes half a minute on a slow machine is still answered; tests take less
+// Who waits is told after account_note seconds that it may take longer. Some answers would take many
+// minutes (documents of many windows): where a limit is given the program ends then. Both are of
+// this processor's time, and no number depends on them. Tests take less.
+static double account_note = 2;
+static double account_seconds = 120; // --dp-account's limit
 static struct {
     const char *question;
-    clock_t end;
+    double limit; // 0: none
+    clock_t begin;
+    bool told;
     void (*hook)(void); // comm.h's
 } account_clock;
 static inline void account_in_time(void) {
-    if (clock() > account_clock.end) {
-        die(EXIT_INPUT, "ask for fewer steps, more sigma or more epsilon; --dp-accountant rdp answers at once, where it can, with a higher epsilon",
-            "--dp-account: to answer %.200s takes more than %g s", account_clock.question, account_seconds);
+    const double seconds = (double)(clock() - account_clock.begin) / CLOCKS_PER_SEC;
+    if (account_clock.limit > 0 && seconds > account_clock.limit) {
+        die(EXIT_INPUT, "ask for fewer steps, more noise or more epsilon; --dp-accountant rdp answers at once, where it can, with a higher epsilon",
+            "%.250s takes more than %g s", account_clock.question, account_clock.limit);
+    }
+    if (seconds > account_note && !account_clock.told) {
+        account_clock.told = true;
+        fprintf(stderr, "note: %.250s takes a while, mostly less than a minute of processor time", account_clock.question);
+        if (account_clock.limit > 0) { fprintf(stderr, "; it ends after %g s", account_clock.limit); }
+        fprintf(stderr, "\n");
     }
     if (account_clock.hook) { account_clock.hook(); }
 }
+static inline void account_watch(const char *question, double limit) {
+    account_clock.question = question, account_clock.limit = limit, account_clock.begin = clock();
+    account_clock.hook = keep_alive_hook, keep_alive_hook = account_in_time;
+}
+static inline void account_unwatch(void) { keep_alive_hook = account_clock.hook; }
 // Prints what --dp-account asks for as a table, or as one JSON object.
 static inline void account_answer(FILE *to, const char *text, bool rdp, bool replace_one, bool json) {
     const char *accountant = rdp ? "rdp" : "prv", *neighbours = replace_one ? "replace-one" : "add-remove";
     double value[ACCOUNT_KEYS], *sigma = &value[ACCOUNT_SIGMA], target;
     account_parse(text, value);
-    account_clock.question = text, account_clock.end = clock() + (clock_t)(account_seconds * CLOCKS_PER_SEC);
-    account_clock.hook = keep_alive_hook, keep_alive_hook = account_in_time;
+    char question[300];
+    snprintf(question, sizeof question, "--dp-account: to answer %.200s", text);
+    account_watch(question, account_seconds);
     target = value[ACCOUNT_EPSILON];
     int windows = isnan(value[ACCOUNT_WINDOWS]) ? 1 : (int)value[ACCOUNT_WINDOWS];
     int64_t steps = isnan(value[ACCOUNT_STEPS]) ? 0 : (int64_t)value[ACCOUNT_STEPS];
@@ -704,7 +724,10 @@ static inline void account_answer(FILE *to, const char *text, bool rdp, bool rep
         die(EXIT_INPUT, "ask for more epsilon or delta, or sample less", "--dp-account: no %s keeps epsilon %g", isinf(s.sigma) ? "sigma" : "step", target);
     }
     PrivacyLoss loss = account_epsilon(&s, target); // as the search decided; NAN: as narrow as it gets
-    keep_alive_hook = account_clock.hook;
+    account_unwatch();
+    if (!isfinite(loss.high)) {
+        die(EXIT_INPUT, "ask for more sigma, more delta or fewer windows", "--dp-account: %.200s has no epsilon that could be told", text);
+    }
     if (json) {
         fprintf(to, "{\"epsilon\":%.17g,\"low\":%.17g,\"high\":%.17g,\"delta\":%.17g,\"q\":%.17g,\"sigma\":%.17g,\"steps\":%" PRId64, loss.high, loss.low,
                 loss.high, s.delta, s.q, s.sigma, s.steps);

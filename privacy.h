@@ -46,6 +46,7 @@ typedef struct {
 
 enum { PRIVACY_HISTORY_MAX = 600, PRIVACY_JSON_MAX = 1200 };
 static const double CAP_SHARE = 1e-5;
+static double account_run_seconds = 600; // of this processor, to find a run's noise or steps when it begins; tests take less
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Epsilon
@@ -63,6 +64,12 @@ static inline PrivacySetting privacy_setting(const Privacy *p, int64_t steps) {
     PrivacySetting s = {q, p->sigma, delta, steps, p->rdp, p->relation == DP_REPLACE_ONE, (int)p->document};
     return s;
 }
+// What the accountant works on, for who waits.
+enum { PRIVACY_QUESTION = 100 };
+static inline const char *privacy_question(const PrivacySetting *s, char text[PRIVACY_QUESTION]) {
+    snprintf(text, PRIVACY_QUESTION, "to account for %" PRId64 " private steps", s->steps);
+    return text;
+}
 // What so many steps give away: `high` is claimed. Rank 0 alone calls it; a number of steps is accounted once.
 static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     PrivacyLoss nothing = {0, 0}, all = {INFINITY, INFINITY};
@@ -70,10 +77,13 @@ static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     if (p->sigma < LEAST_SIGMA) { return all; } // no epsilon worth a number
     if (steps != p->told_steps) {
         PrivacySetting s = privacy_setting(p, steps);
+        char question[PRIVACY_QUESTION];
+        account_watch(privacy_question(&s, question), 0);
         p->told = account_epsilon(&s, NAN), p->told_steps = steps;
         if (p->target > 0 && p->told.high > p->target) { // the search for noise or steps has seen that it is not, by a narrower interval
             p->told.high = fmin(p->told.high, account_epsilon(&s, p->target).high);
         }
+        account_unwatch();
     }
     return p->told;
 }
@@ -82,7 +92,12 @@ static inline int64_t privacy_allowed_steps(const Privacy *p) { return p->on ? p
 
 static inline void privacy_find_noise(Privacy *p, Comm *comm) {
     PrivacySetting s = privacy_setting(p, max_i64(p->steps, 1));
-    if (comm->rank == 0) { p->sigma = account_sigma(&s, p->target); }
+    if (comm->rank == 0) {
+        char question[PRIVACY_QUESTION];
+        account_watch(privacy_question(&s, question), account_run_seconds);
+        p->sigma = account_sigma(&s, p->target);
+        account_unwatch();
+    }
     comm_broadcast(comm, &p->sigma, sizeof p->sigma, 0);
     if (isinf(p->sigma)) {
         die(EXIT_INPUT, "ask for more --dp-epsilon, or take fewer --steps or a smaller --batch-tokens", "no noise keeps --dp-epsilon %g over %" PRId64 " steps",
@@ -95,8 +110,11 @@ static inline void privacy_find_allowed(Privacy *p, Comm *comm) {
     PrivacySetting s = privacy_setting(p, p->steps);
     if (p->sigma < LEAST_SIGMA) {
         p->allowed = 0;
-    } else if (comm->rank == 0 && account_epsilon(&s, p->target).high > p->target) {
-        p->allowed = account_search(s, p->target, false, 0, p->steps);
+    } else if (comm->rank == 0) {
+        char question[PRIVACY_QUESTION];
+        account_watch(privacy_question(&s, question), account_run_seconds);
+        if (account_epsilon(&s, p->target).high > p->target) { p->allowed = account_search(s, p->target, false, 0, p->steps); }
+        account_unwatch();
     }
     comm_broadcast(comm, &p->allowed, sizeof p->allowed, 0);
 }

@@ -252,6 +252,38 @@ static void test_gaussian(void **state) {
     }
 }
 
+// As many steps as are accounted. Epsilon is known where each sample is in every step, and by the
+// limit theorem to a percent where it is in few of them. A comparison is decided 4 percent away.
+static void check_many(double q, double sigma, double steps, double delta, double known) {
+    PrivacySetting s = setting(q, sigma, steps, delta, false);
+    const PrivacyLoss above = account_epsilon(&s, 1.04 * known), below = account_epsilon(&s, 0.96 * known);
+    if (!(above.high <= 1.04 * known && below.low > 0.96 * known)) {
+        fail_msg("q %g sigma %g steps %g: known %.9g; found %.9g to %.9g, and %.9g to %.9g", q, sigma, steps, known, above.low, above.high, below.low,
+                 below.high);
+    }
+}
+static void test_many_steps(void **state) {
+    (void)state;
+    check_many(1, 1e4, 1e9, 1e-8, gaussian_epsilon(sqrtl(1e9L) / 1e4L, 1e-8L));
+    const double at_random[][3] = {{1e-5, 1, 1e9}, {1e-4, 1, 1e8}, {1e-5, 10, 1e9}}; // q, sigma, steps
+    for (size_t i = 0; i < (all_tests() ? 3 : 1); i++) {
+        const double *c = at_random[i];
+        check_many(c[0], c[1], c[2], 1e-8, gaussian_epsilon((long double)(c[0] * sqrt(c[2] * expm1(1 / (c[1] * c[1])))), 1e-8L));
+    }
+}
+static void test_steps_without_a_grid(void **state) { // an upper end within a thousandth, at once
+    (void)state;
+    const double sigmas[] = {0.1, 1, 10};
+    for (int i = 0; i < 3; i++) {
+        PrivacySetting s = setting(1, sigmas[i], 1e9, 1e-8, false);
+        const long double mu = sqrtl(1e9L) / (long double)sigmas[i];
+        const double least = (double)(mu * mu / 2); // delta is about 1/2 there
+        PrivacyLoss loss = account_epsilon(&s, NAN);
+        const double most = least + 6 * (double)mu; // and 1e-9 there
+        assert_true(loss.low <= least && loss.high > least && loss.high < most * 1.001);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // What always holds
 
@@ -380,6 +412,21 @@ static void test_answers_that_take_long(void **state) { // are refused, after so
         assert_true(seconds < 3);
     }
 }
+static void answer_without_end(const void *text) { account_answer(stdout, (const char *)text, false, false, true); }
+static void answer_with_note(const void *text) {
+    account_note = 0;
+    account_answer(stdout, (const char *)text, false, false, true);
+}
+static void test_who_waits_is_told(void **state) {
+    (void)state;
+    char message[4096];
+    assert_int_equal(run_child(answer_with_note, "q=0.01,sigma=1,steps=1000,delta=1e-5", message, sizeof message), EXIT_DONE);
+    const char *note = "note: --dp-account: to answer q=0.01,sigma=1,steps=1000,delta=1e-5 takes a while, mostly less than a minute of processor time; "
+                       "it ends after 120 s\n";
+    assert_string_equal(message, note); // one line
+    assert_int_equal(run_child(answer_without_end, "q=1,sigma=0.1,steps=1,delta=1e-5,windows=1024", message, sizeof message), EXIT_INPUT);
+    assert_non_null(strstr(message, "has no epsilon that could be told"));
+}
 static void test_answer(void **state) {
     (void)state;
     char *text = NULL;
@@ -404,6 +451,8 @@ int main(void) {
         cmocka_unit_test(test_one_step),
         cmocka_unit_test(test_two_steps),
         cmocka_unit_test(test_gaussian),
+        cmocka_unit_test(test_many_steps),
+        cmocka_unit_test(test_steps_without_a_grid),
         cmocka_unit_test(test_monotonic),
         cmocka_unit_test(test_random_settings),
         cmocka_unit_test(test_seldom_sampled),
@@ -411,6 +460,7 @@ int main(void) {
         cmocka_unit_test(test_refused_texts),
         cmocka_unit_test(test_answer),
         cmocka_unit_test(test_answers_that_take_long),
+        cmocka_unit_test(test_who_waits_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

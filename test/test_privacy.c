@@ -98,6 +98,21 @@ static void write_ledger(int64_t taken, int64_t since, uint64_t path) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Plans
 
+// Who begins a run that takes long to account is told so; and it ends, where it is not to take longer.
+static void test_accounting_that_takes_long(void **state) {
+    (void)state;
+    const Case of_noise = {"--dp-noise 1", NULL, 1000 * WINDOWS, SAMPLES, 100000000, 0};
+    const Case finds_noise = {"--dp-epsilon 8", NULL, 1000 * WINDOWS, SAMPLES, 100000000, 0};
+    const Case finds_steps = {"--dp-epsilon 1 --dp-noise 1", NULL, 1000 * WINDOWS, SAMPLES, 100000000, 0};
+    const char *first = "to account for 100000000 private steps takes";
+    const double note = account_note, limit = account_run_seconds;
+    account_note = 0, account_run_seconds = 0.02;
+    check_case(of_noise, EXIT_DONE, "", "");
+    check_case(finds_noise, EXIT_INPUT, first, "takes more than 0.02 s\n  hint: ask for fewer steps");
+    check_case(finds_steps, EXIT_INPUT, first, "takes more than 0.02 s");
+    check_case(finds_noise, EXIT_INPUT, "note: ", "takes a while");
+    account_note = note, account_run_seconds = limit;
+}
 static void test_not_private(void **state) {
     (void)state;
     Run r;
@@ -721,6 +736,7 @@ static void test_warnings(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_accounting_that_takes_long),
         cmocka_unit_test(test_not_private),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_refused_plans),
