@@ -37,7 +37,7 @@ DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT 
 HISTORY = ("docs/results.md",)  # tells what was done, some of it in short: parsed only
 
 # Begins of commands that take a GPU, root, a cluster, the network or hours: parsed only.
-ELSEWHERE = ("make", "scripts/setup.sh", "scripts/cluster.sh", "scripts/slurm.sbatch", "scripts/reproduce_", "scripts/bench", "scripts/long_run.sh",
+ELSEWHERE = ("make", "scripts/setup.sh", "scripts/cluster.sh", "scripts/slurm.sbatch", "scripts/reproduce_", "scripts/bench", "scripts/gpu_", "scripts/long_run.sh",
              "scripts/zeropp_bars.py", "test/", "build/", "nsys")
 BUT_HERE = (["make", "run"], ["make", "help"])
 

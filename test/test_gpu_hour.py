@@ -180,7 +180,7 @@ ptxas info    : Function properties for _Z3subPf
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 8 registers
 """
-    SASS = """		Function : _Z3addPf
+    SASS = """\t\tFunction : _Z3addPf
         /*0000*/                   LDC R1, c[0x0][0x28] ;      /* 0x00000a00ff017b82 */
         /*0010*/              @!P0 LDG.E.U16 R2, desc[UR4] ;   /* 0x0 */
         /*0020*/                   HMMA.16816.F32.BF16 R4, R8 ; /* 0x0 */
