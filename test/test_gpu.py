@@ -276,7 +276,7 @@ class Memory(TestCase):
         self.check_refused(whole * 0.99 // 1, "it fits with --micro-batch 4, or --recompute block\n")
         self.check_refused((half + recomputed) // 2, "it fits with --micro-batch 4, or --recompute block --micro-batch 4\n")
         self.check_refused(recomputed * 0.99 // 1, "it fits with --micro-batch 4\n", recompute="block")
-        self.check_refused(34 << 20, "no --micro-batch fits")
+        self.check_refused(36 << 20, "no --micro-batch fits")
 
 
 class Ranks(TestCase):

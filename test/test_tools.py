@@ -500,8 +500,20 @@ class Slurm(InFolder):
         self.assertEqual(self.job("exit 2\n", code=2), [], "bad input")
         self.assertEqual(self.job(f"trap 'exit 3' USR1; {wait}", signal.SIGUSR1, code=3), [], "what cannot be saved would be lost again")
 
+    def test_gpus(self):
+        """The GPU build is started where the job has GPUs, and refused where it has none."""
+        self.write("plan", "exit 0\n")
+        self.write("train_gpt_cuda", "#!/bin/sh\n", 0o755)
+        self.environment["PROGRAM"] = "./train_gpt_cuda"
+        self.assertIn("sbatch --gpus-per-task=1", self.run_to_end(self.script, "--out", self.out, code=2))
+        self.assertFalse((self.folder / "calls").exists())
+        self.environment["SLURM_GPUS_PER_TASK"] = "1"
+        self.run_to_end(self.script, "--out", self.out)
+        self.assertIn("./train_gpt_cuda", (self.folder / "calls").read_text())
+
     def test_directives(self):
         found = set(re.findall(r"(?m)^#SBATCH (\S+)", self.script.read_text()))
+        self.assertFalse([line for line in found if "gpu" in line], "a cluster without GPUs would refuse the job")
         self.assertLessEqual({"--signal=B:USR1@300", "--requeue", "--open-mode=append"}, found)
 
     def test_outside_slurm(self):

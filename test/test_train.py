@@ -156,7 +156,7 @@ def parse_log(text):
 
 def command_line(changes, emulated=False):
     """Flags of TRAIN with changes; None leaves a flag out. The GPU build's default precision is another: here it is the same."""
-    flags = dict(TRAIN, **({"dtype": "fp32"} if emulated else {}), **{name.replace("_", "-"): value for name, value in changes.items()})
+    flags = {**TRAIN, **({"dtype": "fp32"} if emulated else {}), **{name.replace("_", "-"): value for name, value in changes.items()}}
     return [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
 
 
