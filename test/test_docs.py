@@ -49,7 +49,6 @@ DOCUMENTS = [
 HISTORY = ("docs/results.md",)  # tells what was done, some of it in short: parsed only
 
 # Begins of commands that take a GPU, root, a cluster, the network or hours: parsed only.
-<<<<<<< HEAD
 ELSEWHERE = (
     "make",
     "scripts/setup.sh",
@@ -57,16 +56,13 @@ ELSEWHERE = (
     "scripts/slurm.sbatch",
     "scripts/reproduce_",
     "scripts/bench",
+    "scripts/gpu_",
     "scripts/long_run.sh",
     "scripts/zeropp_bars.py",
     "test/",
     "build/",
     "nsys",
 )
-=======
-ELSEWHERE = ("make", "scripts/setup.sh", "scripts/cluster.sh", "scripts/slurm.sbatch", "scripts/reproduce_", "scripts/bench", "scripts/gpu_", "scripts/long_run.sh",
-             "scripts/zeropp_bars.py", "test/", "build/", "nsys")
->>>>>>> fix-k
 BUT_HERE = (["make", "run"], ["make", "help"])
 
 # A small model and little of everything, behind the flags that a command has.

@@ -881,7 +881,6 @@ while (($#)); do
     shift
 done
 """
-<<<<<<< HEAD
     PROGRAMS = (
         "train_gpt",
         "train_gpt_emu",
@@ -900,15 +899,12 @@ done
         "build/test_comm_nccl",
         "build/bench_ops",
         "build/bench_attention_emu",
+        "build/bench_kernels_emu",
         "build/gpu_test_ops",
+        "build/gpu_production_test_ops",
+        "build/train_gpt_cudnn",
         "build/cudnn_bench_attention",
     )
-=======
-    PROGRAMS = ("train_gpt", "train_gpt_emu", "train_gpt_cuda", "build/train_gpt_cpp", "build/train_gpt_sanitized", "build/train_gpt_faulty",
-                "build/train_gpt_faulty_emu", "build/jumping_clock.so", "build/test_comm", "build/test_noise", "build/test_options", "build/test_gpt",
-                "build/test_ops_emu", "build/test_emu", "build/test_comm_nccl", "build/bench_ops", "build/bench_attention_emu",
-                "build/bench_kernels_emu", "build/gpu_test_ops", "build/gpu_production_test_ops", "build/train_gpt_cudnn", "build/cudnn_bench_attention")
->>>>>>> fix-k
     EMULATED = {name for name in PROGRAMS if "emu" in name or "nccl" in name}
     CUDA = {"train_gpt_cuda", "build/gpu_test_ops", "build/gpu_production_test_ops", "build/train_gpt_cudnn", "build/cudnn_bench_attention"}
 
