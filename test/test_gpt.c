@@ -55,7 +55,15 @@ static Dataset batch_dataset(void) {
         batch_tokens[b * (T + 1) + T] = (uint16_t)golden.y[b][T - 1];
         batch_table[b] = ((uint64_t)(b * (T + 1)) << TARGET_BITS) | T;
     }
-    Dataset d = {{"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0, 0}, &batch_shard, 1, B * (T + 1), B, batch_table, 0, 0, NULL};
+    const DatasetOptions options = {"--train", T, V, 0, WINDOWS_DOCUMENT, false, 0, 0};
+    Dataset d;
+    memset(&d, 0, sizeof d);
+    d.options = options;
+    d.shards = &batch_shard;
+    d.shard_count = 1;
+    d.tokens = B * (T + 1);
+    d.windows = B;
+    d.table = batch_table;
     return d;
 }
 
