@@ -246,7 +246,7 @@ class Project:
     def run(self, words, **variables):
         """The ended command, with what it printed. After TIMEOUT it is ended with all that it started."""
         process = subprocess.Popen(words, cwd=self.folder, env=dict(ENVIRONMENT, **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, start_new_session=True)
+                                   stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
         try:
             out, err = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
