@@ -219,7 +219,7 @@ def run_operations(c, program, **environment):
     """The number of cases that passed."""
     c.need(program)
     c.run(program, **environment, **({"OPS_TESTS": TOY_TESTS} if c.toy else {}))
-    with open(c.log) as log:
+    with open(c.log, errors="replace") as log:
         return int(re.findall(r"\[  PASSED  \] (\d+) test", log.read())[-1])
 
 

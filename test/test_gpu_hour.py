@@ -129,7 +129,7 @@ class Whole(InFolder):
 
 class Trouble(InFolder):
     def test_a_stage_hangs_and_one_fails(self):
-        self.fake(nvcc=HANG, nsys="#!/bin/sh\nexit 3\n", compute_sanitizer="#!/bin/sh\n")
+        self.fake(nvcc=HANG, nsys="#!/bin/sh\nexit 3\n", compute_sanitizer='#!/bin/sh\n! kill -0 "$(cat "$FAKES/pid")"\n')  # what hung is gone by now
         said, stages = self.hour("--only", "versions,profile,sanitizers", "--limit", "versions=2", code=1)
         self.assertEqual({name: stage["status"] for name, stage in stages.items()}, {"versions": "timed out", "profile": "failed", "sanitizers": "passed"}, said)
         self.assertIn("nvcc --version", stages["versions"]["reason"])
