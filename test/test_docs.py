@@ -392,7 +392,6 @@ class Project:
             raise AssertionError(done.stderr)
 
     def run(self, words, **variables):
-<<<<<<< HEAD
         """The ended command. After TIMEOUT it is ended with all that it started."""
         process = subprocess.Popen(
             words,
@@ -405,11 +404,6 @@ class Project:
             errors="replace",
             start_new_session=True,
         )
-=======
-        """The ended command, with what it printed. After TIMEOUT it is ended with all that it started."""
-        process = subprocess.Popen(words, cwd=self.folder, env=dict(ENVIRONMENT, **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
->>>>>>> fix-k
         try:
             out, err = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
