@@ -1207,6 +1207,7 @@ class Failures(TestCase):
             (("pipeline-warmup", "pipeline"), dict(pipeline_warmup="a")),
             (("pipeline-warmup", "pipeline-schedule"), dict(pipeline=2, pipeline_schedule="gpipe", pipeline_warmup="b")),
             (("pipeline", "recompute"), dict(pipeline="auto", recompute="none")),
+            (("plan", "recompute"), dict(plan=1, recompute="block")),
             (("pipeline", "zero-hpz-partition-size"), dict(pipeline="auto", zero=3, zero_hpz_partition_size=2)),
             (("pipeline-schedule", "recompute"), dict(pipeline=2, pipeline_schedule="zero-bubble", recompute="block")),
             (("cyclic-mode", "cyclic"), dict(cyclic_mode="single")), (("cyclic-slack", "cyclic"), dict(cyclic="v1", cyclic_slack=1)),
