@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
@@ -473,10 +474,19 @@ def started_make(words):
     return words
 
 
+def out_of(words):
+    """The folder that a command's run writes into, or the command itself where it names none."""
+    if words[:2] == ["make", "run"] or "run_shakespeare" in words[0]:
+        return "out/shakespeare"
+    named = [after for word, after in zip(words, words[1:]) if word == "--out"]
+    return named[-1] if named else " ".join(words)
+
+
 class Started(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.project = Project()
+        cls.folders = {}  # a lock for each --out
         cls.addClassCleanup(cls.project.temporary.cleanup)
 
     def commands(self):
@@ -498,7 +508,8 @@ class Started(unittest.TestCase):
                 shlex.join(words).replace("'out/*/log.jsonl'", "out/*/log.jsonl")
                 + " --out out/plot.png",
             ]
-        return self.project.run(words, **variables)
+        with self.folders.setdefault(out_of(words), threading.Lock()):  # a run locks its folder
+            return self.project.run(words, **variables)
 
     def test_every_command(self):
         begins = [
