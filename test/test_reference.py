@@ -49,6 +49,7 @@ import random
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -57,8 +58,24 @@ import reference
 import test_train
 from reference import Config, Run, Samples
 from test_faults import at_once, sample
-from test_pseudo import states
 from test_train import ALL, SEED, put, scratch, shard
+
+
+def states(folder):
+    """(kind, storage) -> the elements of a state, of a checkpoint (docs/formats.md)."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(folder, "state_*"))):
+        with open(path, "rb") as file:
+            data = file.read()
+        at = 24 + 32 * struct.unpack_from("<3Q", data)[2]
+        for kind, storage, begin, n in struct.iter_unpack("<4q", data[24:at]):
+            found.setdefault((kind, storage), {})[begin] = np.frombuffer(data, "<f4", n, at)
+            at += 4 * n
+    return {
+        key: np.concatenate([pieces[begin] for begin in sorted(pieces)])
+        for key, pieces in found.items()
+    }
+
 
 # Relative errors of sums of some thousand products of fp32, where the reference has fp64; seen:
 # 1e-6 (losses), 1e-6 (norms). A tensor after the last step: a part of its way, and the rounding of
