@@ -649,14 +649,14 @@ FAULTS = [
      "sqrtf(v[i] * unbias_v + o.eps * o.eps) - o.eps} +"),
     ("adamw", UPDATE, "(sqrtf(v[i] * unbias_v) + {o.eps ==> o.eps * sqrtf(unbias_v)})"),
     ("clip, adamw", UPDATE, "(1.0f - o.beta2) * {g * g ==> grad[i] * grad[i]};"),
-    ("adamw, decay", UPDATE, ") + {o.weight_decay * was[i] ==> o.weight_decay * was[i] / o.lr});"),
+    ("adamw, decay", UPDATE, ") + {o.weight_decay * master[i] ==> o.weight_decay * master[i] / o.lr});"),
     ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
      "==> decay};"),
     ("sgd, decay", ZERO, "o.weight_decay = {tensor_specs[parts[i].tensor].decay ? decay : 0.0f "
      "==> tensor_specs[parts[i].tensor].decay && parts[i].tensor != WPE ? decay : 0.0f};"),
-    ("sgd", UPDATE, "o.momentum * was_b[i] + {grad[i] * o.grad_scale "
+    ("sgd", UPDATE, "o.momentum * b[i] + {grad[i] * o.grad_scale "
      "==> (1 - o.momentum) * grad[i] * o.grad_scale}"),
-    ("sgd", UPDATE, "master[i] = was[i] - o.lr * {b[i] "
+    ("sgd", UPDATE, "master[i] -= o.lr * {b[i] "
      "==> (o.momentum * b[i] + grad[i] * o.grad_scale)};"),
     # learning rates
     ("cosine", FLAGS, "0.5 * (1 + cos({3.141592653589793 ==> 3.1415} * done));"),
@@ -700,18 +700,20 @@ FAULTS = [
      "==> (t->samples * t->options.seq_len)};"),
     # sharing
     ("all", ZERO, "o.grad_scale *= {(float)store_mean(s, storage) ==> 1.0f};"),
-    ("shared, clip", ZERO, "exact_add(sum, {mean * mean ==> mean} * *partial++);"),
+    ("shared, clip", ZERO, "ops_square_sum(s->stream, s->squares, store_sum(s, i, step), n, NORM_CHUNK, "
+     "{mean * mean ==> mean});"),
     ("three and one", ZERO, "return 1 / (double){gpt_storage_shared_by(s->model, storage) "
      "==> (storage > 1 ? gpt_storage_shared_by(s->model, 2) : 1)}; }"),
-    ("share-lr", PSEUDO_H, "const double shared = {share_is(&m->share) ==> true} &&"),
-    ("delink", MAIN, "return o->delink_at && {step >= o->delink_at ==> step > o->delink_at} &&"),
+    ("share-lr", PSEUDO_H, "const double shared = {share_is(m->share) ==> true} &&"),
+    ("delink", MAIN, "options_switches(o) && {t->progress.step >= o->delink_at "
+     "==> t->progress.step > o->delink_at};"),
     ("delink, mean", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> true} ?"),
     ("delink, reset", PSEUDO_H, "p->restarted = {moments == DELINK_RESET ==> false} ?"),
     ("delink, mean", PSEUDO_H, "kind != STATE_PREVIOUS && ({moments != DELINK_RESET ==> false} ||"),
     ("delink, warm-up", PSEUDO_H, "since < o->delink_warmup ? (double)(since + {1 ==> 2}) /"),
     ("chains", "checkpoint.h", "p->restarted = {anew ==> false} ? of.updates : of.restarted;"),
     # one step late
-    ("delay, rate and clip", TRAINER, "? {t->progress.pending_norm ==> 0} : 0);"),
+    ("delay, rate and clip", TRAINER, "make_update(&t->options, lr, {t->progress.pending_norm ==> 0});"),
     ("delay", TRAINER, "t->store.pending = {!skipped ==> !skipped && t->progress.step % 2},"),
     ("delay, adamw", ZERO, "(s, storage, &p, s->updates[storage] + {1 ==> 2}, o);"),
     # the model
