@@ -296,13 +296,13 @@ static inline void manifest_add_model(TextBuffer *t, const GptModel *m, bool ada
 // The algorithms of a GPU's matrix products, and the device and library that they are for.
 static inline void manifest_add_matmuls(TextBuffer *t, const MatmulChoices *choices) {
     char library[160];
-    ops_matmul_library(library, sizeof library);
     if (!choices || !choices->count) { return; }
+    ops_matmul_library(library, sizeof library);
     text_add(t, "matmul_library %s\nmatmuls %d\n", library, choices->count);
     for (int i = 0; i < choices->count; i++) {
-        text_add(t, "matmul%d ", i);
-        for (int b = 0; b < MATMUL_CHOICE_BYTES; b++) { text_add(t, "%02x", choices->choice[i].bytes[b]); }
-        text_add(t, "\n");
+        char hex[2 * MATMUL_CHOICE_BYTES + 1];
+        bytes_to_hex(hex, choices->choice[i].bytes, MATMUL_CHOICE_BYTES);
+        text_add(t, "matmul%d %s\n", i, hex);
     }
 }
 // False where the manifest has none for this library, or a line of them is damaged.
@@ -315,11 +315,8 @@ static inline bool manifest_matmuls(const char *text, const char *library, Matmu
         char key[32];
         snprintf(key, sizeof key, "matmul%d", i);
         const char *line = manifest_line(text, key);
-        for (int b = 0; b < MATMUL_CHOICE_BYTES; b++) {
-            unsigned byte = 0;
-            if (!line || sscanf(line + 2 * b, "%2x", &byte) != 1) { return false; }
-            choices->choice[i].bytes[b] = (unsigned char)byte;
-        }
+        const bool good = line && bytes_from_hex(choices->choice[i].bytes, line, MATMUL_CHOICE_BYTES);
+        if (!good || line[2 * MATMUL_CHOICE_BYTES] != '\n') { return false; }
     }
     choices->count = (int)count;
     return true;

@@ -962,11 +962,14 @@ static inline void comm_gather_now(Comm *c, const Group *g, const char *what, vo
 static inline void comm_all_gather_doubles(Comm *c, double *data, const int64_t *bounds) {
     comm_gather_now(c, &c->everyone, "numbers", data, bounds, sizeof *data);
 }
-// all[r] = rank r's `mine`, of `bytes` each
-static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) {
-    memcpy((char *)all + (size_t)c->rank * bytes, mine, bytes);
-    for (int r = 0; r <= c->ranks; r++) { c->small_bounds[r] = r; }
-    comm_gather_now(c, &c->everyone, "small values", all, c->small_bounds, bytes);
+// all[i] = `mine` of member i, of `bytes` each; all members call it.
+static inline void comm_all_gather_in(Comm *c, const Group *g, const void *mine, void *all, size_t bytes) {
+    memcpy((char *)all + (size_t)g->me * bytes, mine, bytes);
+    for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i; }
+    comm_gather_now(c, g, "small values", all, c->small_bounds, bytes);
+}
+static inline void comm_all_gather_small(Comm *c, const void *mine, void *all, size_t bytes) { // of all ranks
+    comm_all_gather_in(c, &c->everyone, mine, all, bytes);
 }
 static inline void comm_broadcast_in(Comm *c, const Group *g, void *data, size_t bytes, int root) { // among the members only
     for (int i = 0; i <= g->n; i++) { c->small_bounds[i] = i > root; }

@@ -203,14 +203,11 @@ static inline void nccl_share(Comm *c, const Group *g, void *memory, size_t byte
     if (!memory) { return; }
     NcclShared shared = {(ncclComm_t)g->channel, NULL};
     if (!shared.communicator || n->shares == NCCL_SHARED) { return; }
-    int taken = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
-    const bool mine = taken;
-    for (int i = 0; i < g->n; i++) { // NCCL wants the memory of all members registered, or of none
-        int theirs = taken;
-        comm_broadcast_in(c, g, &theirs, sizeof theirs, i);
-        taken = taken && theirs;
-    }
-    if (taken) {
+    const int mine = ncclCommRegister(shared.communicator, memory, bytes, &shared.handle) == ncclSuccess && shared.handle;
+    int *theirs = c->small_values, taken = 0;
+    comm_all_gather_in(c, g, &mine, theirs, sizeof mine);
+    for (int i = 0; i < g->n; i++) { taken += theirs[i]; }
+    if (taken == g->n) { // NCCL wants the memory of all members registered, or of none
         n->shared[n->shares++] = shared;
     } else if (mine) {
         ncclCommDeregister(shared.communicator, shared.handle);

@@ -162,16 +162,18 @@ static inline void noise_key_make(uint32_t key[8]) {
 }
 // The key as 64 hex digits: its bytes in the order of RFC 8439, the lowest of a word first.
 static inline void noise_key_to_hex(char hex[65], const uint32_t key[8]) {
-    for (int i = 0; i < 32; i++) { snprintf(hex + 2 * i, 3, "%02x", (unsigned)(key[i / 4] >> i % 4 * 8 & 255)); }
+    unsigned char bytes[32];
+    for (int i = 0; i < 32; i++) { bytes[i] = (unsigned char)(key[i / 4] >> i % 4 * 8); }
+    bytes_to_hex(hex, bytes, sizeof bytes);
+    noise_wipe(bytes, sizeof bytes);
 }
 static inline bool noise_key_from_hex(uint32_t key[8], const char *hex) { // false: hex is no key, and key is zeros
-    const char *digits = "0123456789abcdef0123456789ABCDEF", *d;
+    unsigned char bytes[32];
+    const bool good = bytes_from_hex(bytes, hex, sizeof bytes) && !hex[64];
     memset(key, 0, 32);
-    int i = 0;
-    for (; i < 64 && hex[i] && (d = strchr(digits, hex[i])); i++) { key[i / 8] |= (uint32_t)((d - digits) % 16) << (i % 8 / 2 * 8 + (i % 2 ? 0 : 4)); }
-    if (i == 64 && !hex[i]) { return true; }
-    noise_wipe(key, 32);
-    return false;
+    for (int i = 0; good && i < 32; i++) { key[i / 4] |= (uint32_t)bytes[i] << i % 4 * 8; }
+    noise_wipe(bytes, sizeof bytes);
+    return good;
 }
 // Tells keys apart, and tells nothing about them.
 static inline uint64_t noise_fingerprint(const uint32_t key[8]) {

@@ -267,6 +267,23 @@ static inline double exact_value(ExactSum sum) { // of its three highest limbs; 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Bytes as hexadecimal digits, two for each. `hex` has room for 2 n + 1 characters.
+static inline void bytes_to_hex(char *hex, const unsigned char *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++) { snprintf(hex + 2 * i, 3, "%02x", bytes[i]); }
+}
+// False where the text does not begin with 2 n digits; nothing behind the first other character is read.
+static inline bool bytes_from_hex(unsigned char *bytes, const char *hex, size_t n) {
+    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
+    memset(bytes, 0, n);
+    for (size_t i = 0; i < 2 * n; i++) {
+        const char *digit = hex[i] ? strchr(digits, hex[i]) : NULL;
+        if (!digit) { return false; }
+        bytes[i / 2] = (unsigned char)(bytes[i / 2] << 4 | (digit - digits) % 16);
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Checksum of files: four independent multiply-rotate lanes over 8-byte words (xxHash64's round), so it runs at memory
 // speed; not cryptographic. Feed any number of pieces; only the concatenation matters.
 typedef struct {

@@ -132,8 +132,15 @@ class Matmuls(TestCase):
             begun = self.losses("5", out=out, steps=3, save_every=3)
             resumed = self.losses("6+rank", out=out, resume=1)
             self.assertEqual([a + b for a, b in zip(begun, resumed)], [*whole])
-            # Another library: the choices are not used, and the run says so.
             manifest = os.path.join(out, "step_00000003", "manifest")
+            # A choice that is cut off: none is used.
+            with open(manifest) as file:
+                last = re.findall(r"(?m)^matmul\d+ \w+$", file.read())[-1]
+            self.rewrite(manifest, last, last[:-1])
+            shutil.rmtree(os.path.join(out, "step_00000006"), ignore_errors=True)
+            self.assertNotEqual(self.losses("6", out=out, resume=1), resumed)
+            self.rewrite(manifest, last[:-1], last)
+            # Another library: the choices are not used, and the run says so.
             self.rewrite(manifest, "emulated, cuBLASLt 1", "emulated, cuBLASLt 2")
             shutil.rmtree(os.path.join(out, "step_00000006"), ignore_errors=True)
             other = self.losses("6", out=out, resume=1)
