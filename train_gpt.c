@@ -74,9 +74,11 @@ static void setup_model(Trainer *t) {
     t->model = gpt_model_shared(config, setup_share(t, &config, share));
     check_begun(t);
     ops_open(&t->stream, t->comm.local_rank, t->dtype);
-    char near_cores[256];
-    ops_near_cores(near_cores, sizeof near_cores);
-    t->stream.threads = comm_bind_to_cores(&t->comm, o->threads, near_cores);
+    if (t->stream.device) { // start() knew only this rank's number
+        char near_cores[256];
+        ops_near_cores(near_cores, sizeof near_cores);
+        t->stream.threads = comm_bind_to_cores(&t->comm, o->threads, near_cores);
+    }
 }
 
 // Whom the plan is for.

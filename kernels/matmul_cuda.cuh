@@ -10,7 +10,7 @@
 #ifndef MATMUL_CUDA_CUH
 #define MATMUL_CUDA_CUH
 
-#include "ops_cuda.cuh" // the stream; which includes this file where it needs products
+#include "kernels/device_cuda.cuh" // the stream, the workspace
 
 enum {
     MATMUL_PLANS = 256, // products that are remembered; with an epilogue or another alignment a product is another one

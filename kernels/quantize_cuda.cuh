@@ -8,7 +8,7 @@
 #ifndef QUANTIZE_CUDA_CUH
 #define QUANTIZE_CUDA_CUH
 
-#include "ops_cuda.cuh" // kernels' helpers
+#include "kernels/device_cuda.cuh" // kernels' helpers
 
 enum { QUANT_WARP_BLOCK = 4096 }; // elements: the largest block that one warp takes
 
