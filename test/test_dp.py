@@ -18,21 +18,11 @@
 The gradients come from the binary itself: a step of sgd with a huge rate leaves -LR x gradient in the weights, to 24 bits. All else is
 numpy in fp64: the tests run themselves in .venv's Python where this one has no numpy.
 """
-import os
-import sys
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-try:
-    import numpy as np
-except ImportError:
-    VENV = os.path.join(ROOT, ".venv/bin/python")
-    if sys.prefix != sys.base_prefix or not os.path.exists(VENV):
-        sys.exit("test_dp.py needs numpy: scripts/setup.sh python gets it")
-    os.execv(VENV, [VENV, *sys.argv])
 import glob
 import itertools
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -42,8 +32,12 @@ import tempfile
 import typing
 import unittest
 
+import with_numpy
+import numpy as np
+
 if not os.environ.get("TEST_ALL"):  # the sample is fixed: its tolerances were seen to hold; other seeds on purpose, by DP_SEED
     os.environ["TEST_SEED"] = os.environ.get("DP_SEED", "5")
+import reference
 import test_train
 import test_zero
 from test_faults import at_once, sample
@@ -51,6 +45,7 @@ from test_train import ALL, EXIT_INPUT, EXIT_DONE, SAME, SEED, get, header, put,
 from test_zero import LR, Layout, distance, expected_traffic
 
 CLIP_STYLES, CLIP_FUNCTIONS = ("unit", "flat", "stage"), ("abadi", "automatic")
+ROOT = with_numpy.ROOT
 KEY = "%064x" % random.Random(SEED).getrandbits(256)
 # One step that leaves the private gradient in the weights. Noise is left out unless it is asked for.
 PRIVATE = dict(optimizer="sgd", momentum=0, weight_decay=0, grad_clip=0, lr=LR, steps=1, threads=1, shuffle=None, dp_noise=0, dp_clip=1, dp_key=KEY)
@@ -82,38 +77,22 @@ def train_all(cases):
 # ---------------------------------------------------------------------------------------------------------------------
 # Models: any shape, with weights that give samples norms of all sizes
 
-class Shape(typing.NamedTuple):
-    layers: int
-    heads: int
-    channels: int
-    vocab: int
-    positions: int
-
-    @property
-    def padded(self):
-        return -(-self.vocab // 128) * 128
-
+class Shape(reference.Config):
     @property
     def units(self):
         return self.layers + 2
 
-    def tensors(self):
-        """(name, elements of a layer, layers) in the order of a file."""
-        C = self.channels
-        block = dict(ln1w=C, ln1b=C, qkvw=3 * C * C, qkvb=3 * C, attprojw=C * C, attprojb=C, ln2w=C, ln2b=C, fcw=4 * C * C, fcb=4 * C, fcprojw=4 * C * C, fcprojb=C)
-        return [("wte", self.padded * C, 1), ("wpe", self.positions * C, 1), *((name, n, self.layers) for name, n in block.items()), ("lnfw", C, 1), ("lnfb", C, 1)]
-
     def parts(self):
         """(name, storage, unit, slice of the file) of each tensor of each layer. wte is the embedding's, whoever uses it."""
         at = 0
-        for name, n, layers in self.tensors():
-            for layer in range(layers):
-                home = {"wte": (0, 0), "wpe": (1, 0)}.get(name, (self.layers + 2, self.layers + 1) if name.startswith("lnf") else (2 + layer, 1 + layer))
-                yield name, *home, slice(at, at + n)
-                at += n
+        for (storage, name), shape in self.tensors():
+            home = {"wte": (0, 0), "wpe": (1, 0), "lnf": (self.layers + 2, self.layers + 1)}.get(storage) or (2 + storage, 1 + storage)
+            end = at + math.prod(shape)
+            yield name, *home, slice(at, end)
+            at = end
 
     def elements(self):
-        return sum(n * layers for _, n, layers in self.tensors())
+        return sum(math.prod(shape) for _, shape in self.tensors())
 
     def used(self):
         """True but for the rows of wte that no token has."""

@@ -116,7 +116,7 @@ class Matmuls(TestCase):
 
     def losses(self, times, ranks=2, **changes):
         environment = {"EMU_MATMULS": times} if times else {}
-        return run("train_gpt_emu", ranks, environment=environment, **self.SAME, **changes)
+        return run("train_gpt_emu", ranks, environment=environment, **dict(self.SAME, **changes))
 
     def test_rank_0_chooses_for_all(self):
         chosen = self.losses("5")

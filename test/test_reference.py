@@ -31,20 +31,10 @@ Rules that have an independent reference elsewhere:
 
 Standard library and numpy; the tests run themselves in .venv's Python where this one has none.
 """
-import os
-import sys
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-try:
-    import numpy as np
-except ImportError:
-    VENV = os.path.join(ROOT, ".venv/bin/python")
-    if sys.prefix != sys.base_prefix or not os.path.exists(VENV):
-        sys.exit("test_reference.py needs numpy: scripts/setup.sh python gets it")
-    os.execv(VENV, [VENV, *sys.argv])
 import glob
 import itertools
 import math
+import os
 import random
 import re
 import shlex
@@ -54,11 +44,16 @@ import subprocess
 import tempfile
 import unittest
 
+import with_numpy
+import numpy as np
+
 import reference
 import test_train
 from reference import Config, Run, Samples
 from test_faults import at_once, sample
 from test_train import ALL, SEED, put, scratch, shard
+
+ROOT = with_numpy.ROOT
 
 
 def states(folder):
