@@ -683,7 +683,7 @@ static struct {
     const char *question;
     double limit; // 0: none
     clock_t begin;
-    bool told;
+    bool announced;
     void (*hook)(void); // comm.h's
 } account_clock;
 static inline void account_in_time(void) {
@@ -692,8 +692,8 @@ static inline void account_in_time(void) {
         die(EXIT_INPUT, "ask for fewer steps, more noise or more epsilon; --dp-accountant rdp answers at once, where it can, with a higher epsilon",
             "%.250s takes more than %g s", account_clock.question, account_clock.limit);
     }
-    if (seconds > account_note && !account_clock.told) {
-        account_clock.told = true;
+    if (seconds > account_note && !account_clock.announced) {
+        account_clock.announced = true;
         fprintf(stderr, "note: %.250s takes a while, mostly less than a minute of processor time", account_clock.question);
         if (account_clock.limit > 0) { fprintf(stderr, "; it ends after %g s", account_clock.limit); }
         fprintf(stderr, "\n");

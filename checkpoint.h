@@ -58,7 +58,7 @@ static inline void writer_add_previous(FileWriter *w, const Store *s, int storag
 static inline StatePiece state_piece_written(const Store *s, int kind, int storage) {
     StatePiece piece = {kind, storage, 0, 0};
     if (kind == STATE_PREVIOUS) {
-        piece.count = store_keeps_previous(s, storage) && s->comm->rank == s->policy.relay->keeper[storage] ? gpt_storage_elements(s->model, storage) : 0;
+        piece.count = store_keeps_previous(s, storage) && s->comm->rank == s->policy.p2p->keeper[storage] ? gpt_storage_elements(s->model, storage) : 0;
     } else if (store_holds(s, storage)) {
         piece.count = store_own(s, storage, &piece.begin);
     }
@@ -698,7 +698,7 @@ static inline int checkpoint_half_make(const char *out, int64_t step) {
 static inline bool checkpoint_save(const char *out, Store *s, const Progress *p, int64_t keep, const char *flags, char *path, size_t path_bytes) {
     char temporary[1100], file[1200];
     Comm *comm = s->comm;
-    store_settle(s);
+    store_wait_all(s);
     for (int storage = 0; storage < s->model->storages; storage++) { store_forget_errors(s, storage); }
     checkpoint_folder(path, path_bytes, out, p->step, "");
     int turn = comm->rank == 0 ? checkpoint_half_make(out, p->step) : 0;

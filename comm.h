@@ -80,7 +80,7 @@ typedef struct {
 } CommSlot;
 
 // A message between two ranks, beside the collectives.
-typedef int64_t Ticket; // 0, and those of messages long complete, are complete
+typedef int64_t CommRequest; // 0, and those of messages long complete, are complete
 typedef struct {
     MPI_Request request;
     bool send;
@@ -124,8 +124,8 @@ typedef struct {
     CommHandle (*start)(Comm *c, const CommOp *op);                     // once what the compute stream holds so far is done
     void (*wait)(Comm *c, CommHandle handle);                           // what the compute stream gets from now on sees the result; the host need not wait
     // A message, as `start` does.
-    Ticket (*post)(Comm *c, bool send, int peer, void *data, size_t bytes);
-    void (*wait_message)(Comm *c, Ticket t); // as `wait` does
+    CommRequest (*post)(Comm *c, bool send, int peer, void *data, size_t bytes);
+    void (*wait_message)(Comm *c, CommRequest t); // as `wait` does
     void (*poll)(Comm *c);                   // brings `waits` up to date, looks for errors; may be NULL
     void (*end)(Comm *c);
     void *state;
@@ -148,16 +148,16 @@ struct Comm {
     int64_t step;
     int channel; // of messages: see below
     // What else can go on while this rank waits, NULL: nothing.
-    void (*chores)(void *of);
-    void *chores_of;
+    void (*idle_callback)(void *of);
+    void *idle_context;
     // private
     MPI_Comm world, questions;
     CommOp queue[COMM_QUEUE]; // ring: operations first .. started - 1 are not complete
     int64_t first, started;
     CommSlot slot[COMM_SLOTS];
     CommMessage message[COMM_MESSAGES]; // ring: ticket t is message t modulo its size
-    Ticket posted, settled, awaited;    // the last one; all up to it are complete; the one that this rank waits for now, or 0
-    int request_room, *completed;       // [request_room] of MPI_Testsome
+    CommRequest posted, settled, awaited;    // the last one; all up to it are complete; the one that this rank waits for now, or 0
+    int request_capacity, *completed;       // [request_capacity] of MPI_Testsome
     int64_t next_piece, done_pieces, piece_elements;
     char *staging;
     size_t staging_bytes;
@@ -335,11 +335,11 @@ static inline void comm_start(Comm *c, int *argc, char ***argv) {
     MPI_Allgather(&leader, 1, MPI_INT, c->node_of, 1, MPI_INT, c->world);
     comm_meet(c, c->node_of);
     int64_t parts = ceil_div((int64_t)1 << 36, COMM_PART_BYTES); // arrays of up to 64 GiB in one operation
-    c->request_room = (int)(4 * c->ranks + 4 * parts);
-    c->completed = (int *)checked_calloc((size_t)c->request_room, sizeof(int), "requests");
+    c->request_capacity = (int)(4 * c->ranks + 4 * parts);
+    c->completed = (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
     for (int i = 0; i < COMM_SLOTS; i++) {
-        c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_room, sizeof(MPI_Request), "requests");
-        c->slot[i].peer = (int *)checked_calloc((size_t)c->request_room, sizeof(int), "requests");
+        c->slot[i].request = (MPI_Request *)checked_calloc((size_t)c->request_capacity, sizeof(MPI_Request), "requests");
+        c->slot[i].peer = (int *)checked_calloc((size_t)c->request_capacity, sizeof(int), "requests");
     }
     c->oversubscribed = c->local_ranks > sysconf(_SC_NPROCESSORS_ONLN);
     c->everyone = group_all(c);
@@ -440,7 +440,7 @@ static inline void comm_unpack_in_place(void *buffer, int64_t n) {
 // Messages. Those longer than an int can count are cut into parts; both sides cut alike.
 static inline void comm_post(Comm *c, CommSlot *slot, bool send, int rank, int tag, const void *data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += COMM_PART_BYTES) {
-        assert(slot->requests < c->request_room);
+        assert(slot->requests < c->request_capacity);
         char *part = (char *)(uintptr_t)data + at;
         int n = (int)min_i64(COMM_PART_BYTES, bytes - at);
         slot->peer[slot->requests] = rank;
@@ -699,7 +699,7 @@ static inline void comm_next_phase(Comm *c, CommOp *op) {
 }
 
 // Is the message complete?
-static inline bool comm_message_done(Comm *c, Ticket t) {
+static inline bool comm_message_done(Comm *c, CommRequest t) {
     CommMessage *m = &c->message[t % COMM_MESSAGES];
     int done = 1;
     if (t <= c->settled || m->request == MPI_REQUEST_NULL) { return true; }
@@ -711,16 +711,16 @@ static inline bool comm_message_done(Comm *c, Ticket t) {
 // Notes which messages are complete, all at one look: so comm_message_noted() costs nothing.
 static inline void comm_note_messages(Comm *c) {
     MPI_Request open[COMM_MESSAGES];
-    Ticket of[COMM_MESSAGES];
+    CommRequest of[COMM_MESSAGES];
     int n = 0, done = 0, which[COMM_MESSAGES];
-    for (Ticket t = c->settled + 1; t <= c->posted; t++) {
+    for (CommRequest t = c->settled + 1; t <= c->posted; t++) {
         if (c->message[t % COMM_MESSAGES].request != MPI_REQUEST_NULL) { of[n] = t, open[n++] = c->message[t % COMM_MESSAGES].request; }
     }
     if (!n) { return; }
     comm_check(c, MPI_Testsome(n, open, &done, which, MPI_STATUSES_IGNORE), -1, "a message");
     for (int i = 0; i < done; i++) { c->message[of[which[i]] % COMM_MESSAGES].request = MPI_REQUEST_NULL, c->fresh = c->clock; }
 }
-static inline bool comm_message_noted(const Comm *c, Ticket t) { return t <= c->settled || c->message[t % COMM_MESSAGES].request == MPI_REQUEST_NULL; }
+static inline bool comm_message_noted(const Comm *c, CommRequest t) { return t <= c->settled || c->message[t % COMM_MESSAGES].request == MPI_REQUEST_NULL; }
 
 // Moves what is in flight on. Cheap when nothing is.
 static inline void comm_advance(Comm *c) {
@@ -852,7 +852,7 @@ static inline void comm_wait_until(Comm *c, bool (*done)(Comm *c, int64_t what),
         double before = c->fresh;
         comm_idle(c, turn);
         comm_advance(c);
-        if (c->chores) { c->chores(c->chores_of); }
+        if (c->idle_callback) { c->idle_callback(c->idle_context); }
         if (c->fresh != before) { turn = 0; }
     }
     c->waited_s += seconds_now() - start;
@@ -869,13 +869,13 @@ static inline void comm_wait(Comm *c, CommHandle handle) {
 // do not know of each other, but where a transport carries messages, which has but one. They return at once; `data` belongs to the message until
 // comm_wait_message() has returned.
 static inline bool comm_has_channels(const Comm *c) { return !c->transport.post; }
-static inline void comm_wait_message_by_mpi(Comm *c, Ticket t) {
+static inline void comm_wait_message_by_mpi(Comm *c, CommRequest t) {
     if (comm_message_done(c, t)) { return; }
     c->awaited = t;
     comm_wait_until(c, comm_message_done, t);
     c->awaited = 0;
 }
-static inline Ticket comm_post_by_mpi(Comm *c, bool send, int peer, void *data, size_t bytes) {
+static inline CommRequest comm_post_by_mpi(Comm *c, bool send, int peer, void *data, size_t bytes) {
     while (c->posted - c->settled == COMM_MESSAGES) { comm_wait_message_by_mpi(c, c->settled + 1), comm_advance(c); }
     CommMessage *m = &c->message[++c->posted % COMM_MESSAGES];
     m->send = send, m->peer = peer, m->what = c->what, m->unit = c->unit, m->step = c->step;
@@ -888,21 +888,21 @@ static inline Ticket comm_post_by_mpi(Comm *c, bool send, int peer, void *data, 
 static inline void comm_count_message(Comm *c, bool send, int peer, size_t bytes) {
     if (send) { c->bytes[COMM_SEND][c->node_of[peer] == c->node ? LINK_INTRA : LINK_INTER] += (int64_t)bytes; }
 }
-static inline Ticket comm_post_message(Comm *c, bool send, int peer, void *data, size_t bytes) {
+static inline CommRequest comm_post_message(Comm *c, bool send, int peer, void *data, size_t bytes) {
     if (bytes > INT_MAX) { die(EXIT_INPUT, "choose a smaller --micro-batch", "a message of %zu bytes to another stage: 2 GiB are too much", bytes); }
     if (!bytes) { return 0; } // both sides know
     comm_count_message(c, send, peer, bytes);
     return (c->transport.post ? c->transport.post : comm_post_by_mpi)(c, send, peer, data, bytes);
 }
 // A few bytes of the host's memory, where transports carry the device's.
-static inline Ticket comm_post_on_host(Comm *c, bool send, int peer, void *data, size_t bytes) {
+static inline CommRequest comm_post_on_host(Comm *c, bool send, int peer, void *data, size_t bytes) {
     comm_count_message(c, send, peer, bytes);
     return comm_post_by_mpi(c, send, peer, data, bytes);
 }
-static inline Ticket comm_send(Comm *c, int peer, const void *data, size_t bytes) { return comm_post_message(c, true, peer, (void *)(uintptr_t)data, bytes); }
-static inline Ticket comm_receive(Comm *c, int peer, void *data, size_t bytes) { return comm_post_message(c, false, peer, data, bytes); }
+static inline CommRequest comm_send(Comm *c, int peer, const void *data, size_t bytes) { return comm_post_message(c, true, peer, (void *)(uintptr_t)data, bytes); }
+static inline CommRequest comm_receive(Comm *c, int peer, void *data, size_t bytes) { return comm_post_message(c, false, peer, data, bytes); }
 // The message has left, or arrived: for what is put into the compute stream from now on.
-static inline void comm_wait_message(Comm *c, Ticket t) {
+static inline void comm_wait_message(Comm *c, CommRequest t) {
     if (t < 0) { c->transport.wait_message(c, t); }
     if (t > 0) { comm_wait_message_by_mpi(c, t); }
 }

@@ -332,7 +332,7 @@ static inline void nccl_wait(Comm *c, CommHandle handle) {
     lane_wait(n, &n->collectives, handle);
 }
 
-static inline void nccl_wait_message(Comm *c, Ticket t) {
+static inline void nccl_wait_message(Comm *c, CommRequest t) {
     Nccl *n = (Nccl *)c->transport.state;
     NcclLane *l = &n->messages;
     if (l->done >= -t) { return; }
@@ -341,7 +341,7 @@ static inline void nccl_wait_message(Comm *c, Ticket t) {
     l->needed[i] = true;
     lane_wait(n, l, t);
 }
-static inline Ticket nccl_post(Comm *c, bool send, int peer, void *data, size_t bytes) {
+static inline CommRequest nccl_post(Comm *c, bool send, int peer, void *data, size_t bytes) {
     Nccl *n = (Nccl *)c->transport.state;
     NcclLane *l = &n->messages;
     ncclComm_t communicator = (ncclComm_t)n->talkers.channel;
@@ -392,7 +392,7 @@ static inline void nccl_meet_peers(Comm *c, const CommTraffic *traffic) {
         n->pairs[peer] = group_make(both, 2, c->rank, c->node_of);
         for (int turn = 0; turn < 2; turn++) { nccl_post(c, turn == (c->rank > peer), peer, bytes + turn, 1); }
     }
-    for (Ticket t = -1; t >= -n->messages.started; t--) { nccl_wait_message(c, t); }
+    for (CommRequest t = -1; t >= -n->messages.started; t--) { nccl_wait_message(c, t); }
     ops_wait(n->stream);
     ops_free(bytes);
 }
@@ -415,7 +415,7 @@ typedef struct {
     char *mirror;      // the array, element for element; behind it what an all-to-all receives
 } StagedOp;
 typedef struct {
-    Ticket ticket; // MPI's; 0: none, or waited for
+    CommRequest ticket; // MPI's; 0: none, or waited for
     void *device;  // where a received one goes; NULL: it is sent
     size_t bytes;
     char *mirror;
@@ -471,7 +471,7 @@ static inline CommHandle staged_start(Comm *c, const CommOp *op) {
     o->handle = comm_queue_op(c, over_host);
     return -++s->started;
 }
-static inline void staged_wait_message(Comm *c, Ticket t) {
+static inline void staged_wait_message(Comm *c, CommRequest t) {
     Staged *s = (Staged *)c->transport.state;
     if (-t <= s->posted - s->most) { return; } // its piece has served again since
     StagedMessage *m = &s->messages[(-t - 1) % s->most];
@@ -482,7 +482,7 @@ static inline void staged_wait_message(Comm *c, Ticket t) {
     }
     m->ticket = 0;
 }
-static inline Ticket staged_post(Comm *c, bool send, int peer, void *data, size_t bytes) {
+static inline CommRequest staged_post(Comm *c, bool send, int peer, void *data, size_t bytes) {
     Staged *s = (Staged *)c->transport.state;
     StagedMessage *m = &s->messages[s->posted % s->most];
     if (bytes > s->message_bytes) { die(EXIT_RESOURCES, NULL, "no room to stage a message of %zu bytes", bytes); }

@@ -26,7 +26,7 @@
 //            data    rank i runs micro-batch i, all stages. Sums go from rank i to i + 1; the last one updates, and parameters go back from rank to
 //                    rank so that nobody sends more than others (cyclic_route), two slots before they are needed where the rule leaves them.
 //                    What a unit completes leaves in its part of the slot. The order is one in which all could be posted and waited for; who
-//                    can does not wait (relay.h: errands), which only takes constraints away
+//                    can does not wait (p2p.h: errands), which only takes constraints away
 //            zero    as data, but a stage's states have one owner, rank N - 1 - j, which is the first to use what it updates. Parameters go from it
 //                    to who uses the stage next, a slot before, gradients to it, as they are; it adds them. So each rank sends a stage's parameters and
 //                    a stage's gradient at most in a slot, and gets as much
@@ -87,8 +87,8 @@ static inline bool cyclic_adds_later(const CyclicPlan *p, int stage) {
 // The slot in which a stage's gradient is complete, and the one after which its new version is there.
 static inline int cyclic_complete_slot(const CyclicPlan *p, int stage) { return cyclic_backward_slot(p, 0, cyclic_last_piece(p, p->N - 1), stage); }
 static inline int cyclic_update_slot(const CyclicPlan *p, int stage) {
-    const bool told_later = p->mode == CYCLIC_MODEL || p->mode == CYCLIC_ZERO;
-    return p->waits ? cyclic_complete_slot(p, 0) + (told_later ? stage : 0) : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
+    const bool reported_later = p->mode == CYCLIC_MODEL || p->mode == CYCLIC_ZERO;
+    return p->waits ? cyclic_complete_slot(p, 0) + (reported_later ? stage : 0) : cyclic_complete_slot(p, stage) + cyclic_adds_later(p, stage);
 }
 // The slot in which a micro-batch first uses, in a stage, the version that step 0 makes.
 static inline int cyclic_first_use(const CyclicPlan *p, int micro, int stage) {
@@ -274,7 +274,7 @@ static inline void cyclic_route_uses(const CyclicPlan *p, HandBacks *h) {
         const bool head = use == 2 * N - 1, backward = !head && cyclic_use_is_backward(p, use); // after all others the head's
         const int at = head ? N - 1 : backward ? 2 * N - 2 - use : use, stage = head ? 0 : at;
         const int version = -!cyclic_fresh(p, to, stage), there = cyclic_update_slot(p, stage) + 2 * N * (version - 1);
-        const int slot = (backward ? cyclic_backward_slot(p, 0, to, at) : cyclic_forward_slot(p, 0, to, at)) - GUEST_ROOMS;
+        const int slot = (backward ? cyclic_backward_slot(p, 0, to, at) : cyclic_forward_slot(p, 0, to, at)) - BORROWED_SLOTS;
         const HandBack message = {stage, cyclic_owner(p, stage), to, (int)max_i64(max_i64(slot, there), -2), head, 0, 1, version, head ? N - 1 : use};
         if (message.from != to && (!head || N > 1)) { h->message[h->count++] = message; }
     }
@@ -422,42 +422,42 @@ static inline CyclicPlan cyclic_plan(const Options *o, const GptModel *m, int ra
     p.weight = weight, p.way = p.mode == CYCLIC_DATA ? cyclic_ways(m, p.N) : cyclic_turns(&p) ? cyclic_ways_to_owner(m) : NULL;
     return p;
 }
-// Which states this rank keeps. Pure, but for memory: relay_free() gives it back.
-static inline Relay cyclic_relay(const CyclicPlan *p, const GptModel *m, int rank) {
+// Which states this rank keeps. Pure, but for memory: p2p_free() gives it back.
+static inline P2p cyclic_p2p(const CyclicPlan *p, const GptModel *m, int rank) {
     const size_t n = (size_t)m->storages;
     HandBacks h = cyclic_route(p);
-    Relay r;
+    P2p r;
     memset(&r, 0, sizeof r);
     r.owner = (int *)checked_calloc(n, sizeof(int), "relay"), r.keeper = (int *)checked_calloc(n, sizeof(int), "relay");
-    r.places = (unsigned char *)checked_calloc(n, 1, "relay"), r.parcel = (unsigned char *)checked_calloc(n, 1, "relay");
+    r.places = (unsigned char *)checked_calloc(n, 1, "relay"), r.grad_slot = (unsigned char *)checked_calloc(n, 1, "relay");
     r.adds = (bool *)checked_calloc(n, sizeof(bool), "relay"), r.comes = (bool *)checked_calloc(n, sizeof(bool), "relay");
     r.taken = (bool **)checked_calloc(n, sizeof(bool *), "relay");
     r.stays = cyclic_stays(p, rank), r.waits = p->waits, r.sums = r.stays && p->waits ? 2 : 1;
-    r.heads = cyclic_wte_gradients(p, rank), r.parcels = p->mode == CYCLIC_DATA ? p->N : 2, r.way = p->way, r.pieces = cyclic_pieces(p);
-    r.errands = p->mode == CYCLIC_DATA, r.guests = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.guests ? 2 : 1;
+    r.heads = cyclic_wte_gradients(p, rank), r.grad_slots = p->mode == CYCLIC_DATA ? p->N : 2, r.way = p->way, r.pieces = cyclic_pieces(p);
+    r.deferred = p->mode == CYCLIC_DATA, r.borrows = p->mode == CYCLIC_ZERO, r.stages = p->N, r.uses = 2 * p->N - 1, r.notice = r.borrows ? 2 : 1;
     r.stage = (int *)checked_calloc(n, sizeof(int), "relay");
-    r.piles = p->pieces > 1 && (r.stays || !cyclic_turns(p));
+    r.joins_pieces = p->pieces > 1 && (r.stays || !cyclic_turns(p));
     for (int i = 0; i < m->storages; i++) { r.taken[i] = (bool *)checked_calloc((size_t)p->ranks, sizeof(bool), "relay"); }
     for (int u = m->units - 1, used[2]; u >= 0; u--) { // a storage's stage is that of its first unit
         for (int k = gpt_unit_storages(m, u, used) - 1; k >= 0; k--) {
             const bool head = u == m->units - 1 && k == 1 && cyclic_rank(p, 0, p->N - 1) != cyclic_rank(p, 0, 0);
             const int i = used[k], stage = head ? 0 : cyclic_stage_of_unit(p, i ? gpt_unit_of_storage(m, i) : u);
-            if (r.guests && u && !i) { continue; } // the first stage's alone
+            if (r.borrows && u && !i) { continue; } // the first stage's alone
             r.stage[i] = stage;
-            for (int q = 0; q < p->ranks && !r.guests; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
-            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.guests ? r.owner[i] : cyclic_rank(p, 0, stage);
-            r.parcel[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
+            for (int q = 0; q < p->ranks && !r.borrows; q++) { r.taken[i][q] = r.taken[i][q] || cyclic_computes(p, q, head ? p->N - 1 : stage); }
+            r.owner[i] = cyclic_owner(p, stage), r.keeper[i] = r.borrows ? r.owner[i] : cyclic_rank(p, 0, stage);
+            r.grad_slot[i] = (unsigned char)(p->mode == CYCLIC_DATA ? stage : stage % 2);
             r.places[i] = (unsigned char)max_i64(r.places[i], cyclic_places(p, &h, rank, stage, head));
-            r.adds[i] = r.guests || r.taken[i][rank];
-            r.comes[i] = r.stays ? (r.guests || cyclic_width(p, stage) > 1) && r.owner[i] == rank : r.adds[i] && !cyclic_turns(p);
+            r.adds[i] = r.borrows || r.taken[i][rank];
+            r.comes[i] = r.stays ? (r.borrows || cyclic_width(p, stage) > 1) && r.owner[i] == rank : r.adds[i] && !cyclic_turns(p);
         }
     }
     free(h.message);
     return r;
 }
-static inline void relay_free(Relay *r, int storages) {
+static inline void p2p_free(P2p *r, int storages) {
     for (int i = 0; i < storages; i++) { free(r->taken[i]); }
-    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->comes), free(r->parcel), free(r->stage);
+    free(r->owner), free(r->taken), free(r->keeper), free(r->places), free(r->adds), free(r->comes), free(r->grad_slot), free(r->stage);
 }
 // Of mode model: each stage on its ranks (passes that do not train divide their samples), and what a rank has places for besides the activations.
 static inline Placement cyclic_placement(const CyclicPlan *p) {
@@ -474,7 +474,7 @@ static inline Limits cyclic_limits(const CyclicPlan *p, int stage) {
     const Limits limits = {cyclic_live(p, stage), stage ? cyclic_live(p, stage) : 0, stage + 1 < p->N, 1, 0};
     return limits;
 }
-// Places of activations (places.h), and which gradients of boundaries outlast their slot. [units] each.
+// Places of activations (activations.h), and which gradients of boundaries outlast their slot. [units] each.
 static inline void cyclic_activations(const CyclicPlan *p, int units, int64_t *places, bool *cut) {
     for (int u = 0; u < units; u++) {
         const int stage = cyclic_stage_of_unit(p, u);
@@ -632,9 +632,9 @@ static inline void cyclic_cross(CyclicBuilder *b, bool backward, int step, int p
 // What a step has to tell. data: from rank to rank as they end it, and from the last to the first, which hears the whole. model: from the last rank to
 // the first, when their stages are complete, and back, a slot for each stage, so that all hear the norm.
 static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step) {
-    Action tally = cyclic_action(ACT_TALLY, -1, -1, -1, step);
-    tally.version = whole;
-    schedule_add(cyclic_list(b, rank), tally);
+    Action stats = cyclic_action(ACT_STATS, -1, -1, -1, step);
+    stats.version = whole;
+    schedule_add(cyclic_list(b, rank), stats);
     for (int storage = 0; b->plan->waits && storage < b->program->map.storages; storage++) {
         const int stage = cyclic_stage_of_storage(b->plan, &b->program->map, storage);
         const int knower = b->plan->mode == CYCLIC_ZERO ? b->plan->N - 1 : 0; // of those to whom the norm comes back, who has it first
@@ -643,10 +643,10 @@ static inline void cyclic_tell(CyclicBuilder *b, int rank, bool whole, int step)
         if (mine && knows) { schedule_add(cyclic_list(b, rank), cyclic_action(ACT_UPDATE, -1, storage, -1, step)); }
     }
 }
-static inline void cyclic_tally(CyclicBuilder *b, int slot) {
+static inline void cyclic_stats(CyclicBuilder *b, int slot) {
     const CyclicPlan *p = b->plan;
     const int N = p->N, end = cyclic_complete_slot(p, 0);
-    const Action message = cyclic_action(ACT_SEND_TALLY, -1, -1, -1, 0);
+    const Action message = cyclic_action(ACT_SEND_STATS, -1, -1, -1, 0);
     const int stages = p->mode == CYCLIC_MODEL ? N : 1;
     for (int j = 0; j < stages && !cyclic_by_micro(p); j++) {
         for (int r = cyclic_first_rank(p, j) + cyclic_width(p, j) - 1; r >= cyclic_first_rank(p, j) && slot == end - j; r--) {
@@ -665,9 +665,9 @@ static inline void cyclic_tally(CyclicBuilder *b, int slot) {
     }
     if (!cyclic_by_micro(p)) { return; }
     for (int r = 0; r < N; r++) {
-        const int tells = p->mode == CYCLIC_DATA ? cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0)
+        const int stats_slot = p->mode == CYCLIC_DATA ? cyclic_backward_slot(p, 0, cyclic_last_piece(p, r), 0)
                                                  : cyclic_complete_slot(p, N - 1 - r) + cyclic_adds_later(p, N - 1 - r);
-        if (tells != slot) { continue; }
+        if (stats_slot != slot) { continue; }
         cyclic_tell(b, r, false, 0);
         if (N > 1) { cyclic_message(b, message, r, (r + 1) % N); }
         if (N > 1 && r == N - 1) { cyclic_tell(b, 0, true, 0); }
@@ -716,7 +716,7 @@ static inline void cyclic_slot(CyclicBuilder *b, int slot, int part) {
             if (last && at == slot) { cyclic_cross(b, backward, step, piece, stage); }
         }
     }
-    if (last) { cyclic_tally(b, slot); } // before parameters leave that wait for it
+    if (last) { cyclic_stats(b, slot); } // before parameters leave that wait for it
     cyclic_hand_back(b, slot, part, true);
 }
 
@@ -764,8 +764,8 @@ static inline Program cyclic_unroll(const Program *window, const CyclicPlan *pla
                 const Schedule *list = &(others[step + 1].rank ? &others[step + 1] : window)->rank[r];
                 for (int i = 0; i < list->count; i++) {
                     Action a = list->actions[i];
-                    const bool tally = a.kind == ACT_TALLY || a.kind == ACT_SEND_TALLY || a.kind == ACT_RECV_TALLY; // their version is none of parameters
-                    a.step += step, a.version = tally ? a.version : max_i64(0, a.version + step);
+                    const bool stats = a.kind == ACT_STATS || a.kind == ACT_SEND_STATS || a.kind == ACT_RECV_STATS; // their version is none of parameters
+                    a.step += step, a.version = stats ? a.version : max_i64(0, a.version + step);
                     if (a.step < first || a.step >= end) { continue; }
                     if (a.micro >= 0) { a.micro += (int)a.step * window->micro_batches; }
                     if (a.unit >= 0) { a.first_row += a.step * window->samples; }

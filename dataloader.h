@@ -504,14 +504,14 @@ static inline void check_labelled_document(const Dataset *ds, const char *patter
 }
 
 // Appends the windows of the document in tokens begin .. end-1, as many as it may have; a document of one token has none.
-static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end, size_t *room) {
+static inline void add_document(Dataset *ds, const char *pattern, int64_t begin, int64_t end, size_t *capacity) {
     if (ds->labels && begin < end) { check_labelled_document(ds, pattern, begin, end); }
     const int64_t most = ds->options.windows_per_document ? ds->options.windows_per_document : INT64_MAX, before = ds->windows;
     for (int64_t at = begin; at + 1 < end && ds->windows - before < most; at += ds->options.T) {
-        if ((size_t)ds->windows == *room) {
-            *room = 2 * *room + 1024;
-            void *table = realloc(ds->table, *room * sizeof *ds->table);
-            if (!table) { die(EXIT_RESOURCES, "use --windows continuous or fewer shards", "cannot allocate a table of %zu document windows", *room); }
+        if ((size_t)ds->windows == *capacity) {
+            *capacity = 2 * *capacity + 1024;
+            void *table = realloc(ds->table, *capacity * sizeof *ds->table);
+            if (!table) { die(EXIT_RESOURCES, "use --windows continuous or fewer shards", "cannot allocate a table of %zu document windows", *capacity); }
             ds->table = (uint64_t *)table;
         }
         ds->table[ds->windows++] = (uint64_t)at << TARGET_BITS | (uint64_t)min_i64(ds->options.T, end - 1 - at);
@@ -525,18 +525,18 @@ static inline void find_documents(Dataset *ds, const char *pattern) {
         die(EXIT_INPUT, "give the --tokenizer of the shards, or of text use --windows continuous",
             "%s %s: expected an end-of-text token below the vocabulary of %d, to find documents, found %d", o.flag, pattern, (int)o.vocab, (int)o.eot);
     }
-    size_t room = 0;
+    size_t capacity = 0;
     int shard = 0;
     int64_t end = next_document(ds, 0, &shard);
     if (end == ds->tokens) {
         die(EXIT_INPUT, "use --windows continuous, or prepare the shards with documents",
             "%s %s: expected documents that begin with token %d, found none in %" PRId64 " tokens", o.flag, pattern, (int)o.eot, ds->tokens);
     }
-    add_document(ds, pattern, 0, end, &room);
+    add_document(ds, pattern, 0, end, &capacity);
     while (end < ds->tokens) {
         int64_t begin = end;
         end = next_document(ds, begin + 1, &shard);
-        add_document(ds, pattern, begin, end, &room);
+        add_document(ds, pattern, begin, end, &capacity);
     }
     if (ds->windows == 0) { die(EXIT_INPUT, DATA_HINT, "%s %s: expected a document of 2 tokens or more, found only documents of 1 token", o.flag, pattern); }
     void *fitted = realloc(ds->table, (size_t)ds->windows * sizeof *ds->table);

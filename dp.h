@@ -6,7 +6,7 @@
 // waits until C_i is known, and then takes what belongs to sample i times C_i.
 //   unit   every unit is a group of its own, with the threshold R / sqrt(L + 2): C_i is known at once (layer-wise, arXiv 2311.11822)
 //   flat   one norm over all units: the weight parts wait for the embedding's (CLIP, schedule.h). Until then output gradients lie where
-//          the next unit's dead activations were (places.h)
+//          the next unit's dead activations were (activations.h)
 //   stage  the same over the units of each of S stages of a pipeline, with the threshold R / sqrt(S); wte and wpe are the first stage's
 // The groups     {wte with both its uses, wpe} | each block | {lnf}
 // Norms of a unit, whichever is less work:

@@ -25,18 +25,18 @@ static inline int64_t offload_bytes(const Store *s, int storage, StateKind kind)
 }
 // Would the device have room for something else if the parameters of a storage lay on the host?
 static inline bool offload_has_parameters(const Store *s, int storage) {
-    return store_holds(s, storage) && s->layout.holders.turns[storage] && !zero_param_apart(&s->policy);
+    return store_holds(s, storage) && s->layout.owners.turns[storage] && !zero_param_apart(&s->policy);
 }
 // The same of its gradient: there is less to hold of one that comes and goes.
 static inline bool offload_has_gradient(const Store *s, const Offload *o, int storage) {
-    const Holders *h = &s->layout.holders;
+    const Owners *h = &s->layout.owners;
     return o->gradients && store_holds(s, storage) && !h->tied[storage] && (h->turns[storage] || holders_of(h, storage) > 1);
 }
 // What may go to the host, of this rank.
 typedef struct {
     const Store *store;           // planned with all states on the device
     bool parameters, activations; // besides the optimizer's states
-    int64_t block_bytes, slots;   // of a block's activations; micro-batches whose activations are there at once
+    int64_t block_bytes, in_flight;   // of a block's activations; micro-batches whose activations are there at once
     int first, end;               // units
 } OffloadScope;
 
@@ -46,24 +46,24 @@ typedef struct {
 // A shelf that lends whole arrays, of parameters or of gradients.
 typedef struct {
     StateKind kind;
-    ShelfPlan plan;
+    BufferPlan plan;
     bool *apart, *far; // [storages] the plan's
     int gone;          // of them, far
-    ShelfSum sum;
-} LentShelf;
-static inline LentShelf lent_make(const Store *s, const Offload *o, StateKind kind) {
+    BufferSum sum;
+} LentBuffer;
+static inline LentBuffer lent_make(const Store *s, const Offload *o, StateKind kind) {
     const size_t n = (size_t)s->model->storages;
-    LentShelf l;
+    LentBuffer l;
     memset(&l, 0, sizeof l);
     l.kind = kind, l.apart = (bool *)checked_calloc(n, 2 * sizeof(bool), "offload"), l.far = l.apart + n;
-    l.plan = store_lent_plan(s, o, kind, l.apart, l.far), l.sum = shelf_sum(&s->layout, &l.plan);
+    l.plan = store_lent_plan(s, o, kind, l.apart, l.far), l.sum = buffer_sum(&s->layout, &l.plan);
     for (size_t i = 0; i < n; i++) { l.gone += l.far[i]; }
     return l;
 }
-static inline void lent_free(LentShelf *l) { free(l->apart), shelf_sum_free(&l->sum); }
-static inline int64_t lent_bytes(const LentShelf *l, const Store *s) { return shelf_sum_bytes(&l->sum, &s->layout, &l->plan); }
+static inline void lent_free(LentBuffer *l) { free(l->apart), buffer_sum_free(&l->sum); }
+static inline int64_t lent_bytes(const LentBuffer *l, const Store *s) { return buffer_sum_bytes(&l->sum, &s->layout, &l->plan); }
 // Follows the placement of a storage.
-static inline void lent_follow(LentShelf *l, const Store *s, const Offload *o, int storage) {
+static inline void lent_follow(LentBuffer *l, const Store *s, const Offload *o, int storage) {
     const bool far = offload_has(o, storage, l->kind);
     ZeroPolicy policy = s->policy;
     policy.offload = o;
@@ -74,9 +74,9 @@ static inline void lent_follow(LentShelf *l, const Store *s, const Offload *o, i
         lent_free(l), *l = lent_make(s, o, kind);
         return;
     }
-    shelf_sum_add(&l->sum, &s->layout, &l->plan, storage, -1);
-    l->far[storage] = far, l->apart[storage] = store_lent_apart(&policy, &s->layout.holders, &l->plan, l->kind, storage);
-    shelf_sum_add(&l->sum, &s->layout, &l->plan, storage, 1);
+    buffer_sum_add(&l->sum, &s->layout, &l->plan, storage, -1);
+    l->far[storage] = far, l->apart[storage] = store_lent_apart(&policy, &s->layout.owners, &l->plan, l->kind, storage);
+    buffer_sum_add(&l->sum, &s->layout, &l->plan, storage, 1);
 }
 
 typedef struct {
@@ -88,9 +88,9 @@ typedef struct {
     // of the device
     int *blocks;     // [storages] of this rank that use it
     int64_t stashed; // of them, whose activations have left
-    LentShelf params, gradients;
+    LentBuffer params, gradients;
     int64_t lent; // bytes of these shelves with all states there
-} OffloadTally;
+} OffloadTotals;
 
 // Blocks of this rank that use each storage.
 static inline int *offload_blocks(const OffloadScope *f) {
@@ -103,7 +103,7 @@ static inline int *offload_blocks(const OffloadScope *f) {
     return blocks;
 }
 // What has left of a storage is counted (times 1), or no longer (-1).
-static inline void tally_count(OffloadTally *t, int storage, int times) {
+static inline void totals_count(OffloadTotals *t, int storage, int times) {
     const Store *s = t->scope->store;
     if (t->stored) {
         t->bytes += times * offload_stored(t->placed, storage) * store_own_elements(s, storage) * (int64_t)sizeof(float);
@@ -114,39 +114,39 @@ static inline void tally_count(OffloadTally *t, int storage, int times) {
     }
     if (offload_has(t->placed, storage, STATE_ACTIVATIONS)) { t->stashed += times * t->blocks[storage]; }
 }
-static inline void tally_count_piece(OffloadTally *t, int storage) {
+static inline void totals_count_piece(OffloadTotals *t, int storage) {
     int64_t longest = store_piece_bytes(t->scope->store, t->placed, storage);
     if (t->stored) { store_all_stored_bytes(t->scope->store, t->placed, storage, &longest); }
     largest_set(&t->piece, storage, longest);
 }
-static inline OffloadTally tally_make(const OffloadScope *f, const Offload *o, bool stored) {
+static inline OffloadTotals totals_make(const OffloadScope *f, const Offload *o, bool stored) {
     const Store *s = f->store;
-    OffloadTally t;
+    OffloadTotals t;
     memset(&t, 0, sizeof t);
     t.scope = f, t.placed = o, t.stored = stored, t.piece = largest_make(s->model->storages), t.blocks = offload_blocks(f);
-    for (int i = 0; i < s->model->storages; i++) { tally_count(&t, i, 1), tally_count_piece(&t, i); }
+    for (int i = 0; i < s->model->storages; i++) { totals_count(&t, i, 1), totals_count_piece(&t, i); }
     t.params = lent_make(s, NULL, STATE_PARAMETERS), t.gradients = lent_make(s, NULL, STATE_GRADIENT);
     t.lent = lent_bytes(&t.params, s) + lent_bytes(&t.gradients, s);
     lent_free(&t.params), lent_free(&t.gradients);
     t.params = lent_make(s, o, STATE_PARAMETERS), t.gradients = lent_make(s, o, STATE_GRADIENT);
     return t;
 }
-static inline void tally_free(OffloadTally *t) { free(t->piece.node), free(t->blocks), lent_free(&t->params), lent_free(&t->gradients); }
+static inline void totals_free(OffloadTotals *t) { free(t->piece.node), free(t->blocks), lent_free(&t->params), lent_free(&t->gradients); }
 // The states of a storage that have left are these now; gone: [storages] the placement's table.
-static inline void tally_set(OffloadTally *t, unsigned char *gone, int storage, unsigned char bits) {
+static inline void totals_set(OffloadTotals *t, unsigned char *gone, int storage, unsigned char bits) {
     if (gone[storage] == bits) { return; }
-    tally_count(t, storage, -1);
+    totals_count(t, storage, -1);
     gone[storage] = bits;
-    tally_count(t, storage, 1), tally_count_piece(t, storage);
+    totals_count(t, storage, 1), totals_count_piece(t, storage);
     lent_follow(&t->params, t->scope->store, t->placed, storage), lent_follow(&t->gradients, t->scope->store, t->placed, storage);
 }
 // How much less there is than with all states there.
-static inline int64_t tally_frees(const OffloadTally *t) {
+static inline int64_t totals_freed(const OffloadTotals *t) {
     const OffloadScope *f = t->scope;
-    const int64_t longest = largest_of(&t->piece), rooms = t->placed->by_host ? 0 : MOVING_PIECES * round_up(longest, 64);
-    if (t->stored) { return t->bytes - (int64_t)store_disk_rooms_bytes((size_t)longest); }
-    const int64_t lent = t->lent - lent_bytes(&t->params, f->store) - lent_bytes(&t->gradients, f->store), stashed = f->slots * t->stashed;
-    return t->bytes + lent - rooms + (stashed ? (stashed - STASH_ROOMS) * f->block_bytes : 0);
+    const int64_t longest = largest_of(&t->piece), slot_bytes = t->placed->cpu_update ? 0 : MOVING_PIECES * round_up(longest, 64);
+    if (t->stored) { return t->bytes - (int64_t)store_disk_buffers_bytes((size_t)longest); }
+    const int64_t lent = t->lent - lent_bytes(&t->params, f->store) - lent_bytes(&t->gradients, f->store), stashed = f->in_flight * t->stashed;
+    return t->bytes + lent - slot_bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ static inline int offload_turns(const OffloadScope *f, const Offload *o, const i
     int n = 0;
     for (int i = s->model->storages - 1; i >= 0; i--) {
         const unsigned char all = offload_optimizer(s, i);
-        if (o->by_host) { n = offload_add_turn(turns, n, i, all); }
-        for (int kind = STATE_MASTER; kind <= STATE_V && !o->by_host; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
+        if (o->cpu_update) { n = offload_add_turn(turns, n, i, all); }
+        for (int kind = STATE_MASTER; kind <= STATE_V && !o->cpu_update; kind++) { n = offload_add_turn(turns, n, i, all & (unsigned char)(1 << kind)); }
     }
     for (int i = s->model->storages - 1; i >= 0; i--) { n = offload_add_turn(turns, n, i, (unsigned char)(offload_has_gradient(s, o, i) << STATE_GRADIENT)); }
     for (int i = s->model->storages - 1; i >= 0 && f->parameters; i--) {
@@ -199,34 +199,34 @@ static inline int offload_disk_turns(const Store *s, const Offload *o, OffloadTu
 // A place that has too little room.
 typedef struct {
     unsigned char *gone; // [storages] bits of what has left it
-    OffloadTally tally;
+    OffloadTotals totals;
     OffloadTurn *turns; // [count] what may leave it, in this order
     int count;
 } OffloadTier;
 static inline OffloadTier offload_tier(Offload *o, const OffloadScope *f, bool stored) {
     const size_t most = OFFLOAD_TURNS * (size_t)f->store->model->storages + 1;
-    OffloadTier tier = {stored ? o->disk : o->host, tally_make(f, o, stored), (OffloadTurn *)checked_malloc(most * sizeof(OffloadTurn), "offload"), 0};
-    tier.count = stored ? offload_disk_turns(f->store, o, tier.turns) : offload_turns(f, o, tier.tally.blocks, tier.turns);
+    OffloadTier tier = {stored ? o->disk : o->host, totals_make(f, o, stored), (OffloadTurn *)checked_malloc(most * sizeof(OffloadTurn), "offload"), 0};
+    tier.count = stored ? offload_disk_turns(f->store, o, tier.turns) : offload_turns(f, o, tier.totals.blocks, tier.turns);
     return tier;
 }
 static inline OffloadTier offload_device(Offload *o, const OffloadScope *f) { return offload_tier(o, f, false); }
 static inline OffloadTier offload_host(Offload *o, const OffloadScope *f) { return offload_tier(o, f, true); }
-static inline void offload_tier_free(OffloadTier *tier) { tally_free(&tier->tally), free(tier->turns); }
+static inline void offload_tier_free(OffloadTier *tier) { totals_free(&tier->totals), free(tier->turns); }
 // Of the host: how much less it holds with states on disk than with all of these there.
 static inline int64_t offload_disk_frees(const OffloadScope *f, const Offload *o) {
-    OffloadTally t = tally_make(f, o, true);
-    const int64_t bytes = tally_frees(&t);
-    tally_free(&t);
+    OffloadTotals t = totals_make(f, o, true);
+    const int64_t bytes = totals_freed(&t);
+    totals_free(&t);
     return bytes;
 }
 // What leaves at a turn does; and all of it comes back but what is fixed.
 static inline void offload_leave(OffloadTier *tier, int turn) {
     const OffloadTurn *t = &tier->turns[turn];
-    tally_set(&tier->tally, tier->gone, t->storage, tier->gone[t->storage] | t->kinds);
+    totals_set(&tier->totals, tier->gone, t->storage, tier->gone[t->storage] | t->kinds);
 }
 static inline void offload_return(OffloadTier *tier, int turn, const unsigned char *fixed) {
     const OffloadTurn *t = &tier->turns[turn];
-    tally_set(&tier->tally, tier->gone, t->storage, tier->gone[t->storage] & (unsigned char)~(t->kinds & ~fixed[t->storage]));
+    totals_set(&tier->totals, tier->gone, t->storage, tier->gone[t->storage] & (unsigned char)~(t->kinds & ~fixed[t->storage]));
 }
 // Lets come back, from what left last, what still has room. The host updates what it has of a storage where it has the rest.
 static inline void offload_return_some(OffloadTier *tier, const unsigned char *fixed, double excess) {
@@ -234,21 +234,21 @@ static inline void offload_return_some(OffloadTier *tier, const unsigned char *f
         const int storage = tier->turns[k].storage;
         const unsigned char before = tier->gone[storage];
         offload_return(tier, k, fixed);
-        const bool shelved = tier->gone[storage] & ((1 << HOST_KINDS) - 1);
-        const bool apart = tier->tally.placed->by_host && shelved && !(tier->gone[storage] & OPTIMIZER_STATES);
-        if (apart || (double)tally_frees(&tier->tally) < excess) { tally_set(&tier->tally, tier->gone, storage, before); }
+        const bool offloaded = tier->gone[storage] & ((1 << HOST_KINDS) - 1);
+        const bool apart = tier->totals.placed->cpu_update && offloaded && !(tier->gone[storage] & OPTIMIZER_STATES);
+        if (apart || (double)totals_freed(&tier->totals) < excess) { totals_set(&tier->totals, tier->gone, storage, before); }
     }
 }
 // Moves states from there until `excess` bytes are free that would be missing with all of them in it, or nothing is left. Returns how many are free at
 // best; the placement is that one.
 static inline int64_t offload_fill(OffloadTier tier, double excess) {
-    const size_t n = (size_t)tier.tally.scope->store->model->storages;
+    const size_t n = (size_t)tier.totals.scope->store->model->storages;
     unsigned char *fixed = (unsigned char *)checked_malloc(n, "offload"); // what has left anyway
     memcpy(fixed, tier.gone, n);
-    int64_t most = tally_frees(&tier.tally), frees = most;
+    int64_t most = totals_freed(&tier.totals), frees = most;
     int best = 0, turn = 0; // turns
     while (turn < tier.count && (double)frees < excess) {
-        offload_leave(&tier, turn++), frees = tally_frees(&tier.tally);
+        offload_leave(&tier, turn++), frees = totals_freed(&tier.totals);
         if (frees > most) { most = frees, best = turn; }
     }
     while (turn > best) { offload_return(&tier, --turn, fixed); }
@@ -284,9 +284,9 @@ static inline int64_t offload_element_bytes(const Store *s, int storage, bool in
     const Offload *o = s->policy.offload;
     const int64_t size = (int64_t)dtype_size(s->dtype), word = (int64_t)sizeof(float);
     const bool far = store_param_far(s, storage), masters = s->dtype == DTYPE_FP32; // parameters are their own
-    if (!offload_shelved(o, storage)) { return 0; }
+    if (!offload_has_states(o, storage)) { return 0; }
     const int64_t gradient = offload_has(o, storage, STATE_GRADIENT) ? word : 0;
-    if (!o->by_host) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
+    if (!o->cpu_update) { return offload_states(o, storage) * word + (in ? gradient : 0) + (far && (!in || masters) ? size : 0); }
     if (in) { return far ? 0 : size; }
     return word - gradient + (!far && masters && !o->delays ? size : 0); // gradients, and parameters that are their own masters
 }

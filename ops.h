@@ -137,9 +137,9 @@ static inline void *memory_take(MemoryKind kind, size_t bytes, const char *what)
     return p;
 }
 // One allocation for states and for the rooms beside them, which are buffers.
-static inline void *memory_take_with_rooms(MemoryKind kind, size_t bytes, size_t rooms, const char *what) {
-    void *p = memory_take(kind, bytes + rooms, what);
-    memory_taken[kind] -= rooms, memory_taken[MEMORY_BUFFERS] += rooms;
+static inline void *memory_take_with_slots(MemoryKind kind, size_t bytes, size_t slot_bytes, const char *what) {
+    void *p = memory_take(kind, bytes + slot_bytes, what);
+    memory_taken[kind] -= slot_bytes, memory_taken[MEMORY_BUFFERS] += slot_bytes;
     return p;
 }
 static inline void *memory_take_far(size_t bytes, const char *what, bool *pinned) {

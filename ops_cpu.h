@@ -57,9 +57,9 @@ extern void MKL_Set_Num_Threads(int) __attribute__((weak));
 }
 #endif
 static inline void blas_serial_once(void) {
-    static bool told = false;
-    if (told) { return; }
-    told = true;
+    static bool warned = false;
+    if (warned) { return; }
+    warned = true;
     int threads = omp_get_max_threads(); // OpenBLAS changes it
     if (openblas_set_num_threads) { openblas_set_num_threads(1); }
     if (MKL_Set_Num_Threads) { MKL_Set_Num_Threads(1); }
@@ -119,17 +119,17 @@ typedef struct { // lies in front of what is returned
     size_t mapped; // bytes; 0: from posix_memalign
 } Allocation;
 static inline void *ops_alloc(size_t bytes) {
-    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64, room = bytes + 64 + align;
-    if (room < bytes) { return NULL; }
+    const size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64, mapped = bytes + 64 + align;
+    if (mapped < bytes) { return NULL; }
     void *whole = MAP_FAILED;
     if (align == HUGE_PAGE) {
-        whole = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        whole = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     } else if (!posix_memalign(&whole, 64, bytes + 64)) {
         memset(whole, 0, bytes + 64);
     }
     if (whole == MAP_FAILED || !whole) { return NULL; }
     char *p = (char *)whole + 64 + (align - ((uintptr_t)whole + 64) % align) % align;
-    Allocation a = {whole, align == HUGE_PAGE ? room : 0};
+    Allocation a = {whole, align == HUGE_PAGE ? mapped : 0};
     memcpy(p - sizeof a, &a, sizeof a);
     if (a.mapped) { madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); }
     const int64_t pages = a.mapped ? ceil_div((int64_t)bytes, 4096) : 0;

@@ -273,9 +273,9 @@ template <class R> __global__ void classifier_kernel(float *losses, R *logits, c
 static inline void ops_classifier(Stream *s, float *losses, Real *dx, float *dwte, Real *dlogits, const Real *x, const Real *wte, const int32_t *targets,
                                   int64_t N, int64_t each, int64_t C, int64_t V, int64_t Vp, float scale, bool accumulate) {
     if (N == 0 && dwte && !accumulate) { ops_zero(s, dwte, (size_t)(Vp * C) * sizeof(float)); }
-    const int64_t room = dlogits ? N : scratch_bytes(s) / (Vp * (int64_t)ops_real_bytes());
+    const int64_t capacity = dlogits ? N : scratch_bytes(s) / (Vp * (int64_t)ops_real_bytes());
     for (int64_t n = 0, rows; n < N; n += rows) {
-        rows = min_i64(min_i64(min_i64(CLASSIFIER_ROWS, room), N - n), each - n % each);
+        rows = min_i64(min_i64(min_i64(CLASSIFIER_ROWS, capacity), N - n), each - n % each);
         Real *logits = dlogits ? real_at(dlogits, n * Vp) : (Real *)scratch(s);
         assert(dlogits || rows * Vp * (int64_t)ops_real_bytes() <= scratch_bytes(s));
         ops_matmul_forward(s, logits, NULL, real_at_const(x, n * C), wte, NULL, rows, C, Vp);

@@ -223,14 +223,14 @@ static inline bool stage_has_input(const PipelineBuilder *b, int s) { return b->
 // What stage s does in this tick.
 static inline StageAction stage_next_of_two(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
-    if (r->forwards < b->plan->micro_batches && r->forwards - r->weights < r->limits.slots) { return stage_has_input(b, s) ? STAGE_FORWARD : STAGE_WAITS; }
+    if (r->forwards < b->plan->micro_batches && r->forwards - r->weights < r->limits.in_flight) { return stage_has_input(b, s) ? STAGE_FORWARD : STAGE_WAITS; }
     return b->training && stage_has_gradient(b, s) ? STAGE_BACKWARD : STAGE_WAITS;
 }
 // The same of three: in turns as in DAPPLE, but weight parts run when nothing else can: no gradient is there, and no input, or no slot for it.
 static inline StageAction stage_next_of_three(const PipelineBuilder *b, int s) {
     const StageRun *r = &b->run[s];
     bool turn = r->forwards < b->plan->micro_batches && r->forwards - r->backwards < pipeline_warmup(b->plan, s);
-    if (turn && stage_has_input(b, s) && r->forwards - r->weights < r->limits.slots) { return STAGE_FORWARD; }
+    if (turn && stage_has_input(b, s) && r->forwards - r->weights < r->limits.in_flight) { return STAGE_FORWARD; }
     if (stage_has_gradient(b, s)) { return STAGE_INPUT; }
     return stage_has_weight(b, s) ? STAGE_WEIGHT : STAGE_WAITS;
 }

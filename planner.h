@@ -311,7 +311,7 @@ static inline Plan plan_even(const PlanTask *t, int stages, int64_t micro_batch)
 static inline int task_most_stages(const PlanTask *t) { return (int)min_i64(min_i64(t->model->units, task_ranks(t)), PLAN_STAGES); }
 
 // Replays the first of the beam in full, until that is the best still.
-static inline void planner_settle(Planner *p) {
+static inline void planner_finish(Planner *p) {
     while (p->found && !p->beam[0].replayed) {
         Candidate first = p->beam[0];
         planner_look(p, &first.plan);
@@ -326,7 +326,7 @@ static inline Candidate plan_best_setting(const PlanTask *t, const Plan *plan) {
     memset(&best, 0, sizeof best);
     Planner p = planner_make(t);
     if (plan->stages) { planner_add_settings(&p, plan, false); }
-    planner_run(&p), planner_settle(&p);
+    planner_run(&p), planner_finish(&p);
     if (p.found) { best = p.beam[0]; }
     planner_free(&p);
     return best;
@@ -374,7 +374,7 @@ static inline void planner_search(Planner *p, const Candidate *known, int count)
         planner_add_neighbours(p, &plan), planner_run(p);
         i = 0;
     }
-    planner_settle(p);
+    planner_finish(p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ static inline Candidate planner_gpipe(const PlanTask *t) {
         for (int s = 0; s < stages; s++) { q.units[s] = t->model->units / stages + (s < t->model->units % stages); }
         if (task_ranks(t) % stages == 0) { planner_add_settings(&p, &q, false); }
     }
-    planner_run(&p), planner_settle(&p);
+    planner_run(&p), planner_finish(&p);
     if (p.found) { best = p.beam[0]; }
     planner_free(&p);
     return best;
@@ -630,7 +630,7 @@ static inline PlanAnswer planner_given(PlanTask *t, const Options *o) {
         q.micro_batch = p.divisors[i];
         if (planner_asks(&p, q.micro_batch)) { planner_add(&p, &q); }
     }
-    planner_run(&p), planner_settle(&p);
+    planner_run(&p), planner_finish(&p);
     if (p.found) { a.best = p.beam[0]; }
     planner_free(&p), placement_free(&placement);
     return a;

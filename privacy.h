@@ -40,8 +40,8 @@ typedef struct {
     int ledger;                       // OUT/dp_steps of rank 0, or -1; it says:
     int64_t taken, since;             // steps that have drawn noise, once or again; the first (from 0) of those under ...
     uint64_t drawn;                   // ... this path, the last one's
-    int64_t told_steps;               // the last answer
-    PrivacyLoss told;
+    int64_t last_steps;               // the last answer
+    PrivacyLoss last_loss;
 } Privacy;
 
 enum { PRIVACY_HISTORY_MAX = 600, PRIVACY_JSON_MAX = 1200 };
@@ -75,17 +75,17 @@ static inline PrivacyLoss privacy_epsilon(Privacy *p, int64_t steps) {
     PrivacyLoss nothing = {0, 0}, all = {INFINITY, INFINITY};
     if (steps == 0) { return nothing; }
     if (p->sigma < LEAST_SIGMA) { return all; } // no epsilon worth a number
-    if (steps != p->told_steps) {
+    if (steps != p->last_steps) {
         PrivacySetting s = privacy_setting(p, steps);
         char question[PRIVACY_QUESTION];
         account_watch(privacy_question(&s, question), 0);
-        p->told = account_epsilon(&s, NAN), p->told_steps = steps;
-        if (p->target > 0 && p->told.high > p->target) { // the search for noise or steps has seen that it is not, by a narrower interval
-            p->told.high = fmin(p->told.high, account_epsilon(&s, p->target).high);
+        p->last_loss = account_epsilon(&s, NAN), p->last_steps = steps;
+        if (p->target > 0 && p->last_loss.high > p->target) { // the search for noise or steps has seen that it is not, by a narrower interval
+            p->last_loss.high = fmin(p->last_loss.high, account_epsilon(&s, p->target).high);
         }
         account_unwatch();
     }
-    return p->told;
+    return p->last_loss;
 }
 // Steps of the whole run that may be taken: at most `steps`, fewer where the target comes first.
 static inline int64_t privacy_allowed_steps(const Privacy *p) { return p->on ? p->allowed : INT64_MAX; }
@@ -348,7 +348,7 @@ static inline void privacy_note(Privacy *p, int64_t step) {
     }
 }
 // Before a checkpoint is written.
-static inline void privacy_settle(const Privacy *p) {
+static inline void privacy_sync(const Privacy *p) {
     if (p->ledger >= 0 && fdatasync(p->ledger)) {
         die(EXIT_RESOURCES, "a checkpoint without it could not be resumed", "cannot write dp_steps into --out: %s", strerror(errno));
     }

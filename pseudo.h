@@ -9,7 +9,7 @@
 //            fit copies whose gradients are alike; where they are not, v is too small by up to the number of layers, for 1 / (1 - beta2) updates:
 //            --delink-warmup N lets the rate rise anew, --delink-moments reset begins moments and counters anew.
 // Switch     a change of layout between two steps. Of the model before only states stay, and these leave the device, so that nothing is there twice: the
-//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (placing.h: foresee).
+//            budgets of offload.h hold in both layouts and between them, and all of it is forecast at the start (memory_plan.h: foresee).
 //            All states pass by all ranks once, a piece at a time, as they would from a checkpoint: so every layout can follow every other.
 #ifndef PSEUDO_H
 #define PSEUDO_H
@@ -51,7 +51,7 @@ static inline size_t delink_state_bytes(const Store *from, int kind, int storage
 // What lies on the host of a shared model's states at the switch, beside those of the copies. Those on disk come from there, through their rooms.
 static inline size_t delink_host_bytes(const Store *from, int64_t moments) {
     const int storages = from->model->storages;
-    size_t bytes = from->disk_rooms.held;
+    size_t bytes = from->disk_buffers.held;
     for (int i = 0; i < STATE_KINDS * storages; i++) {
         const bool stored = store_on_disk(from, (StateKind)(i / storages), i % storages);
         bytes += stored ? 0 : delink_state_bytes(from, i / storages, i % storages, moments);
@@ -73,20 +73,20 @@ static inline float **delink_pack(const Store *from, int64_t moments) {
 }
 // A state of a storage, from those who own slices of it to all of its copies in `to`. mine: my slice, where it has left the device.
 static inline void delink_state(Store *to, const Store *from, const float *mine, StateKind kind, int storage) {
-    const Party *party = store_party(from, storage);
-    Slices slices = slices_make(from->model, party->all.n, zero_grain(&from->policy), NULL);
+    const ProcessGroup *process_group = store_process_group(from, storage);
+    Slices slices = slices_make(from->model, process_group->all.n, zero_grain(&from->policy), NULL);
     const int64_t *bounds = slices.of_class[gpt_storage_class(from->model, storage)];
-    for (int i = 0; i < party->all.n; i++) {
+    for (int i = 0; i < process_group->all.n; i++) {
         for (int64_t at = bounds[i], n; at < bounds[i + 1]; at += n) {
             n = min_i64(STATE_PIECE_FLOATS, bounds[i + 1] - at);
-            if (from->comm->rank == party->all.ranks[i]) {
+            if (from->comm->rank == process_group->all.ranks[i]) {
                 if (mine) {
                     memcpy(state_piece.floats, mine + (at - bounds[i]), (size_t)n * sizeof(float));
                 } else {
                     store_read_state(from, kind, storage, at - bounds[i], n, state_piece.floats);
                 }
             }
-            comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float), party->all.ranks[i]);
+            comm_broadcast(from->comm, state_piece.bytes, (size_t)n * sizeof(float), process_group->all.ranks[i]);
             state_piece_take(to, from->model, kind, storage, at, n);
         }
     }

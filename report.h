@@ -170,7 +170,7 @@ static inline void predict_program_traffic(const RunFacts *run, const Program *p
         if (action_sends(a->kind)) {
             traffic[COMM_SEND][group_link(run->ranks, run->ranks->me, a->peer)] += executor_message_bytes(&run->shape, run->model, a);
         }
-        if (store->policy.relay) { continue; } // no collectives
+        if (store->policy.p2p) { continue; } // no collectives
         for (int k = a->storage >= 0 ? action_messages(store, a, m) - 1 : -1; k >= 0; k--) {
             comm_bytes_sent(m[k].kind, m[k].group, m[k].group->me, m[k].bounds, m[k].element_bytes, traffic[m[k].kind]);
         }
@@ -667,7 +667,7 @@ static inline void print_offload(const RunFacts *run) {
     for (int i = 0; i < run->model->storages; i++) { some += o->host[i] && store_holds(run->store, i); }
     printf(
         "offload    %.3f MiB of the host are for states of %d of %d storages, updated by the %s; a step moves %.3f MiB to the device, %.3f MiB to the host\n",
-        (double)p->offloaded / 1048576, some, run->model->storages, o->by_host ? "host" : "device", (double)p->moved[0] / 1048576,
+        (double)p->offloaded / 1048576, some, run->model->storages, o->cpu_update ? "host" : "device", (double)p->moved[0] / 1048576,
         (double)p->moved[1] / 1048576);
     if (p->stored) {
         printf("offload    %.3f MiB more are on disk, in %s; a step reads and writes all of it, at %.0f MB/s\n", (double)p->stored / 1048576, o->folder,
@@ -783,7 +783,7 @@ static inline void print_start_json(const RunFacts *run) { // --dry-run --json
 
 // Seconds of this run's steps, of these waiting for messages, and between steps telling about them.
 typedef struct {
-    double steps_s, waiting_s, telling_s;
+    double steps_s, waiting_s, report_s;
 } Spent;
 
 // Bytes of a step that came from the host (way 0), or went there. Parameters come in each micro-step.
@@ -806,7 +806,7 @@ static inline void report_end(const RunFacts *run, int64_t step, int64_t steps, 
     traffic_total(p->traffic, total[0]), traffic_total(per_step, total[1]);
     size_t host = host_bytes("VmHWM:");
     double step_ms = 1000 * spent.steps_s / (double)max_i64(steps, 1), idle = steps ? spent.waiting_s / spent.steps_s : 0;
-    double overhead = steps ? spent.telling_s / spent.steps_s : 0;
+    double overhead = steps ? spent.report_s / spent.steps_s : 0;
     if (hides) { step_ms = privacy_rounded(step_ms), idle = privacy_rounded(idle), overhead = privacy_rounded(overhead), energy = (double)NAN; }
     if (run->comm->rank) { return; }
     progress_break(bar);

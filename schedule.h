@@ -39,8 +39,8 @@ typedef enum {
     ACT_RECV_PARAMETERS, // of a storage: the version after the update of this step
     ACT_SEND_PART,
     ACT_RECV_PART, // of a storage: what one unit adds to a micro-batch's gradient
-    ACT_SEND_TALLY,
-    ACT_RECV_TALLY, // what a step has to tell: its loss, its norm
+    ACT_SEND_STATS,
+    ACT_RECV_STATS, // what a step has to tell: its loss, its norm
     ACT_PREFETCH,
     ACT_ACQUIRE,
     ACT_RELEASE,
@@ -48,7 +48,7 @@ typedef enum {
     ACT_NORM,
     ACT_UPDATE,      // states, per storage (NORM: all of them)
     ACT_ADD,         // a part of a sum that came
-    ACT_TALLY,       // version 0: this rank adds to what a step has to tell; 1: it hears the whole
+    ACT_STATS,       // version 0: this rank adds to what a step has to tell; 1: it hears the whole
     ACT_FETCH,       // a piece of a storage's states, from the host to the device
     ACT_EVICT,       // and back (store/host.h)
     ACT_READ,        // a piece of them that lies on a disk, to the host
@@ -62,9 +62,9 @@ typedef enum {
 static const char *const action_names[ACTION_KINDS] = {
     "FORWARD",      "BACKWARD_INPUT", "BACKWARD_WEIGHT", "RECOMPUTE",       "CLIP",      "TIED",        "SEND_FORWARD",
     "RECV_FORWARD", "SEND_BACKWARD",  "RECV_BACKWARD",   "SEND_NORM",       "RECV_NORM", "SEND_FACTOR", "RECV_FACTOR",
-    "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_TALLY",
-    "RECV_TALLY",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
-    "ADD",          "TALLY",          "FETCH",           "EVICT",           "READ",      "WRITE",       "FETCH_STASH",
+    "SEND_SUM",     "RECV_SUM",       "SEND_PARAMETERS", "RECV_PARAMETERS", "SEND_PART", "RECV_PART",   "SEND_STATS",
+    "RECV_STATS",   "PREFETCH",       "ACQUIRE",         "RELEASE",         "REDUCE",    "NORM",        "UPDATE",
+    "ADD",          "STATS",          "FETCH",           "EVICT",           "READ",      "WRITE",       "FETCH_STASH",
     "EVICT_STASH",  "FETCH_SUM",      "EVICT_SUM",
 };
 static inline bool action_computes(ActionKind kind) { return kind <= ACT_TIED; }
@@ -74,7 +74,7 @@ static inline bool action_of_stash(ActionKind kind) { return kind == ACT_FETCH_S
 static inline bool action_moves(ActionKind kind) { // between host and device
     return kind == ACT_FETCH || kind == ACT_EVICT || (kind >= ACT_FETCH_STASH && kind <= ACT_EVICT_SUM);
 }
-static inline bool action_is_message(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_TALLY; }
+static inline bool action_is_message(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_STATS; }
 static inline bool action_sends(ActionKind kind) { return action_is_message(kind) && (kind - ACT_SEND_FORWARD) % 2 == 0; } // its RECV follows it
 static inline bool action_receives(ActionKind kind) { return action_is_message(kind) && !action_sends(kind); }
 static inline bool action_of_rows(ActionKind kind) { return kind >= ACT_SEND_FORWARD && kind <= ACT_RECV_FACTOR; } // a message of a micro-batch's rows
@@ -120,12 +120,12 @@ typedef struct {
     int (*of_unit)[2];
     int *of_unit_count;
     unsigned char (*made)[2];    // which part of the unit contributes to the gradient: a GradientMaker
-    int *param_room, *grad_room; // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
+    int *param_slot, *grad_slot; // [storages] the room that its gathered parameters, its gradient share with others'; -1: none
     bool *gathers;               // [storages] parameters come by PREFETCH before each use; else they stay
     bool *reduces_often;         // [storages] the gradient leaves by REDUCE in each micro-batch; else once
     bool *tied;                  // [storages] several stages use it: the gradient leaves after all others
     int *pieces;                 // [storages] that its states on the host go in, to be updated; 0: there are none
-    bool by_host;                // then the host updates them: gradients leave by EVICT, parameters come by FETCH; else states come, and go back
+    bool cpu_update;                // then the host updates them: gradients leave by EVICT, parameters come by FETCH; else states come, and go back
     bool *on_disk;               // [storages] some of them come to the host by READ first, and leave it by WRITE
     bool delays;                 // the host makes them whole, one step late, beside what is computed by the version before
     SumPlace *sums;              // [storages] where the sum of its gradient is between micro-batches
@@ -137,7 +137,7 @@ typedef struct {
 
 // What a rank has room for at once.
 typedef struct {
-    int64_t slots;             // micro-batches with activations: from its first forward to its last weight part
+    int64_t in_flight;             // micro-batches with activations: from its first forward to its last weight part
     int64_t inputs, gradients; // micro-batches whose input, whose gradient was received: from then to the last weight part
     int64_t works;             // backward inputs whose weight part has not run
     int64_t clips;             // micro-batches of a group that crosses stages: from a norm that is received, or made to be sent, to all that follows
@@ -148,7 +148,7 @@ static inline Limits limits_of_one(void) { // micro-batch, and no other stages
     return one;
 }
 static inline Limits limits_of_both(Limits a, Limits b) {
-    Limits both = {max_i64(a.slots, b.slots), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works),
+    Limits both = {max_i64(a.in_flight, b.in_flight), max_i64(a.inputs, b.inputs), max_i64(a.gradients, b.gradients), max_i64(a.works, b.works),
                    max_i64(a.clips, b.clips)};
     return both;
 }
@@ -206,7 +206,7 @@ static inline void schedule_free(Schedule *s) {
 }
 static inline void program_free(Program *p) {
     for (int r = 0; r < p->ranks; r++) { schedule_free(&p->rank[r]); }
-    free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_room), free(p->map.grad_room);
+    free(p->rank), free(p->map.of_unit), free(p->map.of_unit_count), free(p->map.made), free(p->map.param_slot), free(p->map.grad_slot);
     free(p->map.gathers), free(p->map.reduces_often), free(p->map.tied), free(p->map.pieces), free(p->map.on_disk), free(p->map.sums), free(p->map.stage);
     free(p->map.stash), free(p->limits);
     memset(p, 0, sizeof *p);
@@ -295,8 +295,8 @@ static inline void schedule_lower_clip(Program *p) {
 
 // Activations that lie on the host between a forward and a backward pass are made, and read, in one of two rooms, which units take in turns. A forward pass
 // makes what is kept inside its unit, or, where units' inputs are kept, reads its own and makes the next unit's. Whose an action makes, reads; -1: nobody's.
-enum { STASH_ROOMS = 2 };
-static inline int stash_room(int unit) { return unit % STASH_ROOMS; }
+enum { STASH_SLOTS = 2 };
+static inline int stash_slot(int unit) { return unit % STASH_SLOTS; }
 static inline int action_makes_stash(const UnitMap *map, const Action *a) {
     const int unit = a->unit + map->stash_inputs;
     return map->stash && a->kind == ACT_FORWARD && a->rows > 0 && unit < map->units && map->stash[unit] ? unit : -1;
@@ -308,7 +308,7 @@ static inline int action_reads_stash(const UnitMap *map, const Action *a) {
 // The room whose copies an action waits for: what left it before more is made there, what came for the backward pass. (What a forward pass reads it has made.)
 static inline int action_awaits_stash(const UnitMap *map, const Action *a) {
     const int unit = a->kind == ACT_FORWARD ? action_makes_stash(map, a) : action_reads_stash(map, a);
-    return unit < 0 ? -1 : stash_room(unit);
+    return unit < 0 ? -1 : stash_slot(unit);
 }
 // Lowering: they leave as soon as they are made if others come into their room before the backward pass, and come back as soon as these are done with it.
 // Uses of rooms are numbered: 2 i is what action i reads, 2 i + 1 what it makes.
@@ -321,14 +321,14 @@ static inline int stash_user(const UnitMap *map, const Schedule *s, int use) {
 static inline StashUses stash_uses(const UnitMap *map, const Schedule *s, int micro_batches) {
     const size_t keys = (size_t)map->units * (size_t)micro_batches, uses = 2 * (size_t)s->count;
     StashUses of = {(int *)checked_malloc((2 * uses + keys) * sizeof(int), "lowering"), NULL};
-    int *first = of.next + 2 * uses, in_room[STASH_ROOMS] = {-1, -1}; // [units][micro-batches] use from here on, of a room
+    int *first = of.next + 2 * uses, in_slot[STASH_SLOTS] = {-1, -1}; // [units][micro-batches] use from here on, of a room
     of.again = of.next + uses;
     for (size_t i = 0; i < keys; i++) { first[i] = -1; }
     for (int use = (int)uses - 1; use >= 0; use--) {
         const int unit = stash_user(map, s, use);
         if (unit < 0) { continue; }
-        int *mine = &first[unit * micro_batches + s->actions[use / 2].micro], *room = &in_room[stash_room(unit)];
-        of.next[use] = *room, of.again[use] = *mine, *room = *mine = use;
+        int *mine = &first[unit * micro_batches + s->actions[use / 2].micro], *slot = &in_slot[stash_slot(unit)];
+        of.next[use] = *slot, of.again[use] = *mine, *slot = *mine = use;
     }
     return of;
 }

@@ -15,7 +15,7 @@ static void transport_open(Comm *c, Stream *s, DType wire, int64_t elements, siz
 }
 #endif
 #include "engine/matmul_choices.h"
-#include "engine/placing.h"
+#include "engine/memory_plan.h"
 #include "outputs.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ static void setup_stages(Trainer *t) {
 static void setup_cyclic(Trainer *t) {
     const size_t units = (size_t)t->model.units;
     t->cyclic = cyclic_plan(&t->options, &t->model, t->ranks->n, t->samples, t->options.micro_batch);
-    t->relay = cyclic_relay(&t->cyclic, &t->model, t->ranks->me);
+    t->p2p = cyclic_p2p(&t->cyclic, &t->model, t->ranks->me);
     int64_t *places = (int64_t *)checked_calloc(units, sizeof(int64_t), "cyclic stages");
     bool *cut = (bool *)checked_calloc(units, sizeof(bool), "cyclic stages");
     cyclic_activations(&t->cyclic, t->model.units, places, cut);
-    t->shape.places = places, t->shape.cut = t->cyclic.mode == CYCLIC_SINGLE ? cut : NULL, t->shape.limits.slots = cyclic_live(&t->cyclic, 0);
+    t->shape.places = places, t->shape.cut = t->cyclic.mode == CYCLIC_SINGLE ? cut : NULL, t->shape.limits.in_flight = cyclic_live(&t->cyclic, 0);
     t->options.cyclic_stages = t->cyclic.N; // a private run goes on with the same
     if (t->cyclic.mode != CYCLIC_MODEL) { return; }
     t->plan.placement = cyclic_placement(&t->cyclic);
@@ -177,7 +177,7 @@ static void setup_messages(Trainer *t) {
     int64_t most = 0;
     for (int s = 0; s < t->model.storages; s++) { most = max_i64(most, gpt_storage_elements(&t->model, s)); }
     CommTraffic traffic = executor_traffic(&t->model, &t->shape, &t->plan.placement, t->comm.rank, &t->program, &t->evaluation, cyclic_turns(&t->cyclic));
-    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.parcel_bytes, &traffic);
+    transport_open(&t->comm, &t->stream, (DType)t->options.reduce_dtype, most, t->store.exchange_bytes, &traffic);
     free(traffic.peers);
     store_join(&t->store, &t->comm);
 }
@@ -274,7 +274,7 @@ static void setup_weights(Trainer *t) {
     if (o->resume) {
         char path[1100];
         checkpoint_resume(o->out, &t->store, &t->progress, path, sizeof path);
-        t->first_step = t->told_step = t->progress.step;
+        t->first_step = t->metrics_start_step = t->progress.step;
         if (t->comm.rank == 0) { report_resumed(path, t->progress.step, t->steps); }
     } else if (t->model_begun.units) {
         checkpoint_begin(o->model, &t->store, &t->model_begun, o->delink && o->delink_moments == DELINK_RESET, &t->progress);
@@ -337,7 +337,7 @@ static void print_sample(Trainer *t) {
 static void save_checkpoint(Trainer *t) {
     char path[1100];
     privacy_history(&t->privacy, t->progress.step, t->progress.privacy);
-    privacy_settle(&t->privacy);
+    privacy_sync(&t->privacy);
     bool saved = checkpoint_save(t->options.out, &t->store, &t->progress, t->options.keep, t->flags, path, sizeof path);
     t->save_failed |= !saved;
     if (saved && t->comm.rank == 0) { report_checkpoint(t->progress.step, path, &t->bar, &t->log); }
@@ -351,7 +351,7 @@ static void between_steps(Trainer *t) {
     bool validates = (fresh || last) && due(t->options.val_every, step, last);
     bool samples = last || (fresh && step > 0);
     samples = samples && due(t->options.sample_every, step, last);
-    if (validates || samples) { store_settle(&t->store); }
+    if (validates || samples) { store_wait_all(&t->store); }
     memcpy(sent, t->comm.bytes, sizeof sent);
     if (validates && t->val.tokens) { validate(t); }
     if (validates && *t->options.hellaswag) { score_hellaswag(t); }
@@ -380,7 +380,7 @@ static void delink(Trainer *t) {
     const Offload offload = t->offload;
     const int64_t moments = t->options.delink_moments;
     Store before = t->store;
-    store_settle(&before), ops_wait(&t->stream);
+    store_wait_all(&before), ops_wait(&t->stream);
     executor_free(&t->executor), program_free(&t->program), program_free(&t->evaluation);
     before.model = before.layout.model = &shared, before.policy.offload = offload.host ? &offload : NULL;
     const size_t leaves = delink_host_bytes(&before, moments);
@@ -398,8 +398,8 @@ static void delink(Trainer *t) {
     give_back_files(t);
     setup_executor(t);
     if (t->comm.rank == 0) { report_delink(&facts, t->progress.step, &t->bar, &t->log); }
-    store_settle(&t->store), comm_reset_counters(&t->comm);
-    memset(&t->spent, 0, sizeof t->spent), t->told_step = t->progress.step;
+    store_wait_all(&t->store), comm_reset_counters(&t->comm);
+    memset(&t->spent, 0, sizeof t->spent), t->metrics_start_step = t->progress.step;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -441,8 +441,8 @@ static void plan(Trainer *t) {
     RunFacts facts = run_facts(t);
     if (!t->privacy.on && !t->cluster.nodes && memory_fits(&facts)) { time_units(&t->rates.units, &t->model, &t->shape, t->rates.flops_per_s, &t->stream); }
     setup_disk_again(t);
-    foresee_run(t);
-    if (crowd(t)) { foresee_run(t); }
+    forecast_run(t);
+    if (spill_to_disk(t)) { forecast_run(t); }
     facts = run_facts(t); // what was planned anew
     check_budgets(&facts, &t->needs);
 }
@@ -488,7 +488,7 @@ static void prepare(Trainer *t) {
     setup_states(t);
     setup_weights(t);
     setup_promise(t);
-    store_settle(&t->store);
+    store_wait_all(&t->store);
     TextBuffer line = {NULL, 0, 0};
     if (t->comm.rank == 0) { json_add_start(&facts, &line), log_line(&t->log, &line); }
     ProgressBar bar = {output_is_terminal(), false, t->end, t->first_step, 0, 0};
@@ -512,10 +512,10 @@ static void train(Trainer *t) {
 }
 
 static int finish(Trainer *t) {
-    store_settle(&t->store);
+    store_wait_all(&t->store);
     profile_report(&t->profile, &t->comm, step_program(t, t->progress.step - 1), t->options.trace, &t->bar, &t->log);
     RunFacts facts = run_facts(t);
-    report_end(&facts, t->progress.step, t->progress.step - t->told_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
+    report_end(&facts, t->progress.step, t->progress.step - t->metrics_start_step, t->spent, energy_joules(&t->energy), &t->bar, &t->log);
     if (*t->options.export_file) {
         int error = model_file_write(t->options.export_file, &t->store);
         if (error) { fprintf(stderr, "train_gpt: cannot write %s: %s\n", t->options.export_file, strerror(error)), t->save_failed = true; }

@@ -23,7 +23,7 @@
 #ifndef ZERO_H
 #define ZERO_H
 
-#include "store/relay.h" // states that go from rank to rank
+#include "store/p2p.h" // states that go from rank to rank
 #include "store/host.h"  // states that lie on the host
 #include "schedule.h"    // lowering
 
@@ -41,29 +41,29 @@ static inline bool store_gathers_records(const Store *s, bool near) { return s->
 static inline ZeroMessage store_gather_message(const Store *s, int storage, bool near) {
     bool coded = store_gathers_records(s, near);
     const SliceKind slices = near ? SLICES_NEAR : coded ? SLICES_WEIGHTS : SLICES_WHOLE;
-    const Party *party = store_party(s, storage);
-    ZeroMessage m = {COMM_ALL_GATHER, near ? &party->near : &party->all, layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
+    const ProcessGroup *process_group = store_process_group(s, storage);
+    ZeroMessage m = {COMM_ALL_GATHER, near ? &process_group->near : &process_group->all, layout_slices(&s->layout, slices, storage), coded ? 1 : dtype_size(s->dtype)};
     return m;
 }
 // The messages of a reduction; returns how many. Those of a batch are its last storage's.
 static inline int store_reduce_messages(const Store *s, int storage, ZeroMessage m[2]) {
-    const Party *party = store_party(s, storage);
-    ZeroMessage plain = {COMM_REDUCE_SCATTER, &party->all, store_slices(s, storage), dtype_size(s->wire)};
+    const ProcessGroup *process_group = store_process_group(s, storage);
+    ZeroMessage plain = {COMM_REDUCE_SCATTER, &process_group->all, store_slices(s, storage), dtype_size(s->wire)};
     m[0] = plain;
-    if (s->batch_of[storage] < 0) { return 1; }
-    const Batch *b = &s->batches[s->batch_of[storage]];
-    ZeroMessage inside = {COMM_ALL_TO_ALL, &party->node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &party->across, b->to_nodes, 1};
+    if (s->bucket_of[storage] < 0) { return 1; }
+    const Bucket *b = &s->buckets[s->bucket_of[storage]];
+    ZeroMessage inside = {COMM_ALL_TO_ALL, &process_group->node, b->to_node, 1}, between = {COMM_ALL_TO_ALL, &process_group->across, b->to_nodes, 1};
     m[0] = inside, m[1] = between;
-    return storage > b->last ? 0 : party->across.n > 1 ? 2 : 1;
+    return storage > b->last ? 0 : process_group->across.n > 1 ? 2 : 1;
 }
 
 // Bytes of memory that a gather's or a reduction's records take beside the messages: written by those who quantize, read by those who add.
 static inline double store_coding_bytes(const Store *s, int storage, bool reduces, bool near) {
     double elements = (double)gpt_storage_elements(s->model, storage), size = (double)dtype_size(s->dtype);
     const int64_t *records = layout_slices(&s->layout, reduces ? SLICES_GRADIENTS : SLICES_WEIGHTS, storage);
-    double coded = (double)records[store_party(s, storage)->all.n];
-    if (reduces) { return s->batch_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; } // made, added on the node, made again, added: the sums are few
-    double kept = store_has_secondary(s, storage) && !near ? elements * 2 * size / store_party(s, storage)->near.n : 0;
+    double coded = (double)records[store_process_group(s, storage)->all.n];
+    if (reduces) { return s->bucket_of[storage] < 0 ? 0 : elements * 4 + 3 * coded; } // made, added on the node, made again, added: the sums are few
+    double kept = store_has_secondary(s, storage) && !near ? elements * 2 * size / store_process_group(s, storage)->near.n : 0;
     return kept + (store_gathers_records(s, near) ? coded + elements * size : 0);
 }
 
@@ -86,20 +86,20 @@ static inline void store_prefetch(Store *s, int storage, int64_t version, bool n
     (void)version;
     near = near && s->near_valid[storage];
     bool coded = store_gathers_records(s, near);
-    const Shelf *from = near ? &s->secondary : coded ? &s->codes : &s->params;
-    const char *slice = !near && store_param_far(s, storage) ? NULL : shelf_slice(from, storage);
-    store_gather(s, storage, store_gather_message(s, storage, near), shelf_whole(coded ? from : &s->params, storage), slice, step);
+    const StateBuffer *from = near ? &s->secondary : coded ? &s->codes : &s->params;
+    const char *slice = !near && store_param_far(s, storage) ? NULL : buffer_slice(from, storage);
+    store_gather(s, storage, store_gather_message(s, storage, near), buffer_full(coded ? from : &s->params, storage), slice, step);
     s->arriving[storage] = near ? GATHER_NEAR : GATHER_PRIMARY;
 }
 // What came is made ready for use: records become parameters, and a partition keeps its part of them.
 static inline void store_unpack_arrived(Store *s, int storage) {
-    char *whole = shelf_whole(&s->params, storage);
+    char *whole = buffer_full(&s->params, storage);
     if (s->policy.quantized_weights) {
-        ops_dequantize(s->stream, whole, s->dtype, shelf_whole(&s->codes, storage), gpt_storage_elements(s->model, storage), s->policy.weights);
+        ops_dequantize(s->stream, whole, s->dtype, buffer_full(&s->codes, storage), gpt_storage_elements(s->model, storage), s->policy.weights);
     }
     if (!store_has_secondary(s, storage)) { return; }
-    const int64_t *bounds = layout_slices(&s->layout, SLICES_NEAR, storage), me = store_party(s, storage)->near.me, size = (int64_t)dtype_size(s->dtype);
-    ops_copy(s->stream, shelf_slice(&s->secondary, storage), whole + bounds[me] * size, (size_t)(slice_length(bounds, (int)me) * size));
+    const int64_t *bounds = layout_slices(&s->layout, SLICES_NEAR, storage), me = store_process_group(s, storage)->near.me, size = (int64_t)dtype_size(s->dtype);
+    ops_copy(s->stream, buffer_slice(&s->secondary, storage), whole + bounds[me] * size, (size_t)(slice_length(bounds, (int)me) * size));
     s->near_valid[storage] = true;
 }
 
@@ -116,19 +116,19 @@ static inline const Real *store_lend(Store *s, int storage, const void *stored) 
     return copy;
 }
 // Those that came for a use.
-static inline const Real *store_acquire_guest(Store *s, int storage, int room) {
-    mail_wait(s, store_mail(s, storage, (MailKind)(MAIL_COMING + room)));
-    return store_lend(s, storage, store_guest(s, storage, room));
+static inline const Real *store_acquire_borrowed(Store *s, int storage, int slot) {
+    requests_wait(s, store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot)));
+    return store_lend(s, storage, store_borrowed(s, storage, slot));
 }
 // Parameters of a storage in compute precision, valid until its release. `version`: how many updates they must have seen.
 static inline const Real *store_acquire(Store *s, int storage, int64_t version) {
-    assert(s->policy.relay || (version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage])));
+    assert(s->policy.p2p || (version == s->updates[storage] && (!store_gathers_for_use(s, storage) || s->arriving[storage])));
     comm_wait(s->comm, s->gathering[storage]);
     if (store_param_far(s, storage)) { ops_follow(s->stream, store_param_link(s, storage)); }
-    if (s->policy.relay) { store_await_version(s, storage, version); }
+    if (s->policy.p2p) { store_await_version(s, storage, version); }
     if (s->arriving[storage] == GATHER_PRIMARY) { store_unpack_arrived(s, storage); }
     s->arriving[storage] = GATHER_NONE;
-    return store_lend(s, storage, s->policy.relay ? store_parameters(s, storage, version) : shelf_whole(&s->params, storage));
+    return store_lend(s, storage, s->policy.p2p ? store_parameters(s, storage, version) : buffer_full(&s->params, storage));
 }
 static inline void store_release(Store *s, int storage) { // the copy that was made last goes at once, others with the last one
     if (--s->held == 0) { s->unpacked_used = 0; }
@@ -138,18 +138,18 @@ static inline void store_release(Store *s, int storage) { // the copy that was m
 }
 
 // Waits until all states are there, before they are read otherwise than by store_acquire. All members call it.
-static inline void store_settle(Store *s) {
+static inline void store_wait_all(Store *s) {
     for (int i = 0; i < s->model->storages; i++) { comm_wait(s->comm, s->gathering[i]); }
-    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) { ops_wait(&s->room[i].link); }
-    for (int i = 0; i < ROOMS && s->policy.offload; i++) { ops_wait(&s->param_link[i]); }
-    if (s->disk) { disk_settle(s->disk); }
+    for (int i = 0; i < MOVING_PIECES && s->policy.offload; i++) { ops_wait(&s->offload_buffer[i].link); }
+    for (int i = 0; i < SHARED_SLOTS && s->policy.offload; i++) { ops_wait(&s->param_link[i]); }
+    if (s->disk) { disk_wait_all(s->disk); }
     ops_wait(s->stream);
 }
 // The working parameters of my slice are new: what was made of the old ones is void.
 static inline void store_slice_changed(Store *s, int storage) {
     s->near_valid[storage] = false;
     if (s->policy.quantized_weights) {
-        ops_quantize(s->stream, shelf_slice(&s->codes, storage), shelf_slice(&s->params, storage), s->dtype, store_own_elements(s, storage), s->policy.weights);
+        ops_quantize(s->stream, buffer_slice(&s->codes, storage), buffer_slice(&s->params, storage), s->dtype, store_own_elements(s, storage), s->policy.weights);
     }
 }
 // Call after writing masters from outside (initial values, a loaded file): makes the working parameters follow. All members call it.
@@ -165,9 +165,9 @@ static inline void store_masters_changed(Store *s) {
             }
         }
         store_slice_changed(s, i);
-        if (!s->policy.relay && !store_gathers_for_use(s, i)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
+        if (!s->policy.p2p && !store_gathers_for_use(s, i)) { store_prefetch(s, i, s->updates[i], false, s->comm->step); }
     }
-    if (s->policy.relay) { store_hand_out(s); }
+    if (s->policy.p2p) { store_send_all(s); }
 }
 static inline void store_initialise(Store *s, uint64_t seed) {
     for (int i = 0; i < s->model->storages; i++) {
@@ -187,28 +187,28 @@ static inline void store_initialise(Store *s, uint64_t seed) {
 // Waits for the reduction of a storage's gradient; then its room is free.
 static inline void store_finish_reduce(Store *s, int storage) {
     comm_wait(s->comm, s->reducing[storage]);
-    if (!s->folds[storage]) { return; }
+    if (!s->adds_to_shard[storage]) { return; }
     int64_t begin, n = store_own(s, storage, &begin);
-    ops_accumulate(s->stream, (float *)(void *)shelf_slice(&s->grads, storage), (const float *)(void *)shelf_whole(&s->grads, storage) + begin, n);
-    s->folds[storage] = false;
+    ops_accumulate(s->stream, (float *)(void *)buffer_slice(&s->grads, storage), (const float *)(void *)buffer_full(&s->grads, storage) + begin, n);
+    s->adds_to_shard[storage] = false;
 }
 // Where contributions to the gradient of this step go. *accumulate: there is one already, add to it.
 static inline float *store_gradient(Store *s, int storage, bool *accumulate) {
-    int room = zero_grad_room(&s->policy, &s->layout.holders, storage);
-    int before = room < 0 ? storage : s->occupant[room];
-    if (s->fresh[storage] && before >= 0 && store_sum_place(s, before)) { store_free_room(s); }
-    if (s->fresh[storage] && before >= 0) { store_finish_reduce(s, before); }
-    if (room >= 0) { s->occupant[room] = storage; }
-    *accumulate = !s->fresh[storage];
-    s->fresh[storage] = false;
-    return (float *)(void *)shelf_whole(&s->grads, storage);
+    int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
+    int before = slot < 0 ? storage : s->occupant[slot];
+    if (s->first_write[storage] && before >= 0 && store_sum_place(s, before)) { store_free_slot(s); }
+    if (s->first_write[storage] && before >= 0) { store_finish_reduce(s, before); }
+    if (slot >= 0) { s->occupant[slot] = storage; }
+    *accumulate = !s->first_write[storage];
+    s->first_write[storage] = false;
+    return (float *)(void *)buffer_full(&s->grads, storage);
 }
 
 // The second exchange of a parcel: its node's sums, quantized, to their owners on the other nodes.
-static inline void parcel_send_on(Store *s, Parcel *p) {
-    const Batch *b = p->batch;
-    if (p->hop != 1 || b->party->across.n == 1) { return; }
-    const Group *all = &b->party->all;
+static inline void exchange_send_on(Store *s, BucketExchange *p) {
+    const Bucket *b = p->bucket;
+    if (p->hop != 1 || b->process_group->across.n == 1) { return; }
+    const Group *all = &b->process_group->all;
     const int local = group_local(all, all->me);
     const char *in = p->received;
     comm_wait(s->comm, p->handle);
@@ -221,34 +221,34 @@ static inline void parcel_send_on(Store *s, Parcel *p) {
         }
     }
     comm_label(s->comm, "gradient", b->last, p->step);
-    p->handle = comm_all_to_all(s->comm, &b->party->across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
+    p->handle = comm_all_to_all(s->comm, &b->process_group->across, p->onward, b->to_nodes, p->arrived, b->from_nodes, 1);
     p->hop = 2;
 }
 // The last sums of a parcel, into my slices.
-static inline void parcel_finish(Store *s, Parcel *p) {
+static inline void exchange_finish(Store *s, BucketExchange *p) {
     if (!p->hop) { return; }
-    const Group *all = &p->batch->party->all, *senders = p->hop == 2 ? &p->batch->party->across : &p->batch->party->node;
-    const int64_t stride = p->hop == 2 ? p->batch->from_nodes[1] : p->batch->from_node[1];
+    const Group *all = &p->bucket->process_group->all, *senders = p->hop == 2 ? &p->bucket->process_group->across : &p->bucket->process_group->node;
+    const int64_t stride = p->hop == 2 ? p->bucket->from_nodes[1] : p->bucket->from_node[1];
     const char *in = p->hop == 2 ? p->arrived : p->received;
     comm_wait(s->comm, p->handle);
-    for (int storage = p->batch->first; storage >= p->batch->last; storage--) {
-        float *slice = (float *)(void *)shelf_slice(&s->grads, storage);
+    for (int storage = p->bucket->first; storage >= p->bucket->last; storage--) {
+        float *slice = (float *)(void *)buffer_slice(&s->grads, storage);
         ops_dequantize_sum(s->stream, slice, p->add, in, stride, senders->n, store_own_elements(s, storage), s->policy.gradients);
         in += store_record(s, storage, group_node(all, all->me), group_local(all, all->me));
     }
     p->hop = 0;
 }
 // The one that was opened last.
-static inline Parcel *parcel_newest(Store *s) { return &s->parcel[(s->parcels + PARCELS - 1) % PARCELS]; }
+static inline BucketExchange *exchange_newest(Store *s) { return &s->exchange[(s->exchanges + EXCHANGES - 1) % EXCHANGES]; }
 // Begins the parcel of a batch. Whatever was under way moves on by one exchange, so all members start them in one order.
-static inline Parcel *parcel_open(Store *s, const Batch *b, bool add, int64_t step) {
-    const Group *all = &b->party->all;
-    int index = (int)(s->parcels++ % PARCELS);
-    Parcel *p = &s->parcel[index];
-    parcel_finish(s, p);
-    parcel_send_on(s, &s->parcel[1 - index]);
-    p->batch = b, p->add = add, p->step = step;
-    p->sent = s->parcel_base + (size_t)index * s->parcel_bytes;
+static inline BucketExchange *exchange_open(Store *s, const Bucket *b, bool add, int64_t step) {
+    const Group *all = &b->process_group->all;
+    int index = (int)(s->exchanges++ % EXCHANGES);
+    BucketExchange *p = &s->exchange[index];
+    exchange_finish(s, p);
+    exchange_send_on(s, &s->exchange[1 - index]);
+    p->bucket = b, p->add = add, p->step = step;
+    p->sent = s->exchange_base + (size_t)index * s->exchange_bytes;
     p->received = p->sent + round_up(b->to_node[all->locals], 64);
     p->onward = p->received + round_up(b->from_node[all->locals], 64);
     p->arrived = p->onward + round_up(b->to_nodes[all->nodes], 64);
@@ -256,19 +256,19 @@ static inline Parcel *parcel_open(Store *s, const Batch *b, bool add, int64_t st
 }
 // The records of some elements of this rank's contribution.
 static inline void store_quantize(Store *s, char *out, int storage, int64_t begin, int64_t elements) {
-    const float *grad = (const float *)(void *)shelf_whole(&s->grads, storage) + begin;
+    const float *grad = (const float *)(void *)buffer_full(&s->grads, storage) + begin;
     if (!s->errors.base) {
         ops_quantize(s->stream, out, grad, DTYPE_FP32, elements, s->policy.gradients);
         return;
     }
-    uint16_t *error = (uint16_t *)(void *)shelf_whole(&s->errors, storage) + begin;
+    uint16_t *error = (uint16_t *)(void *)buffer_full(&s->errors, storage) + begin;
     ops_quantize_feedback(s->stream, out, grad, error, ERROR_WEIGHT, elements, s->policy.gradients);
 }
 // Puts this rank's contribution into the parcel of its batch, and sends this when it is full.
 static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t step) {
-    const Batch *b = &s->batches[s->batch_of[storage]];
-    const Group *all = &b->party->all;
-    Parcel *p = storage == b->first ? parcel_open(s, b, add, step) : parcel_newest(s);
+    const Bucket *b = &s->buckets[s->bucket_of[storage]];
+    const Group *all = &b->process_group->all;
+    BucketExchange *p = storage == b->first ? exchange_open(s, b, add, step) : exchange_newest(s);
     for (int l = 0; l < all->locals; l++) {
         char *out = p->sent + b->to_node[l];
         for (int q = b->first; q > storage; q--) { out += store_column(s, q, l); }
@@ -280,26 +280,26 @@ static inline void store_reduce_coded(Store *s, int storage, bool add, int64_t s
     }
     if (storage > b->last) { return; }
     comm_label(s->comm, "gradient", storage, step);
-    p->handle = comm_all_to_all(s->comm, &b->party->node, p->sent, b->to_node, p->received, b->from_node, 1);
+    p->handle = comm_all_to_all(s->comm, &b->process_group->node, p->sent, b->to_node, p->received, b->from_node, 1);
     p->hop = 1;
 }
 
 // All contributions of this rank are in: starts summing over those who hold the storage. All of them call it, storages in the same order.
 static inline void store_reduce(Store *s, int storage, int64_t step) {
     bool accumulate, add = s->summed[storage] && !store_sum_place(s, storage);
-    if (s->fresh[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
-    s->fresh[storage] = true, s->summed[storage] |= !store_sum_place(s, storage);
-    if (s->batch_of[storage] >= 0) {
+    if (s->first_write[storage]) { ops_zero(s->stream, store_gradient(s, storage, &accumulate), (size_t)gpt_storage_elements(s->model, storage) * sizeof(float)); }
+    s->first_write[storage] = true, s->summed[storage] |= !store_sum_place(s, storage);
+    if (s->bucket_of[storage] >= 0) {
         store_reduce_coded(s, storage, add, step);
         return;
     }
     int64_t begin;
     store_own(s, storage, &begin);
-    float *grad = (float *)(void *)shelf_whole(&s->grads, storage), *slice = (float *)(void *)shelf_slice(&s->grads, storage);
+    float *grad = (float *)(void *)buffer_full(&s->grads, storage), *slice = (float *)(void *)buffer_slice(&s->grads, storage);
     const bool there = add || store_sum_place(s, storage); // in the room
-    s->folds[storage] = add;
+    s->adds_to_shard[storage] = add;
     comm_label(s->comm, "gradient", storage, step);
-    s->reducing[storage] = comm_reduce_scatter(s->comm, &store_party(s, storage)->all, grad, there ? grad + begin : slice, store_slices(s, storage), s->wire);
+    s->reducing[storage] = comm_reduce_scatter(s->comm, &store_process_group(s, storage)->all, grad, there ? grad + begin : slice, store_slices(s, storage), s->wire);
 }
 
 // Adds the noise of a step to my slice of a storage's gradient, whose reduction has ended: it is a function of key, step and element alone.
@@ -346,10 +346,10 @@ static inline void store_measure(Store *s, int first, int end, int64_t step, Exa
 // Waits for all reductions and everything else that was started, adds noise where there is any, and returns the norm of the whole gradient,
 // every storage counted once. All ranks call it, whatever they hold.
 static inline double store_norm(Store *s, int64_t step) {
-    Parcel *newest = parcel_newest(s), *older = &s->parcel[s->parcels % PARCELS];
+    BucketExchange *newest = exchange_newest(s), *older = &s->exchange[s->exchanges % EXCHANGES];
     ExactSum sum;
     memset(&sum, 0, sizeof sum);
-    parcel_send_on(s, newest), parcel_finish(s, older), parcel_finish(s, newest);
+    exchange_send_on(s, newest), exchange_finish(s, older), exchange_finish(s, newest);
     for (int i = s->model->storages - 1; i >= 0; i--) { store_finish_reduce(s, i), s->summed[i] = false; }
     store_finish_sums(s);
     store_add_all_noise(s, step);
@@ -363,14 +363,14 @@ static inline double store_norm(Store *s, int64_t step) {
 // Errors that were fed back begin anew: each ERROR_STEPS updates, and with each checkpoint, since it does not hold them.
 static inline void store_forget_errors(Store *s, int storage) {
     if (s->errors.base && store_holds(s, storage)) {
-        ops_zero(s->stream, shelf_whole(&s->errors, storage), (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
+        ops_zero(s->stream, buffer_full(&s->errors, storage), (size_t)gpt_storage_elements(s->model, storage) * sizeof(uint16_t));
     }
 }
 
 // The first piece of a storage's update is about to be made: counts it.
 static inline void store_begin_update(Store *s, int storage, int64_t step) {
     assert(store_holds(s, storage) && s->noised[storage] == s->noise.on); // clipped, reduced, noised, updated
-    if (s->policy.relay) { store_begin_version(s, storage, step + 1); }
+    if (s->policy.p2p) { store_begin_version(s, storage, step + 1); }
     s->noised[storage] = false;
     if (++s->updates[storage] % ERROR_STEPS == 0) { store_forget_errors(s, storage); }
 }
@@ -392,12 +392,12 @@ static inline void store_update(Store *s, int storage, int64_t step, OptimizerSt
     if (piece == 0) { store_begin_update(s, storage, step); }
     const UpdatePlaces p = store_update_places(s, storage, step, piece);
     store_update_parts(s, storage, &p, s->updates[storage], o);
-    if (!p.by_host && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
+    if (!p.cpu_update && piece + 1 >= s->pieces[storage]) { store_slice_changed(s, storage); }
 }
 // The same of masters and moments, whole, by the pending gradient, while the device computes with the version before: which is new when they are fetched.
 static inline void store_update_delayed(Store *s, int storage, int64_t step, OptimizerStep o) {
     if (!s->pending) { return; }
-    for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->room[i].link); } // copies of fp32 masters that the step before began still read them
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_wait(&s->offload_buffer[i].link); } // copies of fp32 masters that the step before began still read them
     const UpdatePlaces p = store_delayed_places(s, storage, step);
     store_update_parts(s, storage, &p, s->updates[storage] + 1, o);
 }
@@ -406,7 +406,7 @@ static inline void store_update_delayed(Store *s, int storage, int64_t step, Opt
 static inline void store_fetch(Store *s, int storage, int piece, int64_t step) {
     if (store_delays(s) && piece == 0) { s->updates[storage] += s->pending; }
     store_move_piece(s, storage, piece, step, true);
-    if (s->policy.offload->by_host && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
+    if (s->policy.offload->cpu_update && piece + 1 == s->pieces[storage]) { store_slice_changed(s, storage); }
 }
 static inline void store_evict(Store *s, int storage, int piece, int64_t step) { store_move_piece(s, storage, piece, step, false); }
 
@@ -422,30 +422,30 @@ static inline UnitMap unit_map(const GptModel *m, const ZeroPolicy *policy, cons
     map.of_unit = (int(*)[2])checked_calloc((size_t)m->units, sizeof *map.of_unit, "unit map");
     map.of_unit_count = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map");
     map.made = (unsigned char(*)[2])checked_calloc((size_t)m->units, sizeof *map.made, "unit map");
-    map.param_room = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_room = (int *)checked_calloc(storages, sizeof(int), "unit map");
+    map.param_slot = (int *)checked_calloc(storages, sizeof(int), "unit map"), map.grad_slot = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.gathers = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.reduces_often = (bool *)checked_calloc(storages, sizeof(bool), "unit map");
     map.tied = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.pieces = (int *)checked_calloc(storages, sizeof(int), "unit map");
     map.on_disk = (bool *)checked_calloc(storages, sizeof(bool), "unit map"), map.sums = (SumPlace *)checked_calloc(storages, sizeof(SumPlace), "unit map");
-    map.by_host = policy->offload && policy->offload->by_host, map.delays = policy->offload && policy->offload->delays;
+    map.cpu_update = policy->offload && policy->offload->cpu_update, map.delays = policy->offload && policy->offload->delays;
     if (policy->offload) { map.stash = (bool *)checked_calloc((size_t)m->units, sizeof(bool), "unit map"); }
     for (int u = 1; u < m->units - 1 && map.stash; u++) {
         int used[2];
         gpt_unit_storages(m, u, used), map.stash[u] = offload_has(policy->offload, used[0], STATE_ACTIVATIONS);
     }
     for (int u = 0; u < m->units; u++) { map.of_unit_count[u] = gpt_unit_storages(m, u, map.of_unit[u]); }
-    Holders holders = holders_make(m, placement);
-    map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : holders.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient
+    Owners owners = owners_make(m, placement);
+    map.made[m->units - 1][1] = !clips ? MADE_BY_INPUT_PART : owners.tied[0] ? MADE_BY_TIED : MADE_ELSEWHERE; // the head's part of the wte gradient
     for (int s = 0; s < m->storages; s++) {
-        map.reduces_often[s] = policy->relay != NULL;
-        map.param_room[s] = zero_param_room(m, policy, &holders, s), map.grad_room[s] = zero_grad_room(policy, &holders, s);
-        map.sums[s] = zero_sum_place(policy->offload, &holders, s);
-        map.pieces[s] = offload_pieces(m, policy, &holders, s), map.on_disk[s] = offload_stored(policy->offload, s) > 0;
-        map.gathers[s] = zero_gathers(policy, &holders, s), map.reduces_often[s] |= zero_reduces_often(policy, &holders, s), map.tied[s] = holders.tied[s];
+        map.reduces_often[s] = policy->p2p != NULL;
+        map.param_slot[s] = zero_param_slot(m, policy, &owners, s), map.grad_slot[s] = zero_grad_slot(policy, &owners, s);
+        map.sums[s] = zero_sum_place(policy->offload, &owners, s);
+        map.pieces[s] = offload_pieces(m, policy, &owners, s), map.on_disk[s] = offload_stored(policy->offload, s) > 0;
+        map.gathers[s] = zero_gathers(policy, &owners, s), map.reduces_often[s] |= zero_reduces_often(policy, &owners, s), map.tied[s] = owners.tied[s];
     }
     if (clips && placement->stages > 1) { map.stage = (int *)checked_calloc((size_t)m->units, sizeof(int), "unit map"); }
     for (int u = 0; map.stage && u < m->units; u++) { map.stage[u] = placement_stage_of_unit(placement, u); }
-    map.lent = policy->lends && !holders.tied[0] ? 0 : -1;
-    holders_free(&holders);
+    map.lent = policy->keeps_gathered && !owners.tied[0] ? 0 : -1;
+    owners_free(&owners);
     return map;
 }
 // Where blocks are recomputed, what may lie on the host of their activations is what goes into them; but a stage's first block has it from a message.
@@ -491,17 +491,17 @@ static inline void lower_uses(const UnitMap *map, Schedule *in) {
 static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, Schedule *in, bool training) {
     Schedule out = {NULL, 0, 0};
     bool *busy = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"); // gathered, and its use has not ended
-    bool *seen = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"), taken[ROOMS] = {false};
+    bool *seen = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering"), taken[SHARED_SLOTS] = {false};
     int ahead = 0; // gathers before their ACQUIRE
     for (int i = 0, next = 0; i < in->count; i++) {
-        for (; next < in->count && ahead < 2 * ROOMS; next++) {
+        for (; next < in->count && ahead < 2 * SHARED_SLOTS; next++) {
             Action a = in->actions[next];
             if (a.kind != ACT_ACQUIRE || !map->gathers[a.storage]) { continue; }
-            int room = map->param_room[a.storage];
-            if (busy[a.storage] || (room >= 0 && taken[room])) { break; }
+            int slot = map->param_slot[a.storage];
+            if (busy[a.storage] || (slot >= 0 && taken[slot])) { break; }
             a.kind = ACT_PREFETCH, a.near = policy->partition > 1 && (seen[a.storage] || !training);
             busy[a.storage] = seen[a.storage] = true, ahead++;
-            if (room >= 0) { taken[room] = true; }
+            if (slot >= 0) { taken[slot] = true; }
             schedule_add(&out, a);
         }
         Action a = in->actions[i];
@@ -509,7 +509,7 @@ static inline void lower_gathers(const UnitMap *map, const ZeroPolicy *policy, S
         ahead -= a.kind == ACT_ACQUIRE && map->gathers[a.storage];
         if (a.kind != ACT_RELEASE) { continue; }
         busy[a.storage] = false;
-        if (map->param_room[a.storage] >= 0) { taken[map->param_room[a.storage]] = false; }
+        if (map->param_slot[a.storage] >= 0) { taken[map->param_slot[a.storage]] = false; }
     }
     free(busy), free(seen);
     schedule_free(in);
@@ -550,18 +550,18 @@ static inline void lower_reductions(const UnitMap *map, Schedule *in, int micro_
 }
 
 // The storage to whose gradient an action contributes: this one, or another one in its room; -1: neither.
-static inline int lower_room_user(const UnitMap *map, const Action *a, int storage) {
+static inline int lower_slot_user(const UnitMap *map, const Action *a, int storage) {
     for (int k = 0; action_computes(a->kind) && k < map->of_unit_count[a->unit]; k++) {
         const int other = map->of_unit[a->unit][k];
-        const bool shares = other == storage || (map->grad_room[storage] >= 0 && map->grad_room[other] == map->grad_room[storage]);
+        const bool shares = other == storage || (map->grad_slot[storage] >= 0 && map->grad_slot[other] == map->grad_slot[storage]);
         if (shares && action_contributes(map, a, other)) { return other; }
     }
     return -1;
 }
 // The one that comes into its room next, from action i on; -1: none.
-static inline int lower_next_in_room(const UnitMap *map, const Schedule *s, int i, int storage) {
+static inline int lower_next_in_slot(const UnitMap *map, const Schedule *s, int i, int storage) {
     int next = -1;
-    for (; i < s->count && next < 0; i++) { next = lower_room_user(map, &s->actions[i], storage); }
+    for (; i < s->count && next < 0; i++) { next = lower_slot_user(map, &s->actions[i], storage); }
     return next;
 }
 // EVICT_SUM after REDUCE of what lies on the host. Where the storage is one rank's, at once, and FETCH_SUM of the one that comes next into the room, if it has
@@ -574,7 +574,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
     for (int i = 0; i < in->count; i++) {
         const Action a = in->actions[i];
         const bool far = a.kind == ACT_REDUCE && map->sums[a.storage];
-        if (waits >= 0 && (a.kind == ACT_REDUCE || lower_room_user(map, &a, waits) >= 0)) {
+        if (waits >= 0 && (a.kind == ACT_REDUCE || lower_slot_user(map, &a, waits) >= 0)) {
             schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1));
             waits = -1;
         }
@@ -583,7 +583,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
         if (!far || map->sums[a.storage] != SUM_COMES_BACK) { continue; }
         left[a.storage] = true;
         schedule_add(&out, action_make(ACT_EVICT_SUM, -1, a.storage, -1));
-        const int next = lower_next_in_room(map, in, i, a.storage);
+        const int next = lower_next_in_slot(map, in, i, a.storage);
         if (next >= 0 && left[next]) { schedule_add(&out, action_make(ACT_FETCH_SUM, -1, next, -1)); }
     }
     if (waits >= 0) { schedule_add(&out, action_make(ACT_EVICT_SUM, -1, waits, -1)); }
@@ -601,7 +601,7 @@ static inline void lower_sums(const UnitMap *map, Schedule *in) {
 static inline void lower_next_piece(const UnitMap *map, const bool *used, Schedule *s, int at[2]) {
     while (at[0] < map->storages && (!used[at[0]] || at[1] >= map->pieces[at[0]])) { at[0]++, at[1] = 0; }
     if (at[0] == map->storages) { return; }
-    Action a = action_make(map->by_host ? ACT_EVICT : ACT_FETCH, -1, at[0], -1);
+    Action a = action_make(map->cpu_update ? ACT_EVICT : ACT_FETCH, -1, at[0], -1);
     a.use = at[1]++;
     schedule_add(s, a);
 }
@@ -617,7 +617,7 @@ static inline void lower_next_read(const UnitMap *map, const bool *used, Schedul
 // the host is for another.
 static inline void lower_update(const UnitMap *map, const bool *used, Schedule *s, int storage, int at[2], int read[2]) {
     Action write = action_make(ACT_WRITE, -1, storage, -1), update = action_make(ACT_UPDATE, -1, storage, -1),
-           back = action_make(map->by_host ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
+           back = action_make(map->cpu_update ? ACT_FETCH : ACT_EVICT, -1, storage, -1);
     if (!map->pieces[storage]) { schedule_add(s, update); }
     for (int piece = 0; piece < map->pieces[storage]; piece++) {
         update.use = back.use = write.use = piece;
@@ -660,7 +660,7 @@ static inline void lower_first_reads(const UnitMap *map, const bool *used, Sched
 // updates do not wait for the norm to come there, but with gradients, whose sums are whole by then.
 static inline void lower_updates(const UnitMap *map, Schedule *s) {
     bool *used = (bool *)checked_calloc((size_t)map->storages, sizeof(bool), "lowering");
-    bool waits = map->by_host;
+    bool waits = map->cpu_update;
     for (int i = 0; i < s->count; i++) {
         if (s->actions[i].kind == ACT_REDUCE) { used[s->actions[i].storage] = true; }
         waits |= s->actions[i].kind == ACT_EVICT_SUM;

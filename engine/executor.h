@@ -7,7 +7,7 @@
 #ifndef EXECUTOR_H
 #define EXECUTOR_H
 
-#include "engine/work.h" // compute actions
+#include "engine/compute.h" // compute actions
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Running. All ranks run the schedules of one program.
@@ -15,8 +15,8 @@
 #ifndef EXECUTOR_HOOK // tests of faults look in here: what is about to run
 #define EXECUTOR_HOOK(action, step)
 #endif
-#ifndef ERRAND_HOOK // and here: may it be done now?
-#define ERRAND_HOOK(errand) true
+#ifndef DEFERRED_HOOK // and here: may it be done now?
+#define DEFERRED_HOOK(op) true
 #endif
 
 static inline void executor_begin(Executor *e, const Action *a, int index, int64_t step) {
@@ -43,20 +43,20 @@ static inline void executor_describe(const Executor *e, SignalText *t) {
 }
 
 // Which room has parameters that came for a use: in a pass that does not train, their own.
-static inline int executor_room_of(const Executor *e, const Action *a, const Pass *pass, int64_t of) {
-    const Relay *relay = e->store->policy.relay;
-    return !relay || !relay->guests ? 0 : pass->training ? relay_room(relay, a->use, of) : e->map->param_room[a->storage];
+static inline int executor_slot_of(const Executor *e, const Action *a, const Pass *pass, int64_t of) {
+    const P2p *p2p = e->store->policy.p2p;
+    return !p2p || !p2p->borrows ? 0 : pass->training ? p2p_slot(p2p, a->use, of) : e->map->param_slot[a->storage];
 }
-static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int room) {
-    return store_is_guest(e->store, storage) ? store_acquire_guest(e->store, storage, room) : store_acquire(e->store, storage, version);
+static inline const Real *executor_acquire(Executor *e, int storage, int64_t version, int slot) {
+    return store_is_borrowed(e->store, storage) ? store_acquire_borrowed(e->store, storage, slot) : store_acquire(e->store, storage, version);
 }
 // Relative to the step's: where updates are delayed there may be none.
 static inline int64_t executor_step_version(const Executor *e, const Action *a) {
     return store_delays(e->store) && !e->store->pending ? min_i64(0, a->version) : a->version;
 }
 static inline void executor_prefetch(Executor *e, int storage, int64_t version, bool near) {
-    if (e->store->policy.relay) {
-        store_hand_round(e->store, storage, e->map->param_room[storage], e->step);
+    if (e->store->policy.p2p) {
+        store_broadcast(e->store, storage, e->map->param_slot[storage], e->step);
     } else {
         store_prefetch(e->store, storage, version, near, e->step);
     }
@@ -66,8 +66,8 @@ static inline void executor_look_ahead(Executor *e, const Schedule *schedule) {
     schedule_rows(schedule, &e->first_row);
     for (int i = 0; i < schedule->count; i++) {
         const Action *a = &schedule->actions[i];
-        const bool relayed = e->store->policy.relay && action_of_rows(a->kind); // a rank may receive what it computes in the next window
-        if (a->kind == ACT_FORWARD || relayed) { e->first_rows[a->micro] = a->first_row; }
+        const bool posted = e->store->policy.p2p && action_of_rows(a->kind); // a rank may receive what it computes in the next window
+        if (a->kind == ACT_FORWARD || posted) { e->first_rows[a->micro] = a->first_row; }
     }
 }
 // All that was sent has left.
@@ -80,7 +80,7 @@ static inline void executor_wait_messages(Executor *e) {
 static inline void executor_update(Executor *e, int storage, int64_t step) {
     OptimizerStep update = e->update[step & 1];
     double norm = e->norm, most = e->whole_clip;
-    if (!e->store->policy.relay->waits) {
+    if (!e->store->policy.p2p->waits) {
         ExactSum squares;
         if (e->store->noise.on) { store_add_noise(e->store, storage, step); }
         memset(&squares, 0, sizeof squares);
@@ -96,17 +96,17 @@ static inline void executor_update(Executor *e, int storage, int64_t step) {
 }
 // Store work of a relay.
 static inline void run_parameters(Executor *e, const Action *a) {
-    const Relay *relay = e->store->policy.relay;
-    if (relay->guests) {
-        store_pass_guest(e->store, action_sends(a->kind), a->storage, max_i64(0, a->version), relay_room(relay, a->use, a->step), a->peer, a->step);
+    const P2p *p2p = e->store->policy.p2p;
+    if (p2p->borrows) {
+        store_pass_borrowed(e->store, action_sends(a->kind), a->storage, max_i64(0, a->version), p2p_slot(p2p, a->use, a->step), a->peer, a->step);
     } else {
         store_pass_parameters(e->store, action_sends(a->kind), a->storage, a->version, a->peer, a->step);
     }
 }
-static inline void run_errand(Executor *e, const Errand *errand) {
-    const Action *a = &errand->action;
+static inline void run_deferred(Executor *e, const DeferredOp *op) {
+    const Action *a = &op->action;
     switch (a->kind) {
-    case ACT_REDUCE: store_add_sum(e->store, a->storage, errand->micro, a->micro, a->step); break;
+    case ACT_REDUCE: store_add_sum(e->store, a->storage, op->micro, a->micro, a->step); break;
     case ACT_ADD: store_add_part(e->store, a->storage, a->micro, a->step); break;
     case ACT_UPDATE: executor_update(e, a->storage, a->step); break;
     case ACT_SEND_SUM:
@@ -115,90 +115,90 @@ static inline void run_errand(Executor *e, const Errand *errand) {
     }
 }
 // Does the errands that wait for nothing, nor for one before them. Also while this rank waits (comm.h: chores).
-static inline void executor_do_errands(void *executor) {
+static inline void executor_run_deferred(void *executor) {
     Executor *e = (Executor *)executor;
     int left = 0;
-    if (e->store->on_errand || !e->errand_count) { return; }
-    e->store->on_errand = true;
+    if (e->store->in_deferred || !e->deferred_count) { return; }
+    e->store->in_deferred = true;
     comm_note_messages(e->comm);
-    for (int i = 0; i < e->errand_count; i++) {
-        const Errand errand = e->errands[i];
-        bool can = ERRAND_HOOK(&errand);
-        for (int k = 0; k < left && can; k++) { can = !errands_conflict(&e->errands[k].action, &errand.action); }
-        if (can && !errand_awaits(e->store, &errand)) {
-            run_errand(e, &errand);
+    for (int i = 0; i < e->deferred_count; i++) {
+        const DeferredOp op = e->deferred[i];
+        bool can = DEFERRED_HOOK(&op);
+        for (int k = 0; k < left && can; k++) { can = !deferred_conflict(&e->deferred[k].action, &op.action); }
+        if (can && !deferred_awaits(e->store, &op)) {
+            run_deferred(e, &op);
         } else {
-            e->errands[left++] = errand;
+            e->deferred[left++] = op;
         }
     }
-    e->errand_count = left, e->store->on_errand = false;
+    e->deferred_count = left, e->store->in_deferred = false;
 }
 // The first errand of these kinds (bits), of a storage (-1: of any), of a step (-1); -1: there is none.
-static inline int executor_find_errand(const Executor *e, unsigned kinds, int storage, int64_t step) {
-    for (int i = 0; i < e->errand_count; i++) {
-        const Action *a = &e->errands[i].action;
-        if ((kinds & errand_bit(a->kind)) && (storage < 0 || a->storage == storage) && (step < 0 || a->step == step)) { return i; }
+static inline int executor_find_deferred(const Executor *e, unsigned kinds, int storage, int64_t step) {
+    for (int i = 0; i < e->deferred_count; i++) {
+        const Action *a = &e->deferred[i].action;
+        if ((kinds & deferred_bit(a->kind)) && (storage < 0 || a->storage == storage) && (step < 0 || a->step == step)) { return i; }
     }
     return -1;
 }
 // Something needs an errand: waits for the first message that holds it up, or one before it.
-static inline void executor_await_errand(Executor *e, int at) {
-    for (int i = at - 1; i >= 0; i--) { at = errands_conflict(&e->errands[i].action, &e->errands[at].action) ? i : at; }
-    const Ticket t = errand_awaits(e->store, &e->errands[at]);
+static inline void executor_await_deferred(Executor *e, int at) {
+    for (int i = at - 1; i >= 0; i--) { at = deferred_conflict(&e->deferred[i].action, &e->deferred[at].action) ? i : at; }
+    const CommRequest t = deferred_awaits(e->store, &e->deferred[at]);
     if (t) { comm_wait_message(e->comm, t); }
-    executor_do_errands(e);
+    executor_run_deferred(e);
 }
-static inline void executor_finish_errands(Executor *e, unsigned kinds, int storage, int64_t step) {
-    for (int at = 0; (at = executor_find_errand(e, kinds, storage, step)) >= 0;) { executor_await_errand(e, at); }
+static inline void executor_finish_deferred(Executor *e, unsigned kinds, int storage, int64_t step) {
+    for (int at = 0; (at = executor_find_deferred(e, kinds, storage, step)) >= 0;) { executor_await_deferred(e, at); }
 }
 // A gradient is about to be made: all of the one before it has gone on.
-static inline void executor_free_sum(Executor *e, int storage) { executor_finish_errands(e, errands_before_gradient(), storage, -1); }
+static inline void executor_free_sum(Executor *e, int storage) { executor_finish_deferred(e, deferred_before_gradient(), storage, -1); }
 // A version is about to be read: it is here, or on its way.
 static inline void executor_expect_version(Executor *e, int storage, int64_t version) {
-    for (int at = 0; store_now(e->store, storage) < version && (at = executor_find_errand(e, errands_before_use(), storage, -1)) >= 0;) {
-        executor_await_errand(e, at);
+    for (int at = 0; store_now(e->store, storage) < version && (at = executor_find_deferred(e, deferred_before_use(), storage, -1)) >= 0;) {
+        executor_await_deferred(e, at);
     }
 }
-static inline void executor_relay(Executor *e, const Action *a, int64_t of) {
-    Errand errand = {*a, executor_micro(e, a)};
-    errand.action.step = of, errand.action.version += e->version;
-    if (a->kind == ACT_REDUCE) { executor_free_sum(e, a->storage), store_end_piece(e->store, a->storage, errand.micro, a->micro); }
-    if (!e->errands) {
-        run_errand(e, &errand);
+static inline void executor_defer(Executor *e, const Action *a, int64_t of) {
+    DeferredOp op = {*a, executor_micro(e, a)};
+    op.action.step = of, op.action.version += e->version;
+    if (a->kind == ACT_REDUCE) { executor_free_sum(e, a->storage), store_end_piece(e->store, a->storage, op.micro, a->micro); }
+    if (!e->deferred) {
+        run_deferred(e, &op);
         return;
     }
-    if (e->errand_count == ERRANDS) { executor_await_errand(e, 0); }
-    e->errands[e->errand_count++] = errand;
+    if (e->deferred_count == DEFERRED_OPS) { executor_await_deferred(e, 0); }
+    e->deferred[e->deferred_count++] = op;
 }
 // This rank adds what it knows of a step: the losses of its samples, in their order, after those of the ranks before; the squares of what it owns.
-static inline void tally_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
-    executor_finish_errands(e, errands_before_tally(e->store->policy.relay), -1, step);
+static inline void stats_add(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step) {
+    executor_finish_deferred(e, deferred_before_stats(e->store->policy.p2p), -1, step);
     ops_wait(e->stream);
     executor_take_losses(e, schedule, pass);
     int64_t first, rows = executor_own_rows(e, pass, &first);
     for (int64_t r = first; executor_has_head(e) && r < first + rows; r++) { // of private samples each one's mean counts
         const int64_t targets = pass->windows ? max_i64(dataset_window_targets(pass->data, pass->windows[r]), 1) : 1;
-        e->telling.loss += pass->sample_losses[r] / (double)targets;
+        e->stats_out.loss += pass->sample_losses[r] / (double)targets;
     }
-    if (e->store->policy.relay->waits) {
+    if (e->store->policy.p2p->waits) {
         store_add_all_noise(e->store, step);
         store_measure(e->store, 0, e->model->storages, step, &e->squares);
     }
-    exact_join(&e->telling.squares, &e->squares), e->telling.stop |= e->asked;
+    exact_join(&e->stats_out.squares, &e->squares), e->stats_out.stop |= e->asked;
     memset(&e->squares, 0, sizeof e->squares);
 }
 // Of a relay: what a step has to tell so far, or, when it is whole, what all hear. The first rank decides when to stop: after the step
 // that follows the one in which it has heard of it, or a later one, since others may have begun that.
-static inline void run_tally(Executor *e, const Action *a, const Schedule *schedule, const Pass *pass, int64_t step) {
+static inline void run_stats(Executor *e, const Action *a, const Schedule *schedule, const Pass *pass, int64_t step) {
     const bool first = e->comm->rank == 0;
-    comm_wait_message(e->comm, e->telling_ticket), comm_wait_message(e->comm, e->told_ticket);
-    e->telling = e->told;
-    memset(&e->told, 0, sizeof e->told);
-    if (a->version == 0) { tally_add(e, schedule, pass, step); }
-    if (first && e->telling.stop) { e->stop_after = min_i64(e->stop_after, step + e->store->policy.relay->notice); }
-    if (first) { e->telling.last = e->stop_after; }
-    if (e->telling.last) { e->stop_after = e->telling.last, e->last_step = min_i64(e->last_step, e->stop_after); }
-    e->norm = sqrt(exact_value(e->telling.squares));
+    comm_wait_message(e->comm, e->stats_out_request), comm_wait_message(e->comm, e->stats_in_request);
+    e->stats_out = e->stats_in;
+    memset(&e->stats_in, 0, sizeof e->stats_in);
+    if (a->version == 0) { stats_add(e, schedule, pass, step); }
+    if (first && e->stats_out.stop) { e->stop_after = min_i64(e->stop_after, step + e->store->policy.p2p->notice); }
+    if (first) { e->stats_out.last = e->stop_after; }
+    if (e->stats_out.last) { e->stop_after = e->stats_out.last, e->last_step = min_i64(e->last_step, e->stop_after); }
+    e->norm = sqrt(exact_value(e->stats_out.squares));
 }
 
 // Runs this rank's actions from *at up to and including NORM (whose result goes to *norm), or to the end; *at moves on.
@@ -206,23 +206,23 @@ static inline void run_tally(Executor *e, const Action *a, const Schedule *sched
 // Losses are there after NORM, or at the end of a pass that does not train: the only places where the host waits for the device,
 // unless messages make it.
 static inline void executor_run(Executor *e, const Schedule *schedule, int *at, const Pass *pass, const OptimizerStep *optimizer, int64_t step, double *norm) {
-    const bool relay = e->store->policy.relay;
-    if (*at == 0) { e->version = relay ? step : store_version(e->store), executor_look_ahead(e, schedule), e->first_micro = step * e->step_micros; }
+    const bool p2p = e->store->policy.p2p;
+    if (*at == 0) { e->version = p2p ? step : store_version(e->store), executor_look_ahead(e, schedule), e->first_micro = step * e->step_micros; }
     while (*at < schedule->count) {
         const Action *a = &schedule->actions[*at];
         const int64_t of = step + a->step; // the step that it belongs to
-        if (relay && pass->training && (of < e->first_step || of > e->last_step)) {
+        if (p2p && pass->training && (of < e->first_step || of > e->last_step)) {
             (*at)++;
             continue;
         }
         executor_begin(e, a, (*at)++, step);
-        if (relay && errand_lanes(a->kind)) { executor_relay(e, a, of); }
-        executor_do_errands(e);
-        switch (relay && errand_lanes(a->kind) ? ACTION_KINDS : a->kind) {
+        if (p2p && deferred_lanes(a->kind)) { executor_defer(e, a, of); }
+        executor_run_deferred(e);
+        switch (p2p && deferred_lanes(a->kind) ? ACTION_KINDS : a->kind) {
         case ACT_PREFETCH: executor_prefetch(e, a->storage, e->version + executor_step_version(e, a), a->near); break;
         case ACT_ACQUIRE:
             executor_expect_version(e, a->storage, e->version + a->version);
-            e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_room_of(e, a, pass, of));
+            e->held[a->storage] = executor_acquire(e, a->storage, max_i64(0, e->version + a->version), executor_slot_of(e, a, pass, of));
             break;
         case ACT_RELEASE: store_release(e->store, a->storage); break;
         case ACT_REDUCE: store_reduce(e->store, a->storage, of); break;
@@ -246,14 +246,14 @@ static inline void executor_run(Executor *e, const Schedule *schedule, int *at, 
             *norm = store_norm(e->store, step);
             executor_take_losses(e, schedule, pass);
             break;
-        case ACT_TALLY: run_tally(e, a, schedule, pass, of); break;
+        case ACT_STATS: run_stats(e, a, schedule, pass, of); break;
         case ACT_SEND_PART:
         case ACT_RECV_PART: store_pass_part(e->store, action_sends(a->kind), a->storage, executor_micro(e, a), a->peer, of); break;
-        case ACT_SEND_TALLY:
-            comm_wait_message(e->comm, e->telling_ticket);
-            e->telling_ticket = comm_post_on_host(e->comm, true, a->peer, &e->telling, sizeof e->telling);
+        case ACT_SEND_STATS:
+            comm_wait_message(e->comm, e->stats_out_request);
+            e->stats_out_request = comm_post_on_host(e->comm, true, a->peer, &e->stats_out, sizeof e->stats_out);
             break;
-        case ACT_RECV_TALLY: e->told_ticket = comm_post_on_host(e->comm, false, a->peer, &e->told, sizeof e->told); break;
+        case ACT_RECV_STATS: e->stats_in_request = comm_post_on_host(e->comm, false, a->peer, &e->stats_in, sizeof e->stats_in); break;
         case ACTION_KINDS: break; // an errand
         default: (action_is_message(a->kind) ? run_message : run_compute)(e, a, pass + a->step);
         }
@@ -281,7 +281,7 @@ static inline void executor_lead(Executor *e, const Schedule *schedule, const Pa
 static inline void executor_drain(Executor *e, const Schedule *schedule, const Pass *pass, int64_t step, int64_t later) {
     int at = 0;
     executor_run(e, schedule, &at, pass, NULL, later, NULL);
-    executor_finish_errands(e, ~0u, -1, -1);
+    executor_finish_deferred(e, ~0u, -1, -1);
     e->first_step = step + 1;
 }
 // Every rank gets what the ranks with the head know: values[] of a pass's samples. What else the ranks have to agree on travels with it, since an
@@ -356,11 +356,11 @@ static inline void executor_stage_forward(Executor *e, int64_t n, float *logits)
         for (int i = 0; i < count; i++) {
             int64_t version = store_now(e->store, storages[i]);
             if (store_gathers_for_use(e->store, storages[i])) { executor_prefetch(e, storages[i], version, true); }
-            w.states.params[gpt_storage_class(m, storages[i])] = executor_acquire(e, storages[i], version, e->map->param_room[storages[i]]);
+            w.states.params[gpt_storage_class(m, storages[i])] = executor_acquire(e, storages[i], version, e->map->param_slot[storages[i]]);
         }
         run_forward(e, &w);
         if (w.unit == m->units - 1) {
-            executor_logits_of_rows(e, &w.states, real_at_const(w.slot->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
+            executor_logits_of_rows(e, &w.states, real_at_const(w.acts->head.lnf, (n - 1) * m->config.channels), 1, 0, m->config.padded_vocab, logits);
         }
         for (int i = 0; i < count; i++) { store_release(e->store, storages[i]); }
     }
@@ -371,7 +371,7 @@ static inline void executor_logits(Executor *e, const Placement *placement, cons
     const size_t bytes = (size_t)(n * e->model->config.channels) * dtype_size(e->shape.dtype);
     const int mine = placement_stage_of_unit(placement, e->shape.first), last = placement->stages - 1;
     const Stage *stage = &placement->stage[mine];
-    if (e->slot[0].tokens) { ops_from_host(e->stream, e->slot[0].tokens, tokens, (size_t)n * sizeof(int32_t)); }
+    if (e->acts[0].tokens) { ops_from_host(e->stream, e->acts[0].tokens, tokens, (size_t)n * sizeof(int32_t)); }
     bool leads = stage->ranks[0] == e->comm->rank;
     if (leads && mine) { comm_wait_message(e->comm, comm_receive(e->comm, stage[-1].ranks[0], e->input[0].p, bytes)); }
     executor_stage_forward(e, n, logits);

@@ -12,13 +12,13 @@
 // Places     of activations: micro-batch m has place m modulo their number in each unit, the boundary before a unit from the forward that writes it on;
 //            gradients of boundaries are read before others are written there.
 // Tally      each rank adds once a step, when its losses and gradients are whole; what waits for the norm follows the sum of all ranks.
-// Errands    Where ranks put store work aside, the same rules are proved in other orders too (errands.h), which has the argument why none of them makes
+// Errands    Where ranks put store work aside, the same rules are proved in other orders too (deferred.h), which has the argument why none of them makes
 //            all ranks wait.
 #ifndef PROOF_H
 #define PROOF_H
 
 #include "cyclic.h"           // schedules of windows
-#include "engine/errands.h"   // orders in which ranks may run them
+#include "engine/deferred.h"   // orders in which ranks may run them
 #include "engine/validator.h" // what it rests on
 
 typedef struct {
@@ -31,27 +31,27 @@ typedef struct {
 typedef struct {
     int64_t step; // -1: none yet
     int count;    // ranks that have added
-} Told;
+} StatsMark;
 
 typedef struct {
     Validator v; // first: rules of compute actions take it
     const CyclicPlan *plan;
     const GptModel *model;
-    Relay *relay; // [ranks]
+    P2p *p2p; // [ranks]
     Pieces pieces;
     int64_t *places;              // [units] of activations
-    bool *cut;                    // [units] places.h: its gradient has a place of its own
+    bool *cut;                    // [units] activations.h: its gradient has a place of its own
     int64_t *newest, *held;       // [rank][storage] version; -1: none is acquired
-    int64_t *guest;               // [rank][room][storage] version that came into it; -1: none
-    int64_t *tenant;              // [rank][room] the use whose parameters are in it, through the steps; -1: none yet
-    int *lodges;                  // [rank][storage] in which room it is acquired
+    int64_t *borrowed;               // [rank][room][storage] version that came into it; -1: none
+    int64_t *slot_use;              // [rank][room] the use whose parameters are in it, through the steps; -1: none yet
+    int *slot_of;                  // [rank][storage] in which room it is acquired
     Made *made, *coming, *summed; // [rank][place] in the making; [rank][storage] that came; [rank][storage][2] sums that stay, or are made of parts
     int makings;                  // places of a rank's made
     int64_t *used;                // [rank][unit][micro][2] versions of its forward
     int64_t *gradient;            // [rank][2 * units] unit and micro-batch whose gradient of the input is in the place, or -1
-    Told *told, *telling;         // [rank]
+    StatsMark *stats_in, *stats_out;         // [rank]
     Made sent;                    // what the SEND carries that is being visited, for its RECV
-    Told sent_tally;
+    StatsMark sent_stats;
 } Proof;
 
 static inline int proof_at(const Proof *p, int rank, int storage) { return rank * p->v.program->map.storages + storage; }
@@ -61,22 +61,22 @@ static inline int proof_in_step(const Proof *p, int piece) { return piece_micro(
 static inline int proof_before(const Proof *p, int piece) { return piece - (p->pieces.in_turns ? 1 : p->pieces.pieces); } // of last pieces
 static inline int proof_end_of_step(const Proof *p, int step) { return (step + 1) * pieces_of_step(&p->pieces) - 1; }
 static inline SumWay proof_way(const Proof *p, int storage) { return p->plan->way ? p->plan->way[storage] : SUM_CHAIN; }
-static inline bool proof_guest(const Proof *p, int rank, int storage) { return p->relay[rank].guests && p->relay[rank].owner[storage] != rank; }
+static inline bool proof_borrows(const Proof *p, int rank, int storage) { return p->p2p[rank].borrows && p->p2p[rank].owner[storage] != rank; }
 // Where a piece's gradient of a storage is made: where sums stay, or there are several of a micro-batch, blocks share one place, and wte has several. Where
 // a micro-batch's is. Of gradients that go to their owners each has its own, in a room.
 static inline Made *proof_made(const Proof *p, int rank, int storage, int micro) {
-    const Relay *r = &p->relay[rank];
+    const P2p *r = &p->p2p[rank];
     const int heads = r->heads, class_place = heads + (int)gpt_storage_class(p->model, storage);
-    const int place = r->guests || (!r->stays && !r->piles) ? storage : storage ? class_place : micro % heads;
+    const int place = r->borrows || (!r->stays && !r->joins_pieces) ? storage : storage ? class_place : micro % heads;
     return &p->made[rank * p->makings + place];
 }
 static inline Made *proof_whole(const Proof *p, int rank, int storage, int micro) {
-    if (!p->relay[rank].piles) { return proof_made(p, rank, storage, micro); }
-    return &p->made[rank * p->makings + p->relay[rank].heads + STORAGE_CLASSES + storage];
+    if (!p->p2p[rank].joins_pieces) { return proof_made(p, rank, storage, micro); }
+    return &p->made[rank * p->makings + p->p2p[rank].heads + STORAGE_CLASSES + storage];
 }
 // The sum that stays on its owner; or, of parts that come to it, the one before its own.
 static inline Made *proof_summed(const Proof *p, int rank, int storage, int64_t step) {
-    return &p->summed[2 * proof_at(p, rank, storage) + step % p->relay[rank].sums];
+    return &p->summed[2 * proof_at(p, rank, storage) + step % p->p2p[rank].sums];
 }
 static inline bool made_is(const Made *m, int storage, int micro, int first, int last) {
     return m->micro == micro && m->storage == storage && m->first == first && m->last == last;
@@ -92,7 +92,7 @@ static inline void made_free(Made *m) { m->micro = -1; }
 
 // A version is about to be written.
 static inline void prove_open(Proof *p, int rank, const Action *a, int64_t version) {
-    const int at = proof_at(p, rank, a->storage), places = p->relay[rank].places[a->storage];
+    const int at = proof_at(p, rank, a->storage), places = p->p2p[rank].places[a->storage];
     if (!places) { validator_fail(&p->v, rank, a, "the rank keeps no version"); }
     if (version != p->newest[at] + 1) { validator_fail(&p->v, rank, a, "version %" PRId64 " does not follow %" PRId64, version, p->newest[at]); }
     if (p->held[at] >= 0 && p->held[at] <= version - places) { validator_fail(&p->v, rank, a, "version %" PRId64 " in its place is in use", p->held[at]); }
@@ -100,35 +100,35 @@ static inline void prove_open(Proof *p, int rank, const Action *a, int64_t versi
 }
 static inline bool proof_has(const Proof *p, int rank, int storage, int64_t version) {
     const int64_t newest = p->newest[proof_at(p, rank, storage)];
-    return version >= 0 && version <= newest && version > newest - p->relay[rank].places[storage];
+    return version >= 0 && version <= newest && version > newest - p->p2p[rank].places[storage];
 }
 // Rooms of parameters that come for a use: which one has this use's, and what of it.
-static inline int64_t proof_use(const Proof *p, int rank, const Action *a) { return a->step * p->relay[rank].uses + a->use; }
-static inline int proof_room(const Proof *p, int rank, const Action *a) { return rank * GUEST_ROOMS + relay_room(&p->relay[rank], a->use, a->step); }
-static inline int64_t *proof_came(const Proof *p, int room, int storage) { return &p->guest[(int64_t)room * p->v.program->map.storages + storage]; }
-static inline void prove_guest(Proof *p, int rank, const Action *a) {
-    const int room = proof_room(p, rank, a);
+static inline int64_t proof_use(const Proof *p, int rank, const Action *a) { return a->step * p->p2p[rank].uses + a->use; }
+static inline int proof_slot(const Proof *p, int rank, const Action *a) { return rank * BORROWED_SLOTS + p2p_slot(&p->p2p[rank], a->use, a->step); }
+static inline int64_t *proof_came(const Proof *p, int slot, int storage) { return &p->borrowed[(int64_t)slot * p->v.program->map.storages + storage]; }
+static inline void prove_borrowed(Proof *p, int rank, const Action *a) {
+    const int slot = proof_slot(p, rank, a);
     const int64_t use = proof_use(p, rank, a);
     for (int s = 0; s < p->v.program->map.storages; s++) {
         const int at = proof_at(p, rank, s);
-        if (proof_guest(p, rank, s) && p->held[at] >= 0 && p->lodges[at] == room) { validator_fail(&p->v, rank, a, "storage %d in its room is in use", s); }
-        if (p->tenant[room] != use) { *proof_came(p, room, s) = -1; }
+        if (proof_borrows(p, rank, s) && p->held[at] >= 0 && p->slot_of[at] == slot) { validator_fail(&p->v, rank, a, "storage %d in its room is in use", s); }
+        if (p->slot_use[slot] != use) { *proof_came(p, slot, s) = -1; }
     }
-    if (p->tenant[room] > use) { validator_fail(&p->v, rank, a, "its room has the parameters of a later use"); }
-    if (*proof_came(p, room, a->storage) >= 0) { validator_fail(&p->v, rank, a, "has come already"); }
-    p->tenant[room] = use, *proof_came(p, room, a->storage) = a->version;
+    if (p->slot_use[slot] > use) { validator_fail(&p->v, rank, a, "its room has the parameters of a later use"); }
+    if (*proof_came(p, slot, a->storage) >= 0) { validator_fail(&p->v, rank, a, "has come already"); }
+    p->slot_use[slot] = use, *proof_came(p, slot, a->storage) = a->version;
 }
-static inline bool proof_lodges(const Proof *p, int rank, const Action *a) {
-    const int room = proof_room(p, rank, a);
-    return p->tenant[room] == proof_use(p, rank, a) && *proof_came(p, room, a->storage) == a->version;
+static inline bool proof_has_borrowed(const Proof *p, int rank, const Action *a) {
+    const int slot = proof_slot(p, rank, a);
+    return p->slot_use[slot] == proof_use(p, rank, a) && *proof_came(p, slot, a->storage) == a->version;
 }
 static inline void prove_acquire(Proof *p, int rank, const Action *a) {
     const int at = proof_at(p, rank, a->storage);
-    const bool guest = proof_guest(p, rank, a->storage);
+    const bool borrowed = proof_borrows(p, rank, a->storage);
     if (p->held[at] >= 0) { validator_fail(&p->v, rank, a, "is acquired already"); }
-    if (guest && !proof_lodges(p, rank, a)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its room", a->version); }
-    if (guest) { p->lodges[at] = proof_room(p, rank, a); }
-    if (!guest && !proof_has(p, rank, a->storage, a->version)) {
+    if (borrowed && !proof_has_borrowed(p, rank, a)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not in its room", a->version); }
+    if (borrowed) { p->slot_of[at] = proof_slot(p, rank, a); }
+    if (!borrowed && !proof_has(p, rank, a->storage, a->version)) {
         validator_fail(&p->v, rank, a, "version %" PRId64 " is not here: the newest is %" PRId64, a->version, p->newest[at]);
     }
     p->held[at] = a->version, p->v.acquired[at] = 1;
@@ -140,24 +140,24 @@ static inline void prove_release(Proof *p, int rank, const Action *a) {
 }
 static inline void prove_parameters(Proof *p, int rank, const Action *a, bool sends) {
     if (sends && !proof_has(p, rank, a->storage, a->version)) { validator_fail(&p->v, rank, a, "version %" PRId64 " is not here to be sent", a->version); }
-    if (!sends && p->relay[rank].guests) {
-        prove_guest(p, rank, a);
+    if (!sends && p->p2p[rank].borrows) {
+        prove_borrowed(p, rank, a);
     } else if (!sends) {
         prove_open(p, rank, a, a->version);
     }
 }
 // Gradients on their way to owners: stages share rooms.
-static inline void prove_making_room(Proof *p, int rank, const Action *a, int storage) {
-    const Relay *r = &p->relay[rank];
+static inline void prove_gradient_slot(Proof *p, int rank, const Action *a, int storage) {
+    const P2p *r = &p->p2p[rank];
     for (int s = 1; s < p->v.program->map.storages; s++) {
-        const bool other = r->stage[s] != r->stage[storage] && r->parcel[s] == r->parcel[storage];
+        const bool other = r->stage[s] != r->stage[storage] && r->grad_slot[s] == r->grad_slot[storage];
         if (other && p->made[rank * p->makings + s].micro >= 0) { validator_fail(&p->v, rank, a, "its room holds the gradient of storage %d", s); }
     }
 }
 
 static inline void prove_contribution(Proof *p, int rank, const Action *a, int storage) {
     Made *m = proof_made(p, rank, storage, a->micro);
-    if (p->relay[rank].guests && storage) { prove_making_room(p, rank, a, storage); }
+    if (p->p2p[rank].borrows && storage) { prove_gradient_slot(p, rank, a, storage); }
     const bool mine = m->micro == a->micro && m->storage == storage && !m->whole;
     if (m->micro >= 0 && !mine) {
         validator_fail(&p->v, rank, a, "the place of storage %d's gradient holds storage %d's of micro-batch %d", storage, m->storage, m->micro);
@@ -166,7 +166,7 @@ static inline void prove_contribution(Proof *p, int rank, const Action *a, int s
     *m = begun;
 }
 // A piece joins those of its micro-batch.
-static inline void prove_pile(Proof *p, int rank, const Action *a, Made *piece, Made *whole) {
+static inline void prove_add_piece(Proof *p, int rank, const Action *a, Made *piece, Made *whole) {
     const int in = proof_in_step(p, a->micro), within = piece_within(&p->pieces, proof_piece(p, a->micro));
     const int before = a->micro - (p->pieces.in_turns ? p->pieces.micros : 1);
     if (within ? !made_is(whole, a->storage, before, in, in) : whole->micro >= 0) { validator_fail(&p->v, rank, a, "the pieces before it are not here"); }
@@ -181,14 +181,14 @@ static inline void prove_piece(Proof *p, int rank, const Action *a) {
     if (!made_is(m, a->storage, a->micro, in, in) || m->whole) { validator_fail(&p->v, rank, a, "its gradient is not here"); }
     if (missing) { validator_fail(&p->v, rank, a, "the head's part is missing"); }
     m->whole = true;
-    if (whole != m) { prove_pile(p, rank, a, m, whole); }
+    if (whole != m) { prove_add_piece(p, rank, a, m, whole); }
 }
 // With the last piece the micro-batch's gradient is whole; to it comes the sum of those before it, where it is made here.
 static inline void prove_join(Proof *p, int rank, const Action *a) {
-    const Relay *r = &p->relay[rank];
+    const P2p *r = &p->p2p[rank];
     const int in = proof_in_step(p, a->micro), step = proof_step(p, a->micro);
     Made *m = proof_whole(p, rank, a->storage, a->micro), *coming = &p->coming[proof_at(p, rank, a->storage)], *sum = proof_summed(p, rank, a->storage, step);
-    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) || proof_guest(p, rank, a->storage)) { return; } // or it goes to its owner as it is
+    if (!piece_is_last(&p->pieces, proof_piece(p, a->micro)) || proof_borrows(p, rank, a->storage)) { return; } // or it goes to its owner as it is
     if (r->stays) {
         if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) : sum->micro >= 0) {
             validator_fail(&p->v, rank, a, "the sum is not of those before it");
@@ -205,27 +205,27 @@ static inline void prove_join(Proof *p, int rank, const Action *a) {
 // A part joins a sum that is made here; or, where sums stay, a piece those of its micro-batch, and with the last one this the sum.
 static inline void prove_add(Proof *p, int rank, const Action *a) {
     const int in = proof_in_step(p, a->micro);
-    const bool owner = p->relay[rank].guests || proof_way(p, a->storage) == SUM_OWNER, piles = p->relay[rank].stays && p->relay[rank].piles;
+    const bool owner = p->p2p[rank].borrows || proof_way(p, a->storage) == SUM_OWNER, joins_pieces = p->p2p[rank].stays && p->p2p[rank].joins_pieces;
     Made *coming = &p->coming[proof_at(p, rank, a->storage)], *whole = proof_whole(p, rank, a->storage, a->micro);
     Made *sum = owner ? proof_summed(p, rank, a->storage, proof_step(p, a->micro)) : whole;
     if (!made_is(coming, a->storage, a->micro, in, in)) { validator_fail(&p->v, rank, a, "the part is not here"); }
-    if (piles) { prove_pile(p, rank, a, coming, whole); }
-    if (piles && !piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
+    if (joins_pieces) { prove_add_piece(p, rank, a, coming, whole); }
+    if (joins_pieces && !piece_is_last(&p->pieces, proof_piece(p, a->micro))) { return; }
     if (in ? !made_is(sum, a->storage, proof_before(p, a->micro), 0, in - 1) || !sum->whole : sum->micro >= 0) {
         validator_fail(&p->v, rank, a, "the sum is not of those before it");
     }
-    *sum = made_sum(a->storage, a->micro, 0, in), made_free(piles ? whole : coming);
+    *sum = made_sum(a->storage, a->micro, 0, in), made_free(joins_pieces ? whole : coming);
 }
 static inline void prove_sum(Proof *p, int rank, const Action *a, bool sends) {
     Made *m = sends ? proof_whole(p, rank, a->storage, a->micro) : &p->coming[proof_at(p, rank, a->storage)];
     if (sends) {
-        const Relay *r = &p->relay[rank];
+        const P2p *r = &p->p2p[rank];
         const bool good = m->micro == a->micro && m->storage == a->storage && m->whole && (m->last < p->plan->N - 1 || r->owner[a->storage] != rank);
-        if (!good || (r->stays && !r->guests)) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
+        if (!good || (r->stays && !r->borrows)) { validator_fail(&p->v, rank, a, "has no such sum to send"); }
         p->sent = *m, made_free(m);
         return;
     }
-    if (!p->relay[rank].comes[a->storage]) { validator_fail(&p->v, rank, a, "there is no place for what comes"); }
+    if (!p->p2p[rank].comes[a->storage]) { validator_fail(&p->v, rank, a, "there is no place for what comes"); }
     if (m->micro >= 0) { validator_fail(&p->v, rank, a, "the sum that came before has not been added"); }
     *m = p->sent;
 }
@@ -242,12 +242,12 @@ static inline void prove_part(Proof *p, int rank, const Action *a, bool sends) {
     *m = came;
 }
 static inline void prove_update(Proof *p, int rank, const Action *a) {
-    const Relay *r = &p->relay[rank];
+    const P2p *r = &p->p2p[rank];
     const int last = p->plan->N - 1, micro = proof_end_of_step(p, (int)a->step);
     Made *sum = r->stays ? proof_summed(p, rank, a->storage, a->step) : proof_whole(p, rank, a->storage, micro);
     if (r->owner[a->storage] != rank) { validator_fail(&p->v, rank, a, "is not the owner"); }
     if (!made_is(sum, a->storage, micro, 0, last) || !sum->whole) { validator_fail(&p->v, rank, a, "has not the sum of all"); }
-    if (r->waits && (p->telling[rank].step != a->step || p->telling[rank].count != p->v.program->ranks)) {
+    if (r->waits && (p->stats_out[rank].step != a->step || p->stats_out[rank].count != p->v.program->ranks)) {
         validator_fail(&p->v, rank, a, "the norm is not known");
     }
     prove_open(p, rank, a, a->step + 1);
@@ -255,29 +255,29 @@ static inline void prove_update(Proof *p, int rank, const Action *a) {
 }
 
 // What a rank adds to a step's tally is whole: losses of all that it computes; gradients that it owns, or their updates.
-static inline void prove_tally(Proof *p, int rank, const Action *a) {
+static inline void prove_stats(Proof *p, int rank, const Action *a) {
     const int N = p->plan->N, head = p->v.program->map.units - 1;
-    Told *told = &p->told[rank], *telling = &p->telling[rank];
-    const bool whole = a->version != 0, came = told->step == a->step;
-    if (whole && (!came || told->count != p->v.program->ranks)) { validator_fail(&p->v, rank, a, "has not heard of all ranks"); }
-    if (!whole && telling->step >= a->step) { validator_fail(&p->v, rank, a, "has added already"); }
+    StatsMark *stats_in = &p->stats_in[rank], *stats_out = &p->stats_out[rank];
+    const bool whole = a->version != 0, came = stats_in->step == a->step;
+    if (whole && (!came || stats_in->count != p->v.program->ranks)) { validator_fail(&p->v, rank, a, "has not heard of all ranks"); }
+    if (!whole && stats_out->step >= a->step) { validator_fail(&p->v, rank, a, "has added already"); }
     for (int i = 0; i < pieces_of_step(&p->pieces) && !whole; i++) {
         const unsigned char done = *validator_done(&p->v, rank, head, (int)a->step * pieces_of_step(&p->pieces) + i);
         if ((done & DONE_FORWARD) && !(done & DONE_INPUT)) { validator_fail(&p->v, rank, a, "a loss of piece %d is not there", i); }
     }
     for (int s = 0; s < p->v.program->map.storages && !whole; s++) {
-        const Relay *r = &p->relay[rank];
+        const P2p *r = &p->p2p[rank];
         const Made *sum = r->stays ? proof_summed(p, rank, s, a->step) : proof_whole(p, rank, s, 0);
         const bool there = r->waits ? made_is(sum, s, proof_end_of_step(p, (int)a->step), 0, N - 1) : p->newest[proof_at(p, rank, s)] > a->step;
         if (r->owner[s] == rank && !there) { validator_fail(&p->v, rank, a, "the gradient of storage %d is not whole", s); }
     }
-    telling->step = a->step, telling->count = (came ? told->count : 0) + !whole, told->step = -1;
+    stats_out->step = a->step, stats_out->count = (came ? stats_in->count : 0) + !whole, stats_in->step = -1;
 }
-static inline void prove_send_tally(Proof *p, int rank, const Action *a, bool sends) {
-    if (sends && p->telling[rank].step != a->step) { validator_fail(&p->v, rank, a, "has nothing to tell of this step"); }
-    if (sends) { p->sent_tally = p->telling[rank]; }
-    if (!sends && p->told[rank].step >= 0) { validator_fail(&p->v, rank, a, "what came before has not been heard"); }
-    if (!sends) { p->told[rank] = p->sent_tally; }
+static inline void prove_send_stats(Proof *p, int rank, const Action *a, bool sends) {
+    if (sends && p->stats_out[rank].step != a->step) { validator_fail(&p->v, rank, a, "has nothing to tell of this step"); }
+    if (sends) { p->sent_stats = p->stats_out[rank]; }
+    if (!sends && p->stats_in[rank].step >= 0) { validator_fail(&p->v, rank, a, "what came before has not been heard"); }
+    if (!sends) { p->stats_in[rank] = p->sent_stats; }
 }
 
 // Activations and gradients of boundaries: their places.
@@ -334,14 +334,14 @@ static inline void proof_visit(void *context, int rank, const Action *a, int pee
     case ACT_RECV_PARAMETERS: prove_parameters(p, rank, a, action_sends(a->kind)); break;
     case ACT_SEND_PART:
     case ACT_RECV_PART: prove_part(p, rank, a, action_sends(a->kind)); break;
-    case ACT_SEND_TALLY:
-    case ACT_RECV_TALLY: prove_send_tally(p, rank, a, action_sends(a->kind)); break;
+    case ACT_SEND_STATS:
+    case ACT_RECV_STATS: prove_send_stats(p, rank, a, action_sends(a->kind)); break;
     case ACT_ACQUIRE: prove_acquire(p, rank, a); break;
     case ACT_RELEASE: prove_release(p, rank, a); break;
     case ACT_REDUCE: prove_piece(p, rank, a), prove_join(p, rank, a); break;
     case ACT_ADD: prove_add(p, rank, a); break;
     case ACT_UPDATE: prove_update(p, rank, a); break;
-    case ACT_TALLY: prove_tally(p, rank, a); break;
+    case ACT_STATS: prove_stats(p, rank, a); break;
     case ACT_PREFETCH:
     case ACT_NORM: validator_fail(&p->v, rank, a, "is no part of these schedules"); break;
     default: prove_compute(p, rank, a);
@@ -352,7 +352,7 @@ static inline void proof_visit(void *context, int rank, const Action *a, int pee
 static inline void proof_visit_at_once(void *context, int rank, const Action *a, int peer) {
     if (a->kind == ACT_REDUCE) {
         prove_piece((Proof *)context, rank, a);
-    } else if (!errand_lanes(a->kind)) {
+    } else if (!deferred_lanes(a->kind)) {
         proof_visit(context, rank, a, peer);
     }
 }
@@ -368,17 +368,17 @@ static inline void proof_visit_late(void *context, int rank, const Action *a, in
 // The proof
 
 static inline void proof_end(Proof *p, int steps) {
-    const Action none = action_make(ACT_TALLY, -1, -1, -1);
+    const Action none = action_make(ACT_STATS, -1, -1, -1);
     validate_end_of_work(&p->v);
     for (int r = 0; r < p->v.program->ranks; r++) {
         for (int s = 0; s < p->v.program->map.storages; s++) {
             const int at = proof_at(p, r, s);
-            if (p->relay[r].places[s] && p->newest[at] != steps) {
+            if (p->p2p[r].places[s] && p->newest[at] != steps) {
                 validator_fail(&p->v, r, &none, "storage %d has version %" PRId64 " at the end", s, p->newest[at]);
             }
             if (p->held[at] >= 0) { validator_fail(&p->v, r, &none, "storage %d is held at the end", s); }
         }
-        if (p->telling[r].step != steps - 1) { validator_fail(&p->v, r, &none, "the last step was not told"); }
+        if (p->stats_out[r].step != steps - 1) { validator_fail(&p->v, r, &none, "the last step was not told"); }
     }
 }
 static inline void proof_start(Proof *p, const Program *program, const CyclicPlan *plan, const GptModel *m) {
@@ -386,7 +386,7 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     memset(p, 0, sizeof *p);
     validator_start(&p->v, program);
     p->plan = plan, p->model = m, p->pieces = cyclic_pieces(plan);
-    p->relay = (Relay *)checked_calloc(ranks, sizeof(Relay), "proof");
+    p->p2p = (P2p *)checked_calloc(ranks, sizeof(P2p), "proof");
     p->places = (int64_t *)checked_calloc(units, sizeof(int64_t), "proof"), p->cut = (bool *)checked_calloc(units, sizeof(bool), "proof");
     cyclic_activations(plan, m->units, p->places, p->cut);
     p->makings = m->storages + STORAGE_CLASSES + plan->N;
@@ -395,26 +395,26 @@ static inline void proof_start(Proof *p, const Program *program, const CyclicPla
     p->newest = (int64_t *)checked_calloc(2 * at, sizeof(int64_t), "proof"), p->held = p->newest + at;
     p->used = (int64_t *)checked_calloc(2 * ranks * units * (size_t)program->micro_batches, sizeof(int64_t), "proof");
     p->gradient = (int64_t *)checked_calloc(2 * ranks * units, sizeof(int64_t), "proof");
-    const size_t rooms = ranks * GUEST_ROOMS;
-    p->guest = (int64_t *)checked_malloc(rooms * storages * sizeof(int64_t), "proof");
-    p->tenant = (int64_t *)checked_malloc(rooms * sizeof(int64_t), "proof"), p->lodges = (int *)checked_calloc(at, sizeof(int), "proof");
-    for (size_t i = 0; i < rooms * storages; i++) { p->guest[i] = -1; }
-    for (size_t i = 0; i < rooms; i++) { p->tenant[i] = -1; }
-    p->told = (Told *)checked_calloc(2 * ranks, sizeof(Told), "proof"), p->telling = p->told + ranks;
+    const size_t slots = ranks * BORROWED_SLOTS;
+    p->borrowed = (int64_t *)checked_malloc(slots * storages * sizeof(int64_t), "proof");
+    p->slot_use = (int64_t *)checked_malloc(slots * sizeof(int64_t), "proof"), p->slot_of = (int *)checked_calloc(at, sizeof(int), "proof");
+    for (size_t i = 0; i < slots * storages; i++) { p->borrowed[i] = -1; }
+    for (size_t i = 0; i < slots; i++) { p->slot_use[i] = -1; }
+    p->stats_in = (StatsMark *)checked_calloc(2 * ranks, sizeof(StatsMark), "proof"), p->stats_out = p->stats_in + ranks;
     for (size_t i = 0; i < made + 3 * at; i++) { p->made[i].micro = -1; }
     for (size_t i = 0; i < at; i++) { p->held[i] = -1; }
-    for (size_t i = 0; i < 2 * ranks; i++) { p->told[i].step = -1; }
+    for (size_t i = 0; i < 2 * ranks; i++) { p->stats_in[i].step = -1; }
     for (int r = 0; r < program->ranks; r++) {
-        p->relay[r] = cyclic_relay(plan, m, r);
+        p->p2p[r] = cyclic_p2p(plan, m, r);
         const int stage = plan->mode == CYCLIC_MODEL ? cyclic_stage_of_rank(plan, r) : 0;
         program->limits[r] = plan->mode == CYCLIC_MODEL ? cyclic_limits(plan, stage) : limits_of_one();
-        program->limits[r].slots = cyclic_live(plan, stage);
+        program->limits[r].in_flight = cyclic_live(plan, stage);
     }
 }
 static inline void proof_stop(Proof *p) {
-    for (int r = 0; r < p->v.program->ranks; r++) { relay_free(&p->relay[r], p->model->storages); }
-    free(p->relay), free(p->places), free(p->cut), free(p->made), free(p->newest), free(p->used), free(p->gradient), free(p->told);
-    free(p->guest), free(p->tenant), free(p->lodges);
+    for (int r = 0; r < p->v.program->ranks; r++) { p2p_free(&p->p2p[r], p->model->storages); }
+    free(p->p2p), free(p->places), free(p->cut), free(p->made), free(p->newest), free(p->used), free(p->gradient), free(p->stats_in);
+    free(p->borrowed), free(p->slot_use), free(p->slot_of);
     validator_stop(&p->v);
 }
 
@@ -427,7 +427,7 @@ static inline bool cyclic_prove_in_order(const Program *window, const CyclicPlan
     proof_start(&p, &program, plan, m);
     *error = 0, p.v.error = error, p.v.error_bytes = error_bytes;
     if (late) {
-        errands_walk(&p.v, p.relay, pause, seed, proof_visit_at_once, proof_visit_late, &p);
+        deferred_walk(&p.v, p.p2p, pause, seed, proof_visit_at_once, proof_visit_late, &p);
     } else {
         validator_walk(&p.v, proof_visit, &p);
     }

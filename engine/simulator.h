@@ -35,7 +35,7 @@ typedef struct {
     double *left;         // [rank][storages, then rooms] when the gradient there has left
     double *arrived;      // [rank][micro][CHANNELS] when what a kind of message brings is there
     double *sum;          // [rank][storage] when the sum, or part, that came last is there
-    double *stash;        // [rank][STASH_ROOMS] when activations that move are there, or gone
+    double *stash;        // [rank][STASH_SLOTS] when activations that move are there, or gone
     double meeting;       // when all ranks have come to NORM; negative before
     double untold;
 } Simulation;
@@ -43,8 +43,8 @@ typedef struct {
 // When the place of a storage's gradient is free.
 static inline double *simulator_left(const Simulation *s, int rank, int storage) {
     const UnitMap *map = &s->program->map;
-    bool shares = map->grad_room && map->grad_room[storage] >= 0;
-    return &s->left[(int64_t)rank * 2 * map->storages + (shares ? map->storages + map->grad_room[storage] : storage)];
+    bool shares = map->grad_slot && map->grad_slot[storage] >= 0;
+    return &s->left[(int64_t)rank * 2 * map->storages + (shares ? map->storages + map->grad_slot[storage] : storage)];
 }
 // Where it is noted when that is there which a compute action, or a message, is about. A tally nobody waits for.
 static inline double *simulator_arrived(Simulation *s, int rank, const Action *a) {
@@ -90,7 +90,7 @@ static inline double *simulator_came(Simulation *s, int rank, int way) {
 // What is on a disk is on the host before the device fetches it, or the host updates it.
 static inline void simulator_await_disk(Simulation *s, int rank, const Action *a) {
     const UnitMap *map = &s->program->map;
-    const bool uses = a->kind == (map->by_host ? ACT_UPDATE : ACT_FETCH) && map->on_disk && map->on_disk[a->storage];
+    const bool uses = a->kind == (map->cpu_update ? ACT_UPDATE : ACT_FETCH) && map->on_disk && map->on_disk[a->storage];
     if (uses) { s->clock[rank] = fmax(s->clock[rank], *simulator_came(s, rank, 1)); }
 }
 static inline void simulator_visit(void *context, int rank, const Action *a, int peer) {
@@ -102,8 +102,8 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
         return;
     }
     if (action_computes(a->kind)) { simulator_await(s, rank, a); }
-    const int room = action_awaits_stash(&s->program->map, a);
-    if (room >= 0) { s->clock[rank] = fmax(s->clock[rank], s->stash[rank * STASH_ROOMS + room]); }
+    const int slot = action_awaits_stash(&s->program->map, a);
+    if (slot >= 0) { s->clock[rank] = fmax(s->clock[rank], s->stash[rank * STASH_SLOTS + slot]); }
     if (a->kind == ACT_ACQUIRE) { s->clock[rank] = fmax(s->clock[rank], ready[a->storage]); }
     if (a->kind == ACT_REDUCE || a->kind == ACT_ADD) { s->clock[rank] = fmax(s->clock[rank], s->sum[(int64_t)rank * s->program->map.storages + a->storage]); }
     if (a->kind == ACT_NORM) { // the first to pass sees everybody's time of arrival; the slowest decides for all
@@ -122,7 +122,7 @@ static inline void simulator_visit(void *context, int rank, const Action *a, int
     if (a->kind == ACT_WRITE) { s->disk[rank] = fmax(s->disk[rank], s->link[rank]); }
     if (cost.message_s > 0) { beside[rank] = fmax(beside[rank], s->clock[rank]) + cost.message_s; }
     double done = cost.message_s > 0 ? beside[rank] : s->clock[rank];
-    if (action_of_stash(a->kind)) { s->stash[rank * STASH_ROOMS + stash_room(a->unit)] = done; }
+    if (action_of_stash(a->kind)) { s->stash[rank * STASH_SLOTS + stash_slot(a->unit)] = done; }
     if (a->kind == ACT_PREFETCH) { ready[a->storage] = done; }
     if (a->kind == ACT_READ) { *simulator_came(s, rank, 0) = done; }
     if (a->kind == ACT_REDUCE || a->kind == ACT_FETCH_SUM || a->kind == ACT_EVICT_SUM) { *simulator_left(s, rank, a->storage) = done; }
@@ -154,13 +154,13 @@ static inline void schedule_times_free(const Program *p, ActionTime **times) {
 static inline double schedule_simulate_times(const Program *p, ActionCosts cost, const void *context, double *busy, ActionTime **times) {
     size_t n = (size_t)p->ranks, storages = (size_t)p->map.storages;
     double *all =
-               (double *)checked_calloc(n * (9 + DISK_PIECES + STASH_ROOMS + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator"),
+               (double *)checked_calloc(n * (9 + DISK_PIECES + STASH_SLOTS + 4 * storages + CHANNELS * (size_t)p->micro_batches), sizeof(double), "simulator"),
            *next = all;
     Simulation s;
     memset(&s, 0, sizeof s);
     s.program = p, s.cost = cost, s.context = context, s.times = times, s.meeting = -1;
     double **const arrays[] = {&s.clock, &s.comm, &s.out, &s.in, &s.link, &s.disk, &s.turns, &s.busy, &s.came, &s.ready, &s.left, &s.sum, &s.stash, &s.arrived};
-    const size_t sizes[] = {1, 1, 1, 1, 1, 1, 2, 1, DISK_PIECES, storages, 2 * storages, storages, STASH_ROOMS, CHANNELS * (size_t)p->micro_batches};
+    const size_t sizes[] = {1, 1, 1, 1, 1, 1, 2, 1, DISK_PIECES, storages, 2 * storages, storages, STASH_SLOTS, CHANNELS * (size_t)p->micro_batches};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { *arrays[i] = next, next += n * sizes[i]; }
     int *at = (int *)checked_calloc(n, sizeof(int), "simulator");
     double first = simulator_step(&s, at), second = simulator_step(&s, at);

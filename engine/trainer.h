@@ -38,7 +38,7 @@ typedef struct {
     PipelinePlan plan;                          // stages of units on ranks
     const Stage *stage;                         // this rank's
     CyclicPlan cyclic;                          // rule OFF: there is none
-    Relay relay;                                // of it: what this rank keeps
+    P2p p2p;                                // of it: what this rank keeps
     Offload offload;                            // host NULL: no state lies there
     Program program, evaluation;                // schedules of a training step (a private run's is made anew for each) and of one validation batch
     Program window;                             // of a step that is not like step 0, whose is `program` (cyclic_alike), the last that was asked for ...
@@ -47,7 +47,7 @@ typedef struct {
     Needs needs;                                // of both
     int64_t resident;                           // bytes of the host that the process takes in any case, by which states go to the disk
     int64_t passing;                            // more of them where this model's states come from the one before it
-    bool crowded;                               // the host has no room for both: what may lie on disk of models that share does
+    bool spilled;                               // the host has no room for both: what may lie on disk of models that share does
     int number;                                 // of this model: 0, and 1 after the switch
     DiskFile files[2];                          // [number]
     int64_t file_bytes[2];                      // the most that these need
@@ -60,7 +60,7 @@ typedef struct {
     Progress progress;
     MatmulChoices matmuls;       // of the device's library
     int64_t first_step;          // 0, or where a resumed run began
-    int64_t told_step;           // since which the figures of the end count
+    int64_t metrics_start_step;           // since which the figures of the end count
     size_t before[MEMORY_KINDS]; // memory that was taken before the states
     int64_t end;                 // of the run: its steps, or fewer where a private one has spent all it may
     Log log;
@@ -258,8 +258,8 @@ static inline void run_window(Trainer *t, Pass *pass, double lr, double *loss, d
         executor_drain(e, step_schedule(t, later), passes + 1, step, later);
     }
     const int64_t counted = t->privacy.on ? pass->samples : dataset_count_targets(&t->train, t->progress.position, t->samples);
-    *loss = e->telling.loss / (double)max_i64(counted, 1);
-    *norm = sqrt(exact_value(e->telling.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
+    *loss = e->stats_out.loss / (double)max_i64(counted, 1);
+    *norm = sqrt(exact_value(e->stats_out.squares)), t->stopping = e->stop_after <= step, t->progress.updates += isfinite(*norm);
     if (t->comm.rank == 0 && !isfinite(*norm)) {
         fprintf(stderr, "warning: step %" PRId64 ": gradients that are not finite made no update (loss %g, norm %g)\n", step + 1, shown_loss(t, *loss), *norm);
     }
@@ -278,7 +278,7 @@ static inline void run_step(Trainer *t, Pass *pass, double lr, double *loss, dou
     executor_run(&t->executor, schedule, &at, pass, &delayed, t->progress.step, norm);
     double look = seconds_now();
     t->stopping = asked_to_stop(t);
-    t->spent.telling_s += seconds_now() - look;
+    t->spent.report_s += seconds_now() - look;
     const int64_t targets = dataset_count_targets(&t->train, t->progress.position, t->samples);
     *loss = step_loss(t, pass, executor_sum_losses(&t->executor, &t->program, pass, &t->stopping), targets);
     const char *skip = reason_to_skip(t, *loss, *norm);
@@ -322,7 +322,7 @@ static inline void train_step(Trainer *t) {
     t->spent.steps_s += seconds, t->spent.waiting_s += t->comm.waited_s - waited;
     tell_step(t, &pass, loss, norm, lr, seconds);
     if (t->progress.step == t->profile.last) { profile_report(&t->profile, &t->comm, program, t->options.trace, &t->bar, &t->log); }
-    t->spent.telling_s += seconds_now() - start - seconds;
+    t->spent.report_s += seconds_now() - start - seconds;
 }
 
 #endif

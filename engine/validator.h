@@ -39,7 +39,7 @@ enum { // some forward computes it; some rank received it, its gradient, of a st
 
 typedef enum {
     SUM_BEGINS,
-    SUM_IN_ROOM,
+    SUM_IN_SLOT,
     SUM_ON_HOST,
     SUM_IS_BACK
 } SumState; // nothing was added up yet; what was reduced is to leave; it has left; it came back
@@ -64,7 +64,7 @@ typedef struct {
     int *first, *end;                // [rank] units of its actions and beside them: flags are set of no others, but of unit 0
     int64_t *rows;                   // [rank][unit][micro][2] first row and rows, as the forward had them
     Received *received;              // [rank][unit][micro][2] rows of the unit's input, of the gradient of its output
-    Received *told;         // [rank][unit][micro] samples whose norm of the unit's stage came to the first one, or whose factor to it; unit 0: factors sent
+    Received *factors;         // [rank][unit][micro] samples whose norm of the unit's stage came to the first one, or whose factor to it; unit 0: factors sent
     unsigned char *covered; // [unit][sample] flags above
     Limits *held;           // [rank] as it stands
     int64_t *recomputed;    // [rank] unit and micro-batch (their validator_index) whose block activations are there, or -1
@@ -72,10 +72,10 @@ typedef struct {
     bool *normed;           // [rank]
     int *begun, *ended;     // [rank][storage] pieces of states on the host that came to their update, and went back
     int *made;              // [rank][storage] of their updates
-    int *rooms;             // [rank] of such pieces that are taken
+    int *slots;             // [rank] of such pieces that are taken
     signed char *sum;       // [rank][storage] of a gradient that lies on the host: a SumState
     bool *stashed;          // [rank][unit][micro] its activations are on the host
-    int64_t *stash_user;    // [rank][STASH_ROOMS] whose (their validator_index) are in the room, or -1
+    int64_t *stash_user;    // [rank][STASH_SLOTS] whose (their validator_index) are in the room, or -1
     int *read, *written;    // [rank][storage] pieces that came from the disk, that went there
     int *stored;            // [rank] of the host's rooms for these that are taken
     char *error;            // first violation, empty while valid
@@ -125,18 +125,18 @@ static inline bool validator_mark(Validator *v, int rank, const Action *a, int u
 // Activations of a unit come into their room: nobody else's are there that are still wanted, and nowhere else.
 static inline void validator_enter(Validator *v, int rank, const Action *a, int unit) {
     const int64_t mine = (int64_t)validator_index(v, rank, unit, a->micro);
-    int64_t *user = &v->stash_user[rank * STASH_ROOMS + stash_room(unit)];
+    int64_t *user = &v->stash_user[rank * STASH_SLOTS + stash_slot(unit)];
     const bool wanted = *user >= 0 && *user != mine && !v->stashed[*user] && !(v->done[*user] & DONE_WEIGHT);
     if (wanted) { validator_fail(v, rank, a, "its room holds the activations of another unit or micro-batch"); }
     *user = mine;
 }
-static inline bool validator_in_room(const Validator *v, int rank, const Action *a) {
-    return v->stash_user[rank * STASH_ROOMS + stash_room(a->unit)] == (int64_t)validator_index(v, rank, a->unit, a->micro);
+static inline bool validator_has_stash(const Validator *v, int rank, const Action *a) {
+    return v->stash_user[rank * STASH_SLOTS + stash_slot(a->unit)] == (int64_t)validator_index(v, rank, a->unit, a->micro);
 }
 static inline void validate_stash(Validator *v, int rank, const Action *a) {
     const size_t mine = validator_index(v, rank, a->unit, a->micro);
     if (a->kind == ACT_EVICT_STASH) {
-        if (!validator_in_room(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
+        if (!validator_has_stash(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
         v->stashed[mine] = true;
         return;
     }
@@ -162,8 +162,8 @@ static inline void validate_forward(Validator *v, int rank, const Action *a) {
     if (*me & DONE_FORWARD) { validator_fail(v, rank, a, "runs twice"); }
     if (a->unit && !validator_there(v, rank, a, a->unit - 1, DONE_FORWARD, false)) { validator_fail(v, rank, a, "its input is not there"); }
     const bool first = !v->forwards[validator_micro(v, rank, a->micro)]; // of a micro-batch on this rank: takes a slot
-    if (first && ++v->held[rank].slots > v->program->limits[rank].slots) {
-        validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->limits[rank].slots);
+    if (first && ++v->held[rank].in_flight > v->program->limits[rank].in_flight) {
+        validator_fail(v, rank, a, "more live micro-batches than the %" PRId64 " slots", v->program->limits[rank].in_flight);
     }
     *me |= DONE_FORWARD;
     v->forwards[validator_micro(v, rank, a->micro)]++, v->open[validator_micro(v, rank, a->micro)]++;
@@ -175,8 +175,8 @@ static inline bool validator_recomputed(const Validator *v, int rank, const Acti
     return !v->program->recompute || !block || v->recomputed[rank] == (int64_t)validator_index(v, rank, a->unit, a->micro);
 }
 // Were all samples of an action told about, by NORM or FACTOR of this unit?
-static inline bool validator_told(const Validator *v, int rank, const Action *a, int unit) {
-    const Received *r = &v->told[validator_index(v, rank, unit, a->micro)];
+static inline bool validator_has_factors(const Validator *v, int rank, const Action *a, int unit) {
+    const Received *r = &v->factors[validator_index(v, rank, unit, a->micro)];
     return !a->rows || (r->rows == a->rows && r->first == a->first_row && r->end == a->first_row + a->rows);
 }
 // A micro-batch takes one of the rank's places for what crosses stages, unless it has one.
@@ -204,7 +204,7 @@ static inline int64_t validator_to_send(const Validator *v, int rank, int micro)
     const size_t at = validator_index(v, rank, 0, micro);
     int64_t stages = 0;
     for (int u = 0; u < v->program->map.units; u++) { stages += program_sends_norms(v->program, u); }
-    return stages * v->rows[2 * at + 1] - v->told[at].rows;
+    return stages * v->rows[2 * at + 1] - v->factors[at].rows;
 }
 // After the last weight part, TIED where there is one, and the last factor that is sent, nothing is left of its norms and factors.
 static inline void validator_forget(Validator *v, int rank, int micro) {
@@ -220,7 +220,7 @@ static inline void validator_free(Validator *v, int rank, int micro) {
         unsigned char d = *validator_done(v, rank, u, micro);
         v->held[rank].inputs -= (d & HAVE_INPUT) != 0, v->held[rank].gradients -= (d & HAVE_GRADIENT) != 0;
     }
-    v->held[rank].slots -= last;
+    v->held[rank].in_flight -= last;
     validator_forget(v, rank, micro);
 }
 // The last unit of the stage that a unit is of.
@@ -232,7 +232,7 @@ static inline int validator_end(const Validator *v, int unit) {
 static inline void validate_scale(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     const bool far = program_crosses(p) && p->clips == CLIPS_ALL && p->map.stage[a->unit] > 0, here = program_waits(p) || (program_crosses(p) && a->unit == 0);
-    if (far && !validator_told(v, rank, a, validator_end(v, a->unit))) { validator_fail(v, rank, a, "not all factors are there"); }
+    if (far && !validator_has_factors(v, rank, a, validator_end(v, a->unit))) { validator_fail(v, rank, a, "not all factors are there"); }
     if (!far && here && !(*validator_done(v, rank, 0, a->micro) & CLIPPED)) { validator_fail(v, rank, a, "norms are not known: CLIP has not run"); }
 }
 static inline void validate_backward_weight(Validator *v, int rank, const Action *a) {
@@ -265,7 +265,7 @@ static inline void validate_clip(Validator *v, int rank, const Action *a) {
     if (program_crosses(v->program) && a->unit == 0) {
         if (!validator_there(v, rank, a, 1, DONE_INPUT, true)) { validator_fail(v, rank, a, "the gradient of the embedding's output is not there"); }
         for (int u = 0; u < v->program->map.units; u++) {
-            bool missing = program_sends_norms(v->program, u) && !validator_told(v, rank, a, u);
+            bool missing = program_sends_norms(v->program, u) && !validator_has_factors(v, rank, a, u);
             if (missing) { validator_fail(v, rank, a, "not all norms of stage %d are there", v->program->map.stage[u]); }
         }
         validator_keep(v, rank, a);
@@ -276,7 +276,7 @@ static inline void validate_tied(Validator *v, int rank, const Action *a) {
     unsigned char *me = validator_done(v, rank, a->unit, a->micro);
     if (!(*me & DONE_INPUT)) { validator_fail(v, rank, a, "its backward input has not run"); }
     if (*me & DONE_TIED) { validator_fail(v, rank, a, "runs twice"); }
-    if (!validator_told(v, rank, a, a->unit)) { validator_fail(v, rank, a, "not all factors are there"); }
+    if (!validator_has_factors(v, rank, a, a->unit)) { validator_fail(v, rank, a, "not all factors are there"); }
     *me |= DONE_TIED;
     validator_forget(v, rank, a->micro);
 }
@@ -309,9 +309,9 @@ static inline void validate_norm_message(Validator *v, int rank, const Action *a
     if (a->kind == ACT_RECV_NORM) { validator_keep(v, rank, a); }
     if (a->kind == ACT_SEND_FACTOR && !(place & CLIPPED)) { validator_fail(v, rank, a, "sends factors before CLIP"); }
     if (!(*validator_done(v, rank, 0, a->micro) & KEPT)) { validator_fail(v, rank, a, "its place is gone"); }
-    if (a->kind == ACT_SEND_FACTOR) { received_add(&v->told[validator_index(v, rank, 0, a->micro)], a), validator_forget(v, rank, a->micro); }
+    if (a->kind == ACT_SEND_FACTOR) { received_add(&v->factors[validator_index(v, rank, 0, a->micro)], a), validator_forget(v, rank, a->micro); }
     if (action_sends(a->kind) || !validator_mark(v, rank, a, a->unit, norm ? SAMPLE_NORMED : SAMPLE_SCALED, "has come")) { return; }
-    received_add(&v->told[validator_index(v, rank, a->unit, a->micro)], a);
+    received_add(&v->factors[validator_index(v, rank, a->unit, a->micro)], a);
 }
 // RECV_FORWARD(unit) brings rows of the input of unit + 1, RECV_BACKWARD(unit) of the gradient of the output of unit - 1.
 static inline void validate_receive(Validator *v, int rank, const Action *a) {
@@ -334,17 +334,17 @@ static inline void validate_receive(Validator *v, int rank, const Action *a) {
 }
 
 // Who uses the room of a storage, if it shares one.
-static inline int *validator_user(const Validator *v, int *users, const int *rooms, int rank, int storage) {
-    return rooms && rooms[storage] >= 0 ? &users[rank * v->program->map.storages + rooms[storage]] : NULL;
+static inline int *validator_user(const Validator *v, int *users, const int *slots, int rank, int storage) {
+    return slots && slots[storage] >= 0 ? &users[rank * v->program->map.storages + slots[storage]] : NULL;
 }
 static inline SumPlace validator_sum_place(const Validator *v, int storage) { return v->program->map.sums ? v->program->map.sums[storage] : SUM_STAYS; }
 static inline void validate_contribution(Validator *v, int rank, const Action *a, int storage) {
     size_t at = validator_span(v, rank, a->micro, storage);
-    int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, storage);
+    int *user = validator_user(v, v->grad_user, v->program->map.grad_slot, rank, storage);
     if (v->reduced[at]) { validator_fail(v, rank, a, "storage %d is already reduced", storage); }
     if (user && *user >= 0 && *user != storage) { validator_fail(v, rank, a, "the room of storage %d holds the gradient of storage %d", storage, *user); }
     const int sum = v->sum[rank * v->program->map.storages + storage];
-    if (sum == SUM_IN_ROOM) { validator_fail(v, rank, a, "the sum of storage %d has not left", storage); }
+    if (sum == SUM_IN_SLOT) { validator_fail(v, rank, a, "the sum of storage %d has not left", storage); }
     if (sum == SUM_ON_HOST && validator_sum_place(v, storage) == SUM_COMES_BACK) { validator_fail(v, rank, a, "the sum of storage %d is not back", storage); }
     if (user) { *user = storage; }
     v->contributions[at]--;
@@ -355,13 +355,13 @@ static inline void validate_norm(Validator *v, int rank, const Action *a) {
         for (int i = 0; i < spans && v->member[rank * v->program->map.storages + s]; i++) {
             if (!v->reduced[validator_span(v, rank, i, s)]) { validator_fail(v, rank, a, "storage %d is not reduced", s); }
         }
-        if (v->sum[rank * v->program->map.storages + s] == SUM_IN_ROOM) { validator_fail(v, rank, a, "the sum of storage %d has not left", s); }
+        if (v->sum[rank * v->program->map.storages + s] == SUM_IN_SLOT) { validator_fail(v, rank, a, "the sum of storage %d has not left", s); }
     }
     v->normed[rank] = true;
 }
 static inline void validate_gather(Validator *v, int rank, const Action *a) {
     const UnitMap *map = &v->program->map;
-    int at = rank * map->storages + a->storage, *user = validator_user(v, v->param_user, map->param_room, rank, a->storage);
+    int at = rank * map->storages + a->storage, *user = validator_user(v, v->param_user, map->param_slot, rank, a->storage);
     if (a->version != v->updated[at]) { validator_fail(v, rank, a, "version %" PRId64 " is not the one that exists", a->version); }
     if (v->acquired[at] || (map->gathers[a->storage] && v->flying[at])) { validator_fail(v, rank, a, "its parameters are in use"); }
     if (user && *user >= 0) { validator_fail(v, rank, a, "its room holds storage %d", *user); }
@@ -377,26 +377,26 @@ static inline void validate_acquire(Validator *v, int rank, const Action *a) {
     v->acquired[at] = 1;
 }
 static inline void validate_release(Validator *v, int rank, const Action *a) {
-    int at = rank * v->program->map.storages + a->storage, *user = validator_user(v, v->param_user, v->program->map.param_room, rank, a->storage);
+    int at = rank * v->program->map.storages + a->storage, *user = validator_user(v, v->param_user, v->program->map.param_slot, rank, a->storage);
     if (!v->acquired[at]) { validator_fail(v, rank, a, "is not acquired"); }
     if (user) { *user = -1; }
     v->acquired[at] = v->flying[at] = 0;
 }
 static inline void validate_reduce(Validator *v, int rank, const Action *a) {
     size_t at = validator_span(v, rank, a->micro, a->storage);
-    int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, a->storage);
+    int *user = validator_user(v, v->grad_user, v->program->map.grad_slot, rank, a->storage);
     if (v->contributions[at]) { validator_fail(v, rank, a, "%d contributions are still to come", v->contributions[at]); }
     if (v->reduced[at]) { validator_fail(v, rank, a, "runs twice"); }
     const bool far = validator_sum_place(v, a->storage);
     if (user && !far) { *user = -1; }
-    if (far) { v->sum[rank * v->program->map.storages + a->storage] = SUM_IN_ROOM; }
+    if (far) { v->sum[rank * v->program->map.storages + a->storage] = SUM_IN_SLOT; }
     v->reduced[at] = 1;
 }
 static inline void validate_sum(Validator *v, int rank, const Action *a) {
     const bool leaves = a->kind == ACT_EVICT_SUM;
     signed char *sum = &v->sum[rank * v->program->map.storages + a->storage];
-    int *user = validator_user(v, v->grad_user, v->program->map.grad_room, rank, a->storage);
-    if (*sum != (leaves ? SUM_IN_ROOM : SUM_ON_HOST)) { validator_fail(v, rank, a, "its sum is not there"); }
+    int *user = validator_user(v, v->grad_user, v->program->map.grad_slot, rank, a->storage);
+    if (*sum != (leaves ? SUM_IN_SLOT : SUM_ON_HOST)) { validator_fail(v, rank, a, "its sum is not there"); }
     if (!leaves && user && *user >= 0) { validator_fail(v, rank, a, "its room holds the gradient of storage %d", *user); }
     *sum = leaves ? SUM_ON_HOST : SUM_IS_BACK;
     if (user) { *user = leaves ? -1 : a->storage; }
@@ -405,7 +405,7 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
     int at = rank * v->program->map.storages + a->storage;
     if (v->program->map.delays) {
         if (v->begun[at]) { validator_fail(v, rank, a, "runs twice"); }
-        if (v->sum[at] != SUM_BEGINS && v->sum[at] != SUM_IN_ROOM) { validator_fail(v, rank, a, "its gradient is written over"); }
+        if (v->sum[at] != SUM_BEGINS && v->sum[at] != SUM_IN_SLOT) { validator_fail(v, rank, a, "its gradient is written over"); }
         v->begun[at] = v->made[at] = v->program->map.pieces[a->storage];
         return;
     }
@@ -416,25 +416,25 @@ static inline void validate_update(Validator *v, int rank, const Action *a) {
     const int pieces = map->pieces ? map->pieces[a->storage] : 0;
     const bool missing = pieces && map->on_disk[a->storage] && a->use >= v->read[at];
     if (missing || (pieces && (a->use != v->made[at] || a->use >= v->begun[at]))) { validator_fail(v, rank, a, "piece %d is not there", a->use); }
-    v->updated[at] = ++v->made[at] >= pieces && !(pieces && map->by_host);
+    v->updated[at] = ++v->made[at] >= pieces && !(pieces && map->cpu_update);
 }
 // A piece of states on the host comes to its update, into a room (begins), or goes back. Of what the host updates the gradient comes, and new parameters go.
 static inline void validate_piece(Validator *v, int rank, const Action *a) {
     const UnitMap *map = &v->program->map;
     const int at = rank * map->storages + a->storage;
-    const bool begins = (a->kind == ACT_EVICT) == map->by_host;
+    const bool begins = (a->kind == ACT_EVICT) == map->cpu_update;
     int *count = begins ? v->begun : v->ended;
     if (a->use != count[at] || a->use >= map->pieces[a->storage]) { validator_fail(v, rank, a, "piece %d is not the next one", a->use); }
     if (!begins && a->use >= v->made[at]) { validator_fail(v, rank, a, "piece %d is not updated", a->use); }
-    if (begins && !map->by_host && map->on_disk[a->storage] && a->use >= v->read[at]) { validator_fail(v, rank, a, "piece %d is not on the host", a->use); }
-    if (begins && v->rooms[rank] == MOVING_PIECES) { validator_fail(v, rank, a, "its room is taken"); }
-    const bool waits = map->by_host || validator_sum_place(v, a->storage);
+    if (begins && !map->cpu_update && map->on_disk[a->storage] && a->use >= v->read[at]) { validator_fail(v, rank, a, "piece %d is not on the host", a->use); }
+    if (begins && v->slots[rank] == MOVING_PIECES) { validator_fail(v, rank, a, "its room is taken"); }
+    const bool waits = map->cpu_update || validator_sum_place(v, a->storage);
     if (begins && waits && (!v->reduced[validator_span(v, rank, 0, a->storage)] || !v->normed[rank])) {
         validator_fail(v, rank, a, "needs REDUCE and NORM first");
     }
     if (map->delays && v->acquired[at]) { validator_fail(v, rank, a, "its parameters are in use"); }
-    count[at]++, v->rooms[rank] += begins ? 1 : map->delays ? 0 : -1;
-    if (!begins && map->by_host) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
+    count[at]++, v->slots[rank] += begins ? 1 : map->delays ? 0 : -1;
+    if (!begins && map->cpu_update) { v->updated[at] = v->ended[at] == map->pieces[a->storage]; }
 }
 
 // A piece comes to the host from the disk, into a room; or, all of it updated and on the host, it goes there.
@@ -454,7 +454,7 @@ static inline void validate_stored(Validator *v, int rank, const Action *a) {
 static inline bool validate_ranges(Validator *v, int rank, const Action *a) {
     const Program *p = v->program;
     bool per_unit = action_computes(a->kind) || action_of_rows(a->kind) || action_of_stash(a->kind);
-    bool of_storage = !per_unit && a->kind != ACT_NORM && a->kind != ACT_TALLY && a->kind != ACT_SEND_TALLY && a->kind != ACT_RECV_TALLY,
+    bool of_storage = !per_unit && a->kind != ACT_NORM && a->kind != ACT_STATS && a->kind != ACT_SEND_STATS && a->kind != ACT_RECV_STATS,
          good_storage = a->storage >= 0 && a->storage < p->map.storages;
     bool per_micro = per_unit || a->kind == ACT_ADD || (a->kind >= ACT_SEND_SUM && a->kind <= ACT_RECV_SUM) ||
                      (a->kind == ACT_REDUCE && good_storage && p->map.reduces_often[a->storage]);
@@ -470,7 +470,7 @@ static inline void validate_compute(Validator *v, int rank, const Action *a) {
     if (action_reads_parameters(a->kind)) { validate_parameters(v, rank, a); }
     if (a->kind != ACT_FORWARD) { validate_rows(v, rank, a); }
     const int makes = action_makes_stash(&v->program->map, a);
-    if (action_reads_stash(&v->program->map, a) >= 0 && !validator_in_room(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
+    if (action_reads_stash(&v->program->map, a) >= 0 && !validator_has_stash(v, rank, a)) { validator_fail(v, rank, a, "its activations are not there"); }
     if (makes >= 0) { validator_enter(v, rank, a, makes); }
     for (int k = 0; k < v->program->map.of_unit_count[a->unit]; k++) {
         int storage = v->program->map.of_unit[a->unit][k];
@@ -627,12 +627,12 @@ static inline void validator_start(Validator *v, const Program *p) {
     for (size_t i = 0; i < per_storage; i++) { v->param_user[i] = v->grad_user[i] = -1; }
     v->rows = (int64_t *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(int64_t) * (size_t)max_i64(p->micro_batches, 1), "validator");
     v->received = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, 2 * sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
-    v->told = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
+    v->factors = (Received *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, sizeof(Received) * (size_t)max_i64(p->micro_batches, 1), "validator");
     v->recomputed = (int64_t *)checked_malloc((size_t)p->ranks * sizeof(int64_t), "validator");
     for (int r = 0; r < p->ranks; r++) { v->recomputed[r] = -1; }
     v->stashed = (bool *)checked_calloc((size_t)p->ranks * (size_t)p->map.units, (size_t)max_i64(p->micro_batches, 1), "validator");
-    v->stash_user = (int64_t *)checked_malloc((size_t)p->ranks * STASH_ROOMS * sizeof(int64_t), "validator");
-    for (int i = 0; i < p->ranks * STASH_ROOMS; i++) { v->stash_user[i] = -1; }
+    v->stash_user = (int64_t *)checked_malloc((size_t)p->ranks * STASH_SLOTS * sizeof(int64_t), "validator");
+    for (int i = 0; i < p->ranks * STASH_SLOTS; i++) { v->stash_user[i] = -1; }
     v->covered = (unsigned char *)checked_calloc((size_t)p->map.units, (size_t)p->samples, "validator");
     v->member = (bool *)checked_calloc(per_storage, sizeof(bool), "validator");
     v->held = (Limits *)checked_calloc((size_t)p->ranks, sizeof(Limits), "validator");
@@ -640,7 +640,7 @@ static inline void validator_start(Validator *v, const Program *p) {
     v->sum = (signed char *)checked_calloc(per_storage, 1, "validator");
     v->begun = (int *)checked_calloc(5 * per_storage + 2 * (size_t)p->ranks, sizeof(int), "validator");
     v->ended = v->begun + per_storage, v->made = v->ended + per_storage, v->read = v->made + per_storage, v->written = v->read + per_storage;
-    v->rooms = v->written + per_storage, v->stored = v->rooms + p->ranks;
+    v->slots = v->written + per_storage, v->stored = v->slots + p->ranks;
     v->forwards = (int *)checked_calloc(2 * (size_t)p->ranks, (size_t)max_i64(p->micro_batches, 1) * sizeof(int), "validator");
     v->open = v->forwards + (size_t)p->ranks * (size_t)p->micro_batches;
     v->first = (int *)checked_calloc(2 * (size_t)p->ranks, sizeof(int), "validator"), v->end = v->first + p->ranks;
@@ -662,7 +662,7 @@ static inline void validator_start(Validator *v, const Program *p) {
 
 static inline void validator_stop(Validator *v) {
     free(v->done), free(v->contributions), free(v->acquired), free(v->reduced), free(v->updated), free(v->normed);
-    free(v->rows), free(v->received), free(v->told), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
+    free(v->rows), free(v->received), free(v->factors), free(v->recomputed), free(v->covered), free(v->held), free(v->member), free(v->flying), free(v->gathered);
     free(v->param_user), free(v->grad_user), free(v->begun), free(v->sum), free(v->stashed), free(v->stash_user), free(v->forwards), free(v->first);
 }
 // Plays the program; who waits for ever is a violation.

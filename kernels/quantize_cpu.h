@@ -117,20 +117,20 @@ typedef struct {
     uint16_t *error; // NULL: no feedback
     float beta;
 } QuantSource;
-static inline const float *source_tile(const QuantSource *from, float *room, int64_t begin, int64_t end, QuantFormat f) {
+static inline const float *source_tile(const QuantSource *from, float *scratch, int64_t begin, int64_t end, QuantFormat f) {
     const float *x = (const float *)from->in;
     const uint16_t *x16 = (const uint16_t *)from->in, *error = from->error;
     if (!from->count && !error && from->dtype == DTYPE_FP32) { return x + begin; }
     if (from->count) {
-        sum_tile(room, false, from->in, from->stride, from->count, begin, end, f);
+        sum_tile(scratch, false, from->in, from->stride, from->count, begin, end, f);
     } else if (error) {
 #pragma omp simd
-        for (int64_t i = begin; i < end; i++) { room[i - begin] = x[i] + bf16_to_float(error[i]); }
+        for (int64_t i = begin; i < end; i++) { scratch[i - begin] = x[i] + bf16_to_float(error[i]); }
     } else {
 #pragma omp simd
-        for (int64_t i = begin; i < end; i++) { room[i - begin] = bf16_to_float(x16[i]); }
+        for (int64_t i = begin; i < end; i++) { scratch[i - begin] = bf16_to_float(x16[i]); }
     }
-    return room;
+    return scratch;
 }
 static inline void update_error(uint16_t *error, float beta, const float *x, const int8_t *codes, float d, int64_t n) {
 #pragma omp simd
@@ -151,13 +151,13 @@ static inline void encode_tile(void *out, const QuantSource *from, const float *
 }
 // A unit begins with a block: several blocks, all in one tile, or one block.
 static inline void encode_unit(Stream *s, void *out, const QuantSource *from, int64_t begin, int64_t end, QuantFormat f) {
-    float room[QUANT_TILE], d[QUANT_TILE / QUANT_LEAST_BLOCK];
+    float scratch[QUANT_TILE], d[QUANT_TILE / QUANT_LEAST_BLOCK];
     int8_t unpacked[QUANT_TILE];
     uint32_t highest[QUANT_TILE / QUANT_LEAST_BLOCK] = {0};
     const float *x = NULL;
     for (int64_t tile = begin, next; tile < end; tile = next) {
         next = min_i64(end, tile + QUANT_TILE);
-        x = source_tile(from, room, tile, next, f);
+        x = source_tile(from, scratch, tile, next, f);
         for (int64_t at = tile, b = 0; at < next; at += f.block, b++) { highest[b] = highest_rank(highest[b], x + (at - tile), min_i64(f.block, next - at)); }
         if (next < end) { poll_after_element(s, next); }
     }
@@ -165,7 +165,7 @@ static inline void encode_unit(Stream *s, void *out, const QuantSource *from, in
     memset((uint8_t *)out + quant_bytes(f, end) - 4, 0, 4); // what no code fills
     for (int64_t tile = begin, next; tile < end; tile = next) {
         next = min_i64(end, tile + QUANT_TILE);
-        if (end - begin > QUANT_TILE) { x = source_tile(from, room, tile, next, f); }
+        if (end - begin > QUANT_TILE) { x = source_tile(from, scratch, tile, next, f); }
         encode_tile(out, from, x, d, unpacked, tile, next, f);
         poll_after_element(s, next);
     }

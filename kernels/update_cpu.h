@@ -22,7 +22,7 @@ static inline void poll_after_block(Stream *s, int64_t block) {
 }
 
 static inline void round_part(uint16_t *rounded, const float *x, int64_t begin, int64_t end, Rounding r) {
-    if (r.by_chance) {
+    if (r.stochastic) {
 #pragma omp simd
         for (int64_t i = begin; i < end; i++) { rounded[i] = round_by_chance(x[i], r, i); }
         return;

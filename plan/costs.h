@@ -155,7 +155,7 @@ static inline void forget_peak_memory(void) {
     FILE *f = fopen("/proc/self/clear_refs", "w");
     if (f) { fputs("5", f), fclose(f); }
 }
-static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const Party *world, DType dtype) {
+static inline void measure_rates(Rates *rates, Stream *s, Comm *comm, const ProcessGroup *world, DType dtype) {
     comm_barrier(comm);
     if (!rates->units.known) { rates->flops_per_s = measure_flops(s); }
     rates->bytes_per_s = measure_bytes(s);
@@ -202,28 +202,28 @@ static inline void measure_offload(Rates *rates, const Cluster *c, Stream *s) {
 }
 // Bytes in a second: pieces come from the disk and go back, in all rooms at once, as in a step.
 static inline double measure_disk_of_rank(const Store *s) {
-    const int64_t room = (int64_t)s->disk_room_bytes, most = (int64_t)64 << 20, pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / room);
-    const size_t bytes = store_disk_rooms_bytes((size_t)room);
+    const int64_t buffer_bytes = (int64_t)s->disk_buffer_bytes, most = (int64_t)64 << 20, pieces = max_i64(1, min_i64(store_disk_bytes(s), most) / buffer_bytes);
+    const size_t bytes = store_disk_buffers_bytes((size_t)buffer_bytes);
     bool pinned;
     Disk disk;
     DiskFile file = {NULL, 0, false, false, 0, 0};
-    char *rooms = (char *)ops_alloc_far(bytes, &pinned);
+    char *buffers = (char *)ops_alloc_far(bytes, &pinned);
     double start = 0;
-    if (!rooms) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
-    disk_take_file(&file, s->policy.offload->folder, pieces * room);
-    disk_open(&disk, &file, pieces * room, disk_align(rooms), (size_t)room);
+    if (!buffers) { die(EXIT_RESOURCES, NULL, "cannot allocate %zu bytes", bytes); }
+    disk_take_file(&file, s->policy.offload->folder, pieces * buffer_bytes);
+    disk_open(&disk, &file, pieces * buffer_bytes, disk_align(buffers), (size_t)buffer_bytes);
     for (int pass = 0; pass < 2; pass++) { // the first writes what has never been written
         start = seconds_now();
         for (int64_t i = 0; i < pieces; i++) {
-            if (pass) { disk_start(&disk.room[i % DISK_PIECES], i * room, room, false); }
-            disk_start(&disk.room[i % DISK_PIECES], i * room, room, true);
+            if (pass) { disk_start(&disk.buffer[i % DISK_PIECES], i * buffer_bytes, buffer_bytes, false); }
+            disk_start(&disk.buffer[i % DISK_PIECES], i * buffer_bytes, buffer_bytes, true);
         }
-        disk_settle(&disk);
+        disk_wait_all(&disk);
     }
     const double seconds = seconds_now() - start;
-    disk_close(&disk), disk_free_file(&file), ops_free_far(rooms, pinned);
+    disk_close(&disk), disk_free_file(&file), ops_free_far(buffers, pinned);
     forget_peak_memory();
-    return 2 * (double)(pieces * room) / seconds;
+    return 2 * (double)(pieces * buffer_bytes) / seconds;
 }
 // All ranks at the same time; the slowest counts, for all wait for it.
 static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, Comm *comm) {
@@ -231,7 +231,7 @@ static inline void measure_disk(Rates *rates, const Cluster *c, const Store *s, 
     if (c->disk > 0) { return; }
     double *all = (double *)checked_calloc((size_t)comm->ranks, sizeof(double), "rates");
     comm_barrier(comm);
-    const double mine = s->disk_room_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
+    const double mine = s->disk_buffer_bytes ? measure_disk_of_rank(s) : (double)INFINITY;
     comm_all_gather_small(comm, &mine, all, sizeof mine);
     rates->disk_bytes_per_s = mine;
     for (int r = 0; r < comm->ranks; r++) { rates->disk_bytes_per_s = fmin(rates->disk_bytes_per_s, all[r]); }
@@ -245,7 +245,7 @@ static inline bool offload_host_is_faster(const Rates *r, const Store *s) {
     return r->apart ? fmax(link, 28 / r->host_bytes_per_s) < device : link < device; // where memory is one, both take the same arithmetic
 }
 // The planner may have timed products and units before (plan_run): these stay.
-static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const Party *world, DType dtype) {
+static inline void find_rates(Rates *rates, const Cluster *cluster, Stream *s, Comm *comm, const ProcessGroup *world, DType dtype) {
     if (cluster->nodes) {
         cluster_rates(rates, cluster, s);
     } else {
@@ -320,7 +320,7 @@ static inline void time_units(UnitTimes *times, const GptModel *m, const Executo
     Stream mine = *s;
     mine.workspace_bytes = executor_workspace_bytes(&one, &small, s->threads), mine.workspace = costs_take(s, mine.workspace_bytes);
     e.stream = &mine;
-    spread_tokens(s, e.slot[0].tokens, small.rows * small.T, config.vocab), spread_tokens(s, e.slot[0].targets, small.rows * small.T, config.vocab);
+    spread_tokens(s, e.acts[0].tokens, small.rows * small.T, config.vocab), spread_tokens(s, e.acts[0].targets, small.rows * small.T, config.vocab);
     Work work[UNIT_CLASSES];
     void *states[2 * STORAGE_CLASSES] = {NULL};
     for (int c = 0; c < STORAGE_CLASSES; c++) {
@@ -378,7 +378,7 @@ static inline double measure_exchange(Comm *comm, int to, int from, char *data, 
         comm_barrier(comm);
         double start = seconds_now();
         comm_label(comm, "measuring links", -1, 0);
-        Ticket in = comm_receive(comm, from, data + bytes, bytes), out = comm_send(comm, to, data, bytes);
+        CommRequest in = comm_receive(comm, from, data + bytes, bytes), out = comm_send(comm, to, data, bytes);
         comm_wait_message(comm, in), comm_wait_message(comm, out);
         best = fmin(best, seconds_now() - start);
     }
@@ -454,7 +454,7 @@ static inline int action_messages(const Store *store, const Action *a, ZeroMessa
 static inline double store_share(const Store *s) {
     double elements = 0;
     for (int i = 0; i < s->model->storages; i++) {
-        if (store_holds(s, i)) { elements += (double)gpt_storage_elements(s->model, i) / store_party(s, i)->all.n; }
+        if (store_holds(s, i)) { elements += (double)gpt_storage_elements(s->model, i) / store_process_group(s, i)->all.n; }
     }
     return elements;
 }
@@ -469,7 +469,7 @@ typedef struct {
     ClipPolicy clip;
 } Costs;
 static inline double slice_elements(const Costs *c, const Store *store, int storage) {
-    return (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
+    return (double)gpt_storage_elements(c->model, storage) / store_process_group(store, storage)->all.n;
 }
 // So many bytes between host and device: beside what this rank computes, if these memories are not one.
 static inline ActionCost link_cost(const Costs *c, double bytes) {
@@ -497,8 +497,8 @@ static inline ActionCost message_cost(const Costs *c, const Store *store, const 
 }
 // Of one piece, where there are several. No party of a relay has more than its owner.
 static inline double update_seconds(const Costs *c, const Store *store, int storage) {
-    const double elements = (double)gpt_storage_elements(c->model, storage) / store_party(store, storage)->all.n;
-    const bool far = store->pieces[storage] && store->policy.offload->by_host;
+    const double elements = (double)gpt_storage_elements(c->model, storage) / store_process_group(store, storage)->all.n;
+    const bool far = store->pieces[storage] && store->policy.offload->cpu_update;
     const double bytes = store->adam ? 28 : 20; // memory that is written besides what is read is read, too
     return elements / (double)(store_delays(store) ? 1 : max_i64(1, store->pieces[storage])) * bytes / (far ? c->rates.host_bytes_per_s : c->rates.bytes_per_s);
 }
@@ -515,7 +515,7 @@ static inline ActionCost move_cost(const Costs *c, const Store *store, const Act
 }
 // The same of a sum; where it is added to another, the host does.
 static inline ActionCost sum_cost(const Costs *c, const Store *store, const Action *a) {
-    const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_party(store, a->storage)->all.n;
+    const double elements = (double)gpt_storage_elements(c->model, a->storage) / store_process_group(store, a->storage)->all.n;
     const bool adds = store_sum_place(store, a->storage) == SUM_IS_ADDED && store->sum_bytes;
     ActionCost cost = link_cost(c, elements * (double)sizeof(float));
     cost.compute_s += adds ? 12 * elements / c->rates.host_bytes_per_s : 0;
@@ -557,7 +557,7 @@ static inline ActionCost action_cost(const void *context, int rank, const Action
     case ACT_TIED: cost.compute_s = tied; break;
     case ACT_PREFETCH:
     case ACT_REDUCE:
-        if (store->policy.relay) { // a sum, no collective
+        if (store->policy.p2p) { // a sum, no collective
             cost.compute_s = 12 * elements / c->rates.bytes_per_s;
             return cost;
         }

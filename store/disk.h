@@ -55,12 +55,12 @@ typedef struct {
     DiskRequest failed; // the first that did: bytes 0: none did
     int64_t found;      // bytes of it that there were
     int error;          // of the system; 0: the file ends
-} DiskRoom;
+} DiskBuffer;
 struct Disk {
     const DiskFile *file;
     bool open;
     int64_t bytes; // of the file that are used
-    DiskRoom room[DISK_PIECES];
+    DiskBuffer buffer[DISK_PIECES];
 };
 
 // Bytes that are free in a folder, for those who are not root; negative: it cannot be asked.
@@ -73,15 +73,15 @@ static inline double disk_free(const char *folder) {
 static inline char *disk_align(char *memory) { return memory + (DISK_GRAIN - (uintptr_t)memory % DISK_GRAIN) % DISK_GRAIN; }
 
 // All of a request, or what fails of it is kept in the room.
-static inline void disk_transfer(DiskRoom *room, const DiskRequest *r) {
-    const int file = room->disk->file->file;
+static inline void disk_transfer(DiskBuffer *buffer, const DiskRequest *r) {
+    const int file = buffer->disk->file->file;
     int64_t done = 0;
     for (int tries = 0; done < r->bytes; tries++) {
         const size_t left = (size_t)(r->bytes - done);
         const ssize_t n = r->writes ? DISK_WRITE(file, r->memory + done, left, r->at + done) : DISK_READ(file, r->memory + done, left, r->at + done);
         const bool again = n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN));
         if (!again || tries == DISK_TRIES) {
-            room->error = n < 0 ? errno : 0, room->found = done, room->failed = *r;
+            buffer->error = n < 0 ? errno : 0, buffer->found = done, buffer->failed = *r;
             return;
         }
         if (n >= (ssize_t)left) { return; }
@@ -89,55 +89,55 @@ static inline void disk_transfer(DiskRoom *room, const DiskRequest *r) {
     }
 }
 static inline void *disk_work(void *of) {
-    DiskRoom *room = (DiskRoom *)of;
-    pthread_mutex_lock(&room->lock);
+    DiskBuffer *buffer = (DiskBuffer *)of;
+    pthread_mutex_lock(&buffer->lock);
     for (;;) {
-        while (room->done == room->asked && !room->ends) { pthread_cond_wait(&room->changed, &room->lock); }
-        if (room->done == room->asked) { break; }
-        const DiskRequest r = room->request[room->done % DISK_REQUESTS];
-        const bool works = !room->failed.bytes;
-        pthread_mutex_unlock(&room->lock);
-        if (works) { disk_transfer(room, &r); }
-        pthread_mutex_lock(&room->lock);
-        room->done++;
-        pthread_cond_broadcast(&room->changed);
+        while (buffer->done == buffer->asked && !buffer->ends) { pthread_cond_wait(&buffer->changed, &buffer->lock); }
+        if (buffer->done == buffer->asked) { break; }
+        const DiskRequest r = buffer->request[buffer->done % DISK_REQUESTS];
+        const bool works = !buffer->failed.bytes;
+        pthread_mutex_unlock(&buffer->lock);
+        if (works) { disk_transfer(buffer, &r); }
+        pthread_mutex_lock(&buffer->lock);
+        buffer->done++;
+        pthread_cond_broadcast(&buffer->changed);
     }
-    pthread_mutex_unlock(&room->lock);
+    pthread_mutex_unlock(&buffer->lock);
     return NULL;
 }
 
 // Waits until at most `left` requests of a room are under way; messages between ranks move on meanwhile.
-static inline void disk_wait_for(DiskRoom *room, int64_t left) {
+static inline void disk_wait_for(DiskBuffer *buffer, int64_t left) {
     const long SOON = 200000; // ns
-    pthread_mutex_lock(&room->lock);
-    while (room->asked - room->done > left) {
+    pthread_mutex_lock(&buffer->lock);
+    while (buffer->asked - buffer->done > left) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += SOON, until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&room->changed, &room->lock, &until);
-        if (room->asked - room->done <= left) { break; }
-        pthread_mutex_unlock(&room->lock);
+        pthread_cond_timedwait(&buffer->changed, &buffer->lock, &until);
+        if (buffer->asked - buffer->done <= left) { break; }
+        pthread_mutex_unlock(&buffer->lock);
         keep_alive();
-        pthread_mutex_lock(&room->lock);
+        pthread_mutex_lock(&buffer->lock);
     }
-    const DiskRequest f = room->failed;
-    pthread_mutex_unlock(&room->lock);
+    const DiskRequest f = buffer->failed;
+    pthread_mutex_unlock(&buffer->lock);
     if (f.bytes) {
         die(EXIT_RESOURCES, "is the disk full, or broken? Checkpoints in --out are whole",
             "cannot %s the file in --offload-dir %s at byte %" PRId64 ": %" PRId64 " bytes expected, %" PRId64 " found: %s", f.writes ? "write" : "read",
-            room->disk->file->folder, f.at, f.bytes, room->found, room->error ? strerror(room->error) : "it ends there, or gets no further");
+            buffer->disk->file->folder, f.at, f.bytes, buffer->found, buffer->error ? strerror(buffer->error) : "it ends there, or gets no further");
     }
 }
-static inline void disk_wait(DiskRoom *room) { disk_wait_for(room, 0); }
+static inline void disk_wait(DiskBuffer *buffer) { disk_wait_for(buffer, 0); }
 // Starts a transfer between a room and a place of the file, after what was asked of the room before.
-static inline void disk_start(DiskRoom *room, int64_t at, int64_t bytes, bool writes) {
-    const DiskRequest r = {room->at, at, bytes, writes};
-    assert(at % DISK_GRAIN == 0 && bytes % DISK_GRAIN == 0 && at + bytes <= room->disk->bytes);
-    disk_wait_for(room, DISK_REQUESTS - 1);
-    pthread_mutex_lock(&room->lock);
-    room->request[room->asked++ % DISK_REQUESTS] = r;
-    pthread_cond_broadcast(&room->changed);
-    pthread_mutex_unlock(&room->lock);
+static inline void disk_start(DiskBuffer *buffer, int64_t at, int64_t bytes, bool writes) {
+    const DiskRequest r = {buffer->at, at, bytes, writes};
+    assert(at % DISK_GRAIN == 0 && bytes % DISK_GRAIN == 0 && at + bytes <= buffer->disk->bytes);
+    disk_wait_for(buffer, DISK_REQUESTS - 1);
+    pthread_mutex_lock(&buffer->lock);
+    buffer->request[buffer->asked++ % DISK_REQUESTS] = r;
+    pthread_cond_broadcast(&buffer->changed);
+    pthread_mutex_unlock(&buffer->lock);
 }
 
 // An empty file without a name.
@@ -179,7 +179,7 @@ static inline void disk_free_file(DiskFile *f) {
     memset(f, 0, sizeof *f);
 }
 // Uses so many bytes of a file. Rooms: DISK_PIECES times room_bytes, from a multiple of DISK_GRAIN on. d stays where it is until disk_close.
-static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char *rooms, size_t room_bytes) {
+static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char *buffers, size_t buffer_bytes) {
     sigset_t all, before;
     pthread_condattr_t clock; // that nobody sets
     memset(d, 0, sizeof *d);
@@ -187,42 +187,42 @@ static inline void disk_open(Disk *d, const DiskFile *file, int64_t bytes, char 
     pthread_condattr_init(&clock), pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the thread that trains
     for (int i = 0; i < DISK_PIECES; i++) {
-        DiskRoom *room = &d->room[i];
-        room->disk = d, room->at = rooms + (size_t)i * room_bytes;
-        pthread_mutex_init(&room->lock, NULL), pthread_cond_init(&room->changed, &clock);
-        const int error = pthread_create(&room->thread, NULL, disk_work, room);
+        DiskBuffer *buffer = &d->buffer[i];
+        buffer->disk = d, buffer->at = buffers + (size_t)i * buffer_bytes;
+        pthread_mutex_init(&buffer->lock, NULL), pthread_cond_init(&buffer->changed, &clock);
+        const int error = pthread_create(&buffer->thread, NULL, disk_work, buffer);
         if (error) { die(EXIT_RESOURCES, "is there a limit of threads (ulimit -u)?", "cannot start a thread for --offload-dir: %s", strerror(error)); }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL), pthread_condattr_destroy(&clock);
     d->open = true;
 }
-static inline void disk_settle(Disk *d) {
-    for (int i = 0; i < DISK_PIECES && d->open; i++) { disk_wait(&d->room[i]); }
+static inline void disk_wait_all(Disk *d) {
+    for (int i = 0; i < DISK_PIECES && d->open; i++) { disk_wait(&d->buffer[i]); }
 }
 static inline void disk_close(Disk *d) {
     for (int i = 0; i < DISK_PIECES && d->open; i++) {
-        DiskRoom *room = &d->room[i];
-        pthread_mutex_lock(&room->lock);
-        room->ends = true;
-        pthread_cond_broadcast(&room->changed);
-        pthread_mutex_unlock(&room->lock);
-        pthread_join(room->thread, NULL);
-        pthread_mutex_destroy(&room->lock), pthread_cond_destroy(&room->changed);
+        DiskBuffer *buffer = &d->buffer[i];
+        pthread_mutex_lock(&buffer->lock);
+        buffer->ends = true;
+        pthread_cond_broadcast(&buffer->changed);
+        pthread_mutex_unlock(&buffer->lock);
+        pthread_join(buffer->thread, NULL);
+        pthread_mutex_destroy(&buffer->lock), pthread_cond_destroy(&buffer->changed);
     }
     memset(d, 0, sizeof *d);
 }
 
 // A part of the file that need not lie at whole blocks, through the first room, where nothing is under way.
-static inline void disk_access(Disk *d, int64_t at, int64_t bytes, void *memory, size_t room_bytes, bool writes) {
-    DiskRoom *room = &d->room[0];
+static inline void disk_access(Disk *d, int64_t at, int64_t bytes, void *memory, size_t buffer_bytes, bool writes) {
+    DiskBuffer *buffer = &d->buffer[0];
     for (int64_t from = at, end = at + bytes, n; from < end; from += n) {
-        const int64_t first = from / DISK_GRAIN * DISK_GRAIN, length = min_i64((int64_t)room_bytes, round_up(end, DISK_GRAIN) - first);
+        const int64_t first = from / DISK_GRAIN * DISK_GRAIN, length = min_i64((int64_t)buffer_bytes, round_up(end, DISK_GRAIN) - first);
         char *there = (char *)memory + (from - at);
         n = min_i64(end, first + length) - from;
         const bool whole = from == first && n == length;
-        if (!writes || !whole) { disk_start(room, first, length, false), disk_wait(room); }
-        memcpy(writes ? room->at + (from - first) : there, writes ? there : room->at + (from - first), (size_t)n);
-        if (writes) { disk_start(room, first, length, true), disk_wait(room); }
+        if (!writes || !whole) { disk_start(buffer, first, length, false), disk_wait(buffer); }
+        memcpy(writes ? buffer->at + (from - first) : there, writes ? there : buffer->at + (from - first), (size_t)n);
+        if (writes) { disk_start(buffer, first, length, true), disk_wait(buffer); }
     }
 }
 

@@ -17,7 +17,7 @@
 #include "kernels/update_cpu.h" // rounding
 #include "store/store.h"        // states
 
-static inline OffloadRoom *store_piece_room(Store *s, int storage, int piece) { return &s->room[(s->first_piece[storage] + piece) % MOVING_PIECES]; }
+static inline OffloadBuffer *store_piece_buffer(Store *s, int storage, int piece) { return &s->offload_buffer[(s->first_piece[storage] + piece) % MOVING_PIECES]; }
 // Elements of a piece of my slice, and where in it they begin. The last pieces of a shorter slice may be empty.
 static inline int64_t store_piece(const Store *s, int storage, int piece, int64_t *begin) {
     const int64_t own = store_own_elements(s, storage), most = s->pieces[storage] ? offload_piece(s->model) : own;
@@ -25,7 +25,7 @@ static inline int64_t store_piece(const Store *s, int storage, int piece, int64_
     return min_i64(most, own - *begin);
 }
 // Where the host has a state of a piece: where it lies, or in the room that it came to from the disk.
-static inline DiskRoom *store_disk_room(Store *s, int storage, int piece) { return &s->disk->room[(s->first_stored[storage] + piece) % DISK_PIECES]; }
+static inline DiskBuffer *store_disk_buffer(Store *s, int storage, int piece) { return &s->disk->buffer[(s->first_stored[storage] + piece) % DISK_PIECES]; }
 static inline float *store_piece_state(Store *s, StateKind kind, int storage, int piece) {
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     if (!store_on_disk(s, kind, storage)) {
@@ -33,88 +33,88 @@ static inline float *store_piece_state(Store *s, StateKind kind, int storage, in
         return state ? state + begin : NULL;
     }
     const int64_t first = store_place_on_disk(s, STATE_MASTER, storage, piece, n), place = store_place_on_disk(s, kind, storage, piece, n);
-    return (float *)(void *)(store_disk_room(s, storage, piece)->at + (place - first));
+    return (float *)(void *)(store_disk_buffer(s, storage, piece)->at + (place - first));
 }
 // What lies on disk of a piece comes to its room, or goes back: asked for now, there when the room is waited for.
 static inline void store_move_stored(Store *s, int storage, int piece, bool writes) {
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     if (!n) { return; }
     const int64_t bytes = store_stored_bytes(s->policy.offload, storage, n);
-    disk_start(store_disk_room(s, storage, piece), store_place_on_disk(s, STATE_MASTER, storage, piece, n), bytes, writes);
+    disk_start(store_disk_buffer(s, storage, piece), store_place_on_disk(s, STATE_MASTER, storage, piece, n), bytes, writes);
     s->stored[writes] += bytes;
 }
 static inline void store_read_piece(Store *s, int storage, int piece) { store_move_stored(s, storage, piece, false); }
 static inline void store_write_piece(Store *s, int storage, int piece) {
-    if (!s->policy.offload->by_host) { ops_wait(&store_piece_room(s, storage, piece)->link); } // what the device has updated is on the host
+    if (!s->policy.offload->cpu_update) { ops_wait(&store_piece_buffer(s, storage, piece)->link); } // what the device has updated is on the host
     store_move_stored(s, storage, piece, true);
 }
 static inline void store_await_stored(Store *s, int storage, int piece) {
-    if (offload_stored(s->policy.offload, storage)) { disk_wait(store_disk_room(s, storage, piece)); }
+    if (offload_stored(s->policy.offload, storage)) { disk_wait(store_disk_buffer(s, storage, piece)); }
 }
 
 // Starts a copy between a place of the host and one of the device.
-static inline void store_move(Store *s, OffloadRoom *room, void *host, void *device, int64_t bytes, bool in) {
+static inline void store_move(Store *s, OffloadBuffer *buffer, void *host, void *device, int64_t bytes, bool in) {
     if (in) {
-        ops_from_host(&room->link, device, host, (size_t)bytes);
+        ops_from_host(&buffer->link, device, host, (size_t)bytes);
     } else {
-        ops_to_host_later(&room->link, host, device, (size_t)bytes);
+        ops_to_host_later(&buffer->link, host, device, (size_t)bytes);
     }
     s->moved[!in] += bytes;
 }
 // Of a piece that the device updates: its states, in the room one kind after another, its gradient, which does not go back, then parameters that lie on the
 // host: new ones, and old ones that are their own masters.
-static inline void store_move_states(Store *s, int storage, int piece, OffloadRoom *room, int64_t step, bool in) {
+static inline void store_move_states(Store *s, int storage, int piece, OffloadBuffer *buffer, int64_t step, bool in) {
     int64_t begin, n = store_piece(s, storage, piece, &begin);
-    float *place = (float *)(void *)room->at;
+    float *place = (float *)(void *)buffer->at;
     if (in) { store_await_stored(s, storage, piece); }
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         if (!offload_has(s->policy.offload, storage, (StateKind)kind)) { continue; }
-        store_move(s, room, store_piece_state(s, (StateKind)kind, storage, piece), place, n * (int64_t)sizeof(float), in);
+        store_move(s, buffer, store_piece_state(s, (StateKind)kind, storage, piece), place, n * (int64_t)sizeof(float), in);
         place += n;
     }
     if (store_sum_place(s, storage)) {
-        if (in) { store_move(s, room, store_sum(s, storage, step) + begin, place, n * (int64_t)sizeof(float), true); }
+        if (in) { store_move(s, buffer, store_sum(s, storage, step) + begin, place, n * (int64_t)sizeof(float), true); }
         place += n;
     }
     if (!store_param_far(s, storage) || (in && s->dtype != DTYPE_FP32)) { return; }
     const int64_t size = (int64_t)dtype_size(s->dtype);
-    store_move(s, room, store_newest(s, storage) + begin * size, place, n * size, in);
+    store_move(s, buffer, store_newest(s, storage) + begin * size, place, n * size, in);
 }
 // Of one that the host updates: its gradient, to the room, and its parameters behind it; or these, from there. Neither where it lies there.
-static inline void store_move_update(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n, int64_t step, bool in) {
+static inline void store_move_update(Store *s, int storage, OffloadBuffer *buffer, int64_t begin, int64_t n, int64_t step, bool in) {
     const int64_t size = (int64_t)dtype_size(s->dtype), gradient = store_sum_place(s, storage) ? 0 : n * (int64_t)sizeof(float);
-    if (!in && gradient) { store_move(s, room, room->at, store_sum(s, storage, step) + begin, gradient, false); }
+    if (!in && gradient) { store_move(s, buffer, buffer->at, store_sum(s, storage, step) + begin, gradient, false); }
     if (store_param_far(s, storage)) { return; }
-    if (in || s->dtype == DTYPE_FP32) { store_move(s, room, room->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
+    if (in || s->dtype == DTYPE_FP32) { store_move(s, buffer, buffer->at + gradient, store_newest(s, storage) + begin * size, n * size, in); }
 }
 // Of parameters that were updated without the device: from their masters.
-static inline void store_move_masters(Store *s, int storage, OffloadRoom *room, int64_t begin, int64_t n) {
+static inline void store_move_masters(Store *s, int storage, OffloadBuffer *buffer, int64_t begin, int64_t n) {
     const int64_t size = (int64_t)dtype_size(s->dtype);
     float *master = store_state(s, STATE_MASTER, storage) + begin;
-    ops_follow(&room->link, s->stream);
+    ops_follow(&buffer->link, s->stream);
     if (s->dtype != DTYPE_FP32) {
         int64_t first;
         store_own(s, storage, &first);
-        ops_wait(&room->link);
-        ops_round_host(s->stream, (uint16_t *)(void *)room->at, master, n, store_rounding(s, storage, first + begin));
+        ops_wait(&buffer->link);
+        ops_round_host(s->stream, (uint16_t *)(void *)buffer->at, master, n, store_rounding(s, storage, first + begin));
     }
-    store_move(s, room, s->dtype == DTYPE_FP32 ? (void *)master : (void *)room->at, store_newest(s, storage) + begin * size, n * size, true);
+    store_move(s, buffer, s->dtype == DTYPE_FP32 ? (void *)master : (void *)buffer->at, store_newest(s, storage) + begin * size, n * size, true);
 }
 // A piece comes from the host, or goes there, after what the device works on now; what the device does later finds what the host has made.
 static inline void store_move_piece(Store *s, int storage, int piece, int64_t step, bool in) {
-    OffloadRoom *room = store_piece_room(s, storage, piece);
+    OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
     int64_t begin, n = store_piece(s, storage, piece, &begin);
     if (!n) { return; }
-    if (!in) { ops_follow(&room->link, s->stream); }
-    if (s->policy.offload->by_host) {
+    if (!in) { ops_follow(&buffer->link, s->stream); }
+    if (s->policy.offload->cpu_update) {
         if (store_delays(s)) {
-            store_move_masters(s, storage, room, begin, n);
+            store_move_masters(s, storage, buffer, begin, n);
         } else {
-            store_move_update(s, storage, room, begin, n, step, in);
+            store_move_update(s, storage, buffer, begin, n, step, in);
         }
-        if (in) { ops_follow(s->stream, &room->link); }
+        if (in) { ops_follow(s->stream, &buffer->link); }
     } else {
-        store_move_states(s, storage, piece, room, step, in);
+        store_move_states(s, storage, piece, buffer, step, in);
     }
 }
 
@@ -124,21 +124,21 @@ typedef struct {
     const float *gradient;
     char *parameters;
     int64_t first, count;
-    bool by_host;
+    bool cpu_update;
 } UpdatePlaces;
 // Of a piece that came into its room.
 static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePlaces *p) {
-    OffloadRoom *room = store_piece_room(s, storage, piece);
-    float *place = (float *)(void *)room->at;
-    p->by_host = s->policy.offload->by_host;
+    OffloadBuffer *buffer = store_piece_buffer(s, storage, piece);
+    float *place = (float *)(void *)buffer->at;
+    p->cpu_update = s->policy.offload->cpu_update;
     const bool far = store_sum_place(s, storage);
-    if (p->by_host) {
-        ops_wait(&room->link), store_await_stored(s, storage, piece);
+    if (p->cpu_update) {
+        ops_wait(&buffer->link), store_await_stored(s, storage, piece);
         if (!far) { p->gradient = place, place += p->count; }
         if (!store_param_far(s, storage)) { p->parameters = (char *)place; }
         return;
     }
-    ops_follow(s->stream, &room->link);
+    ops_follow(s->stream, &buffer->link);
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         if (offload_has(s->policy.offload, storage, (StateKind)kind)) { p->state[kind] = place, place += p->count; }
     }
@@ -149,7 +149,7 @@ static inline void store_find_arrived(Store *s, int storage, int piece, UpdatePl
 static inline UpdatePlaces store_delayed_places(const Store *s, int storage, int64_t step) {
     UpdatePlaces p;
     memset(&p, 0, sizeof p);
-    p.count = store_own(s, storage, &p.first), p.gradient = store_sum(s, storage, step), p.by_host = true;
+    p.count = store_own(s, storage, &p.first), p.gradient = store_sum(s, storage, step), p.cpu_update = true;
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         p.state[kind] = store_has_state(s, (StateKind)kind) ? store_state(s, (StateKind)kind, storage) : NULL;
     }
@@ -173,11 +173,11 @@ static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_
     float *master = p->state[STATE_MASTER] + at, *m = p->state[STATE_M] + at;
     const DType dtype = p->parameters ? s->dtype : DTYPE_FP32; // else masters alone
     void *parameters = p->parameters ? p->parameters + at * (int64_t)dtype_size(dtype) : (char *)(void *)master;
-    if (s->adam && p->by_host) {
+    if (s->adam && p->cpu_update) {
         ops_adamw_host(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
     } else if (s->adam) {
         ops_adamw(s->stream, master, parameters, dtype, m, p->state[STATE_V] + at, p->gradient + at, n, o);
-    } else if (p->by_host) {
+    } else if (p->cpu_update) {
         ops_sgd_host(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
     } else {
         ops_sgd(s->stream, master, parameters, dtype, m, p->gradient + at, n, o);
@@ -185,24 +185,24 @@ static inline void store_update_elements(Store *s, const UpdatePlaces *p, int64_
 }
 
 // The link of what shares a room with a storage's gradient: its copies follow each other.
-static inline Stream *store_sum_link(Store *s, int storage) { return &s->room[storage % ROOMS].link; }
+static inline Stream *store_sum_link(Store *s, int storage) { return &s->offload_buffer[storage % SHARED_SLOTS].link; }
 // What came to be added to a sum on the host is.
-static inline void store_finish_adding(Store *s, int room) {
-    SumRoom *r = &s->adding[room];
+static inline void store_finish_adding(Store *s, int slot) {
+    SumBuffer *r = &s->adding[slot];
     if (!r->count) { return; }
-    ops_wait(&s->room[room].link);
+    ops_wait(&s->offload_buffer[slot].link);
     ops_accumulate_host(s->stream, r->sum, r->at, r->count);
     r->count = 0;
 }
 static inline void store_add_on_host(Store *s, float *sum, const float *slice, int64_t n) {
     const int64_t most = (int64_t)(s->sum_bytes / sizeof(float));
     for (int64_t at = 0, count; at < n; at += count) {
-        const int room = s->pieces_added++ % MOVING_PIECES;
-        SumRoom *r = &s->adding[room];
-        store_finish_adding(s, room);
+        const int slot = s->pieces_added++ % MOVING_PIECES;
+        SumBuffer *r = &s->adding[slot];
+        store_finish_adding(s, slot);
         count = min_i64(most, n - at);
-        ops_follow(&s->room[room].link, s->stream);
-        ops_to_host_later(&s->room[room].link, r->at, slice + at, (size_t)count * sizeof(float));
+        ops_follow(&s->offload_buffer[slot].link, s->stream);
+        ops_to_host_later(&s->offload_buffer[slot].link, r->at, slice + at, (size_t)count * sizeof(float));
         r->sum = sum + at, r->count = count;
     }
 }
@@ -211,7 +211,7 @@ static inline void store_evict_sum(Store *s, int storage, int64_t step) {
     const bool adds = s->summed[storage] && store_sum_place(s, storage) == SUM_IS_ADDED;
     int64_t begin, n = store_own(s, storage, &begin);
     float *sum = store_sum(s, storage, step);
-    const float *slice = (const float *)(const void *)shelf_whole(&s->grads, storage) + begin;
+    const float *slice = (const float *)(const void *)buffer_full(&s->grads, storage) + begin;
     comm_wait(s->comm, s->reducing[storage]);
     s->summed[storage] = true;
     if (!n) { return; }
@@ -229,20 +229,20 @@ static inline void store_fetch_sum(Store *s, int storage, int64_t step) {
     const int64_t n = store_own_elements(s, storage);
     Stream *link = store_sum_link(s, storage);
     ops_follow(link, s->stream);
-    ops_from_host(link, shelf_whole(&s->grads, storage), store_sum(s, storage, step), (size_t)n * sizeof(float));
+    ops_from_host(link, buffer_full(&s->grads, storage), store_sum(s, storage, step), (size_t)n * sizeof(float));
     ops_follow(s->stream, link);
-    const int room = zero_grad_room(&s->policy, &s->layout.holders, storage);
-    if (room >= 0) { s->occupant[room] = storage; }
-    s->fresh[storage] = false;
+    const int slot = zero_grad_slot(&s->policy, &s->layout.owners, storage);
+    if (slot >= 0) { s->occupant[slot] = storage; }
+    s->first_write[storage] = false;
     s->moved[0] += n * (int64_t)sizeof(float);
 }
 // A gradient's room is written anew: what was in it has left.
-static inline void store_free_room(Store *s) {
-    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { ops_follow(s->stream, &s->room[i].link); }
+static inline void store_free_slot(Store *s) {
+    for (int i = 0; i < MOVING_PIECES && s->offload_buffer_bytes; i++) { ops_follow(s->stream, &s->offload_buffer[i].link); }
 }
 // All sums on the host are whole.
 static inline void store_finish_sums(Store *s) {
-    for (int i = 0; i < MOVING_PIECES && s->room_bytes; i++) { store_finish_adding(s, i), ops_wait(&s->room[i].link); }
+    for (int i = 0; i < MOVING_PIECES && s->offload_buffer_bytes; i++) { store_finish_adding(s, i), ops_wait(&s->offload_buffer[i].link); }
 }
 
 // Masters were written from outside, and working parameters follow, of which one or both lie on the host. (state_piece is used, by what does not.)
@@ -265,12 +265,12 @@ static inline void store_round_far(Store *s, int storage) {
 }
 
 // Parameters that lie on the host come to the device: my slice into `place`, of a room that nobody uses any more, after what was written there last.
-static inline Stream *store_param_link(Store *s, int storage) { return &s->param_link[zero_param_room(s->model, &s->policy, &s->layout.holders, storage)]; }
+static inline Stream *store_param_link(Store *s, int storage) { return &s->param_link[zero_param_slot(s->model, &s->policy, &s->layout.owners, storage)]; }
 static inline void store_bring_parameters(Store *s, int storage, char *place) {
     const size_t bytes = (size_t)store_own_elements(s, storage) * dtype_size(s->dtype);
     Stream *link = store_param_link(s, storage);
     ops_follow(link, s->stream);
-    for (int i = 0; i < MOVING_PIECES; i++) { ops_follow(link, &s->room[i].link); }
+    for (int i = 0; i < MOVING_PIECES; i++) { ops_follow(link, &s->offload_buffer[i].link); }
     ops_from_host(link, place, store_newest(s, storage), bytes);
     s->moved[0] += (int64_t)bytes;
 }

@@ -20,8 +20,8 @@
 
 enum {
     NORM_CHUNK = 256,
-    ROOMS = 2,       // that blocks share: one is in use while the other's block travels
-    GUEST_ROOMS = 2, // of a relay whose parameters come for each use: the same of stages
+    SHARED_SLOTS = 2,       // that blocks share: one is in use while the other's block travels
+    BORROWED_SLOTS = 2, // of a relay whose parameters come for each use: the same of stages
 };
 
 // How the sum of a step's gradients, ((g_1 + g_2) + g_3) + ..., comes to be at the last micro-batch's rank, which owns it: each rank adds its own and
@@ -61,17 +61,17 @@ typedef struct {
     int heads;             // pieces whose gradient of wte is in the making: from the head's part to the embedding's
     const SumWay *way;     // [storages] NULL: SUM_CHAIN
     Pieces pieces;         // of a step
-    bool piles;            // those of a micro-batch are added up here; else there is one, or each is sent
-    int parcels;           // rooms for sums that come: those of a storage come into room ...
-    unsigned char *parcel; // ... [storages]
-    bool guests;           // only owners keep parameters: others get those of a stage for each use, and its gradients go to the owner as they are
+    bool joins_pieces;            // those of a micro-batch are added up here; else there is one, or each is sent
+    int grad_slots;           // rooms for sums that come: those of a storage come into room ...
+    unsigned char *grad_slot; // ... [storages]
+    bool borrows;           // only owners keep parameters: others get those of a stage for each use, and its gradients go to the owner as they are
     int stages, uses;      // then: of a step, for which parameters come
     int *stage;            // [storages] whose they are; wte is the first's, and used by the last one as well
-    bool errands;          // what waits for a message may be put aside (relay.h): each gradient that is passed on has a place of its own
+    bool deferred;          // what waits for a message may be put aside (p2p.h): each gradient that is passed on has a place of its own
     int notice;            // steps that begin between the one that asks to stop and the last one, at most
-} Relay;
+} P2p;
 // Which of the rooms has the parameters of a use, which count through the steps.
-static inline int relay_room(const Relay *r, int use, int64_t step) { return (int)((step * r->uses + use) % GUEST_ROOMS); }
+static inline int p2p_slot(const P2p *r, int use, int64_t step) { return (int)((step * r->uses + use) % BORROWED_SLOTS); }
 
 // Which states lie in the host's memory (offload.h chooses them). What lies there are slices, at every stage of ZeRO: what a rank updates. Those of the
 // optimizer come to the device for the update, piece by piece; or it is made on the host, from gradients that come there. Of a gradient on the host the
@@ -95,7 +95,7 @@ enum { // bits: of the optimizer; all that may lie there
 };
 typedef struct {
     unsigned char *host; // [storages] bits of kinds
-    bool by_host;        // the host updates what lies there: all kinds of the optimizer's of a storage, or none
+    bool cpu_update;        // the host updates what lies there: all kinds of the optimizer's of a storage, or none
     unsigned char *disk; // [storages] bits of the optimizer's among them that lie on a disk (store/disk.h) and come to the host for their update; NULL: none
     const char *folder;  // where
     bool gradients;      // they may lie there
@@ -111,7 +111,7 @@ static inline bool offload_has_any(const Offload *o, StateKind kind) {
     for (int i = 0; o && i < o->storages; i++) { any |= offload_has(o, i, kind); }
     return any;
 }
-static inline bool offload_shelved(const Offload *o, int storage) { return o && (o->host[storage] & ((1 << HOST_KINDS) - 1)); }
+static inline bool offload_has_states(const Offload *o, int storage) { return o && (o->host[storage] & ((1 << HOST_KINDS) - 1)); }
 static inline int offload_states(const Offload *o, int storage) { return __builtin_popcount(o->host[storage] & OPTIMIZER_STATES); }
 
 static inline bool offload_on_disk(const Offload *o, int storage, StateKind kind) { return o && o->disk && (o->disk[storage] >> kind & 1); }
@@ -124,15 +124,15 @@ typedef struct {
     bool quantized_weights, quantized_gradients, feedback; // qwZ, qgZ; errors of qgZ are fed back
     QuantFormat weights, gradients;
     bool accumulates;       // a step has several micro-steps
-    bool lends;             // wte stays acquired from the head to the embedding (dp.h)
-    const Relay *relay;     // NULL: states travel by collectives
+    bool keeps_gathered;             // wte stays acquired from the head to the embedding (dp.h)
+    const P2p *p2p;     // NULL: states travel by collectives
     const Offload *offload; // NULL: all states are on the device
 } ZeroPolicy;
 
-static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool lends) {
+static inline ZeroPolicy zero_policy(const Options *o, bool accumulates, bool keeps_gathered) {
     ZeroPolicy z;
     memset(&z, 0, sizeof z);
-    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size, z.accumulates = accumulates, z.lends = lends;
+    z.stage = (int)o->zero, z.partition = (int)o->zero_hpz_partition_size, z.accumulates = accumulates, z.keeps_gathered = keeps_gathered;
     z.quantized_weights = o->zero_quantized_weights, z.quantized_gradients = o->zero_quantized_gradients, z.feedback = o->zero_error_feedback;
     z.weights.bits = 8, z.gradients.bits = o->zero_gradient_bits == GRADIENT_BITS_8 ? 8 : 4;
     z.weights.block = z.gradients.block = o->zero_quant_block;
@@ -149,7 +149,7 @@ typedef struct {
     int *of;     // [storages] the list of its ranks
     bool *tied;  // [storages] several stages use it, or blocks that do not follow each other
     bool *turns; // [storages] it is a block that comes and goes in turns with others: none that is tied
-} Holders;
+} Owners;
 
 // One more than the largest rank of a placement. Its stages have each unit once, in order, and no rank twice.
 static inline int placement_ranks(const GptModel *m, const Placement *p) {
@@ -185,7 +185,7 @@ static inline int placement_mark_ranks(const Placement *p, const bool *used, boo
     return stages;
 }
 // The list of these marked ranks: one that is there already, or a new one.
-static inline int holders_list(Holders *h, const bool *marked, int ranks) {
+static inline int holders_list(Owners *h, const bool *marked, int ranks) {
     int *list = (int *)checked_malloc((size_t)ranks * sizeof(int), "ranks"), n = 0;
     for (int r = 0; r < ranks; r++) {
         if (marked[r]) { list[n++] = r; }
@@ -198,9 +198,9 @@ static inline int holders_list(Holders *h, const bool *marked, int ranks) {
     h->size[h->count] = n, h->ranks[h->count] = list;
     return h->count++;
 }
-static inline Holders holders_make(const GptModel *m, const Placement *p) {
+static inline Owners owners_make(const GptModel *m, const Placement *p) {
     const size_t n = (size_t)m->storages, ranks = (size_t)placement_ranks(m, p);
-    Holders h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
+    Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
     h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
     h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
     h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders"), h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
@@ -217,9 +217,9 @@ static inline Holders holders_make(const GptModel *m, const Placement *p) {
     return h;
 }
 // One rank holds a storage: its owner.
-static inline Holders holders_of_owners(const GptModel *m, const int *owner) {
+static inline Owners owners_of_p2p(const GptModel *m, const int *owner) {
     const size_t n = (size_t)m->storages;
-    Holders h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
+    Owners h = {0, NULL, NULL, NULL, NULL, NULL, NULL};
     h.size = (int *)checked_calloc(n, sizeof(int), "holders"), h.ranks = (int **)checked_calloc(n, sizeof(int *), "holders");
     h.blocks = (int *)checked_calloc(n, sizeof(int), "holders"), h.of = (int *)checked_calloc(n, sizeof(int), "holders");
     h.tied = (bool *)checked_calloc(n, sizeof(bool), "holders"), h.turns = (bool *)checked_calloc(n, sizeof(bool), "holders");
@@ -233,46 +233,46 @@ static inline Holders holders_of_owners(const GptModel *m, const int *owner) {
     }
     return h;
 }
-static inline void holders_free(Holders *h) {
+static inline void owners_free(Owners *h) {
     for (int i = 0; i < h->count; i++) { free(h->ranks[i]); }
     free(h->size), free(h->ranks), free(h->blocks), free(h->of), free(h->tied), free(h->turns);
     memset(h, 0, sizeof *h);
 }
-static inline int holders_of(const Holders *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
+static inline int holders_of(const Owners *h, int storage) { return h->size[h->of[storage]]; } // how many ranks hold it
 
 // Do whole parameters, or whole gradients, of a storage come and go with each use? One rank has no gradients to divide.
 static inline bool zero_param_far(const ZeroPolicy *z, int storage) { return offload_has(z->offload, storage, STATE_PARAMETERS); }
-static inline bool zero_gathers(const ZeroPolicy *z, const Holders *h, int storage) {
-    return z->relay ? z->relay->guests : (z->stage >= 3 && !h->tied[storage]) || zero_param_far(z, storage);
+static inline bool zero_gathers(const ZeroPolicy *z, const Owners *h, int storage) {
+    return z->p2p ? z->p2p->borrows : (z->stage >= 3 && !h->tied[storage]) || zero_param_far(z, storage);
 }
 static inline int zero_gradient_stage(const ZeroPolicy *z) { // where sums leave the device, whole ones come and go
     return offload_has_any(z->offload, STATE_GRADIENT) ? (int)max_i64(z->stage, 2) : z->stage;
 }
-static inline SumPlace zero_sum_place(const Offload *o, const Holders *h, int storage) {
+static inline SumPlace zero_sum_place(const Offload *o, const Owners *h, int storage) {
     const bool alone = holders_of(h, storage) == 1 && h->turns[storage];
     return !offload_has(o, storage, STATE_GRADIENT) ? SUM_STAYS : alone ? SUM_COMES_BACK : SUM_IS_ADDED;
 }
-static inline bool zero_divides(const ZeroPolicy *z, const Holders *h, int storage) { // its gradient, from stage 2 on
+static inline bool zero_divides(const ZeroPolicy *z, const Owners *h, int storage) { // its gradient, from stage 2 on
     return !h->tied[storage] && (holders_of(h, storage) > 1 || zero_sum_place(z->offload, h, storage) == SUM_COMES_BACK);
 }
-static inline bool zero_reduces_often(const ZeroPolicy *z, const Holders *h, int storage) { return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2; }
+static inline bool zero_reduces_often(const ZeroPolicy *z, const Owners *h, int storage) { return zero_divides(z, h, storage) && zero_gradient_stage(z) >= 2; }
 // Do the slices of a storage's parameters, of its gradient lie beside its room?
 static inline bool zero_param_apart(const ZeroPolicy *z) { return z->quantized_weights; }
-static inline bool zero_grad_apart(const ZeroPolicy *z, const Holders *h, int storage) { return z->accumulates && zero_reduces_often(z, h, storage); }
+static inline bool zero_grad_apart(const ZeroPolicy *z, const Owners *h, int storage) { return z->accumulates && zero_reduces_often(z, h, storage); }
 
 // Which of the rooms that blocks share a storage comes into; -1: its own, also where sharing would take no less memory. far: its slice is on the host.
-static inline int shelf_room(const Holders *h, int storage, bool apart, bool far) {
+static inline int shared_slot(const Owners *h, int storage, bool apart, bool far) {
     const int n = holders_of(h, storage), blocks = h->blocks[h->of[storage]];
     const int64_t spared = apart ? blocks : (int64_t)blocks * (n - 1) / n;
-    bool shares = h->turns[storage] && (far || spared >= ROOMS);
-    return shares ? storage % ROOMS : -1;
+    bool shares = h->turns[storage] && (far || spared >= SHARED_SLOTS);
+    return shares ? storage % SHARED_SLOTS : -1;
 }
-static inline int zero_grad_room(const ZeroPolicy *z, const Holders *h, int storage) {
-    return zero_reduces_often(z, h, storage) ? shelf_room(h, storage, z->accumulates, offload_has(z->offload, storage, STATE_GRADIENT)) : -1;
+static inline int zero_grad_slot(const ZeroPolicy *z, const Owners *h, int storage) {
+    return zero_reduces_often(z, h, storage) ? shared_slot(h, storage, z->accumulates, offload_has(z->offload, storage, STATE_GRADIENT)) : -1;
 }
-static inline int zero_param_room(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
-    if (z->relay && z->relay->guests) { return storage == m->storages - 1 ? 1 : storage % 2; } // the two of a unit lie in both
-    return zero_gathers(z, h, storage) ? shelf_room(h, storage, zero_param_apart(z), zero_param_far(z, storage)) : -1;
+static inline int zero_param_slot(const GptModel *m, const ZeroPolicy *z, const Owners *h, int storage) {
+    if (z->p2p && z->p2p->borrows) { return storage == m->storages - 1 ? 1 : storage % 2; } // the two of a unit lie in both
+    return zero_gathers(z, h, storage) ? shared_slot(h, storage, zero_param_apart(z), zero_param_far(z, storage)) : -1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -299,8 +299,8 @@ static inline int64_t offload_piece(const GptModel *m) {
 }
 
 // So many of them has a storage of which something lies on the host, over its longest slice; 0: nothing does.
-static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Holders *h, int storage) {
-    if (!offload_shelved(z->offload, storage)) { return 0; }
+static inline int offload_pieces(const GptModel *m, const ZeroPolicy *z, const Owners *h, int storage) {
+    if (!offload_has_states(z->offload, storage)) { return 0; }
     const int n = holders_of(h, storage);
     int64_t *bounds = (int64_t *)checked_malloc(((size_t)n + 1) * sizeof(int64_t), "slices"), longest = 0;
     store_bounds(gpt_storage_elements(m, storage), n, zero_grain(z), bounds);
@@ -339,10 +339,10 @@ typedef enum { SLICES_WHOLE, SLICES_NEAR, SLICES_WEIGHTS, SLICES_GRADIENTS, SLIC
 typedef struct {
     Group all, near, node, across;
     Slices slices[SLICE_KINDS];
-} Party;
+} ProcessGroup;
 
-static inline Party party_make(const Group *ranks, const int *list, int n, int partition) {
-    Party p;
+static inline ProcessGroup process_group_make(const Group *ranks, const int *list, int n, int partition) {
+    ProcessGroup p;
     memset(&p, 0, sizeof p);
     p.all = group_part(ranks, list, n);
     const Group *all = &p.all;
@@ -357,14 +357,14 @@ static inline Party party_make(const Group *ranks, const int *list, int n, int p
     free(members);
     return p;
 }
-static inline Party party_of_all(const Group *ranks) {
+static inline ProcessGroup process_group_of_all(const Group *ranks) {
     int *list = (int *)checked_malloc((size_t)ranks->n * sizeof(int), "ranks");
     for (int i = 0; i < ranks->n; i++) { list[i] = i; }
-    Party p = party_make(ranks, list, ranks->n, 1);
+    ProcessGroup p = process_group_make(ranks, list, ranks->n, 1);
     free(list);
     return p;
 }
-static inline void party_slice(Party *p, const GptModel *m, const ZeroPolicy *z) {
+static inline void process_group_slice(ProcessGroup *p, const GptModel *m, const ZeroPolicy *z) {
     if (p->all.me < 0) { return; }
     const int64_t grain = zero_grain(z);
     p->slices[SLICES_WHOLE] = slices_make(m, p->all.n, grain, NULL);
@@ -372,7 +372,7 @@ static inline void party_slice(Party *p, const GptModel *m, const ZeroPolicy *z)
     p->slices[SLICES_WEIGHTS] = slices_make(m, p->all.n, grain, z->quantized_weights ? &z->weights : NULL);
     p->slices[SLICES_GRADIENTS] = slices_make(m, p->all.n, grain, z->quantized_gradients ? &z->gradients : NULL);
 }
-static inline void party_free(Party *p) {
+static inline void process_group_free(ProcessGroup *p) {
     group_free(&p->all), group_free(&p->near), group_free(&p->node), group_free(&p->across);
     for (int k = 0; k < SLICE_KINDS; k++) { slices_free(&p->slices[k]); }
 }
@@ -380,203 +380,203 @@ static inline void party_free(Party *p) {
 // All of it, seen from one rank.
 typedef struct {
     const GptModel *model;
-    Holders holders;
-    Party *parties; // [holders.count]
+    Owners owners;
+    ProcessGroup *process_groups; // [holders.count]
 } Layout;
-static inline const Party *layout_party(const Layout *l, int storage) { return &l->parties[l->holders.of[storage]]; }
-static inline bool layout_holds(const Layout *l, int storage) { return layout_party(l, storage)->all.me >= 0; }
+static inline const ProcessGroup *layout_process_group(const Layout *l, int storage) { return &l->process_groups[l->owners.of[storage]]; }
+static inline bool layout_holds(const Layout *l, int storage) { return layout_process_group(l, storage)->all.me >= 0; }
 static inline const int64_t *layout_slices(const Layout *l, SliceKind kind, int storage) {
-    return layout_party(l, storage)->slices[kind].of_class[gpt_storage_class(l->model, storage)];
+    return layout_process_group(l, storage)->slices[kind].of_class[gpt_storage_class(l->model, storage)];
 }
 static inline int layout_me(const Layout *l, SliceKind kind, int storage) { // my place among those slices
-    const Party *p = layout_party(l, storage);
+    const ProcessGroup *p = layout_process_group(l, storage);
     return kind == SLICES_NEAR ? p->near.me : p->all.me;
 }
 
 static inline Layout layout_make(const GptModel *m, const Group *ranks, const Placement *placement, const ZeroPolicy *z) {
-    Layout l = {m, z->relay ? holders_of_owners(m, z->relay->owner) : holders_make(m, placement), NULL};
+    Layout l = {m, z->p2p ? owners_of_p2p(m, z->p2p->owner) : owners_make(m, placement), NULL};
     for (int s = 0; s < placement->stages; s++) {
         if (z->partition > placement->stage[s].replicas) {
             die(EXIT_INPUT, "a partition is some of a stage's ranks, those of a node", "--zero-hpz-partition-size %d is more than the %d ranks of stage %d",
                 z->partition, placement->stage[s].replicas, s);
         }
     }
-    l.parties = (Party *)checked_calloc((size_t)l.holders.count, sizeof(Party), "parties");
-    for (int i = 0; i < l.holders.count; i++) {
-        l.parties[i] = party_make(ranks, l.holders.ranks[i], l.holders.size[i], z->partition);
-        party_slice(&l.parties[i], m, z);
+    l.process_groups = (ProcessGroup *)checked_calloc((size_t)l.owners.count, sizeof(ProcessGroup), "parties");
+    for (int i = 0; i < l.owners.count; i++) {
+        l.process_groups[i] = process_group_make(ranks, l.owners.ranks[i], l.owners.size[i], z->partition);
+        process_group_slice(&l.process_groups[i], m, z);
     }
     return l;
 }
 static inline void layout_free(Layout *l) {
-    for (int i = 0; i < l->holders.count; i++) { party_free(&l->parties[i]); }
-    holders_free(&l->holders);
-    free(l->parties);
+    for (int i = 0; i < l->owners.count; i++) { process_group_free(&l->process_groups[i]); }
+    owners_free(&l->owners);
+    free(l->process_groups);
     memset(l, 0, sizeof *l);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Shelves
-typedef enum { SHELF_NONE, SHELF_WHOLE, SHELF_SLICES, SHELF_ROOMS } ShelfLayout; // whole arrays; slices; slices, and rooms for whole ones
+typedef enum { BUFFER_NONE, BUFFER_FULL, BUFFER_SLICES, BUFFER_SLOTS } BufferLayout; // whole arrays; slices; slices, and rooms for whole ones
 typedef struct {
     int64_t *slice, *whole; // [storages] where this rank's slice and the whole array begin, in bytes; whole -1: never here
-    size_t held, rooms;     // bytes of the states themselves, and of rooms beside them
+    size_t held, slot_bytes;     // bytes of the states themselves, and of rooms beside them
     char *base;
     bool far, pinned; // on the host (offload.h), where copies go on beside its work
-} Shelf;
+} StateBuffer;
 typedef struct {
-    ShelfLayout layout;
+    BufferLayout layout;
     SliceKind slices;
     size_t size;       // bytes of an element
     const bool *apart; // [storages] the slice lies beside the room, whatever comes into this; NULL: never
     const bool *there; // [storages] what this shelf has; NULL: all
     const bool *far;   // [storages] the slice is on the host, and nothing but a room here; NULL: never
-} ShelfPlan;
-static inline int shelf_plan_room(const Layout *l, const ShelfPlan *plan, int storage) {
-    return shelf_room(&l->holders, storage, plan->apart && plan->apart[storage], plan->far && plan->far[storage]);
+} BufferPlan;
+static inline int buffer_plan_slot(const Layout *l, const BufferPlan *plan, int storage) {
+    return shared_slot(&l->owners, storage, plan->apart && plan->apart[storage], plan->far && plan->far[storage]);
 }
-static inline bool shelf_stays_whole(const Layout *l, const ShelfPlan *plan, int storage) {
+static inline bool buffer_stays_full(const Layout *l, const BufferPlan *plan, int storage) {
     const bool far = plan->far && plan->far[storage], apart = plan->apart && plan->apart[storage];
-    return !far && (plan->layout == SHELF_WHOLE || (plan->layout == SHELF_ROOMS && !apart && shelf_plan_room(l, plan, storage) < 0));
+    return !far && (plan->layout == BUFFER_FULL || (plan->layout == BUFFER_SLOTS && !apart && buffer_plan_slot(l, plan, storage) < 0));
 }
 
 // The rooms, after all slices: first those that blocks share.
-static inline void shelf_plan_rooms(Shelf *shelf, const Layout *l, const ShelfPlan *plan, int64_t at) {
-    for (int room = 0; room <= ROOMS; room++) {
+static inline void buffer_plan_slots(StateBuffer *buffer, const Layout *l, const BufferPlan *plan, int64_t at) {
+    for (int slot = 0; slot <= SHARED_SLOTS; slot++) {
         int64_t place = -1; // of the shared room
         for (int i = 0; i < l->model->storages; i++) {
-            if (!layout_holds(l, i) || shelf->whole[i] >= 0) { continue; }
-            int shared = shelf_plan_room(l, plan, i);
-            if (room < ROOMS && shared != room) { continue; }
-            if (room == ROOMS || place < 0) {
-                place = round_up(at, 64), at = place + layout_slices(l, plan->slices, i)[layout_party(l, i)->all.n] * (int64_t)plan->size;
+            if (!layout_holds(l, i) || buffer->whole[i] >= 0) { continue; }
+            int shared = buffer_plan_slot(l, plan, i);
+            if (slot < SHARED_SLOTS && shared != slot) { continue; }
+            if (slot == SHARED_SLOTS || place < 0) {
+                place = round_up(at, 64), at = place + layout_slices(l, plan->slices, i)[layout_process_group(l, i)->all.n] * (int64_t)plan->size;
             }
-            shelf->whole[i] = place;
+            buffer->whole[i] = place;
         }
     }
-    shelf->rooms = (size_t)at - shelf->held;
+    buffer->slot_bytes = (size_t)at - buffer->held;
 }
-static inline Shelf shelf_plan(const Layout *l, ShelfPlan plan) {
-    Shelf shelf = {NULL, NULL, 0, 0, NULL, false, false};
+static inline StateBuffer buffer_plan(const Layout *l, BufferPlan plan) {
+    StateBuffer buffer = {NULL, NULL, 0, 0, NULL, false, false};
     int64_t at = 0;
-    if (plan.layout == SHELF_NONE) { return shelf; }
-    shelf.slice = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
-    shelf.whole = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
+    if (plan.layout == BUFFER_NONE) { return buffer; }
+    buffer.slice = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
+    buffer.whole = (int64_t *)checked_calloc((size_t)l->model->storages, sizeof(int64_t), "shelf");
     for (int i = 0; i < l->model->storages; i++) {
-        shelf.whole[i] = -1;
-        if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->holders.tied[i])) { continue; } // copies are for each use
+        buffer.whole[i] = -1;
+        if (!layout_holds(l, i) || (plan.slices == SLICES_NEAR && l->owners.tied[i])) { continue; } // copies are for each use
         if ((plan.there && !plan.there[i]) || (plan.far && plan.far[i])) { continue; }
         const int64_t *bounds = layout_slices(l, plan.slices, i), me = layout_me(l, plan.slices, i), size = (int64_t)plan.size;
-        const int64_t all = bounds[layout_party(l, i)->slices[plan.slices].n] * size, own = slice_length(bounds, (int)me) * size;
-        const bool here = shelf_stays_whole(l, &plan, i);
-        shelf.slice[i] = here ? at + bounds[me] * size : at, shelf.whole[i] = here ? at : -1;
-        at += here ? all : own, shelf.held += (size_t)(plan.layout == SHELF_WHOLE ? all : own);
+        const int64_t all = bounds[layout_process_group(l, i)->slices[plan.slices].n] * size, own = slice_length(bounds, (int)me) * size;
+        const bool here = buffer_stays_full(l, &plan, i);
+        buffer.slice[i] = here ? at + bounds[me] * size : at, buffer.whole[i] = here ? at : -1;
+        at += here ? all : own, buffer.held += (size_t)(plan.layout == BUFFER_FULL ? all : own);
     }
-    if (plan.layout == SHELF_ROOMS || plan.far) {
-        shelf_plan_rooms(&shelf, l, &plan, at);
+    if (plan.layout == BUFFER_SLOTS || plan.far) {
+        buffer_plan_slots(&buffer, l, &plan, at);
     } else {
-        shelf.rooms = (size_t)at - shelf.held;
+        buffer.slot_bytes = (size_t)at - buffer.held;
     }
-    return shelf;
+    return buffer;
 }
 
 // The bytes of such a shelf, kept up to date while slices leave it and come back, one at a time.
 typedef struct {
     int64_t slices;    // and whole arrays that stay
-    int64_t rooms;     // of their own, each with what rounds it up
-    int users[ROOMS];  // storages that come into each of those that blocks share
-    Largest last_room; // one more than the last storage that has its own room
-} ShelfSum;
-static inline int64_t shelf_whole_bytes(const Layout *l, const ShelfPlan *plan, int storage) {
-    return layout_slices(l, plan->slices, storage)[layout_party(l, storage)->slices[plan->slices].n] * (int64_t)plan->size;
+    int64_t slot_bytes;     // of their own, each with what rounds it up
+    int users[SHARED_SLOTS];  // storages that come into each of those that blocks share
+    Largest last_slot; // one more than the last storage that has its own room
+} BufferSum;
+static inline int64_t buffer_full_bytes(const Layout *l, const BufferPlan *plan, int storage) {
+    return layout_slices(l, plan->slices, storage)[layout_process_group(l, storage)->slices[plan->slices].n] * (int64_t)plan->size;
 }
 // A storage's part comes (times 1) or goes (-1), as the plan is just now.
-static inline void shelf_sum_add(ShelfSum *sum, const Layout *l, const ShelfPlan *plan, int storage, int times) {
+static inline void buffer_sum_add(BufferSum *sum, const Layout *l, const BufferPlan *plan, int storage, int times) {
     if (!layout_holds(l, storage)) { return; }
-    const int64_t whole = shelf_whole_bytes(l, plan, storage), size = (int64_t)plan->size;
-    const bool stays = shelf_stays_whole(l, plan, storage);
-    const int room = shelf_plan_room(l, plan, storage);
+    const int64_t whole = buffer_full_bytes(l, plan, storage), size = (int64_t)plan->size;
+    const bool stays = buffer_stays_full(l, plan, storage);
+    const int slot = buffer_plan_slot(l, plan, storage);
     if (stays) { sum->slices += times * whole; }
     if (!stays && !plan->far[storage]) {
         sum->slices += times * slice_length(layout_slices(l, plan->slices, storage), layout_me(l, plan->slices, storage)) * size;
     }
-    if (!stays && room >= 0) { sum->users[room] += times; }
-    if (!stays && room < 0) { sum->rooms += times * round_up(whole, 64), largest_set(&sum->last_room, storage, times > 0 ? storage + 1 : 0); }
+    if (!stays && slot >= 0) { sum->users[slot] += times; }
+    if (!stays && slot < 0) { sum->slot_bytes += times * round_up(whole, 64), largest_set(&sum->last_slot, storage, times > 0 ? storage + 1 : 0); }
 }
-static inline ShelfSum shelf_sum(const Layout *l, const ShelfPlan *plan) {
-    ShelfSum sum = {0, 0, {0}, largest_make(l->model->storages)};
-    for (int i = 0; i < l->model->storages; i++) { shelf_sum_add(&sum, l, plan, i, 1); }
+static inline BufferSum buffer_sum(const Layout *l, const BufferPlan *plan) {
+    BufferSum sum = {0, 0, {0}, largest_make(l->model->storages)};
+    for (int i = 0; i < l->model->storages; i++) { buffer_sum_add(&sum, l, plan, i, 1); }
     return sum;
 }
-static inline void shelf_sum_free(ShelfSum *sum) { free(sum->last_room.node); }
-static inline int64_t shelf_sum_bytes(const ShelfSum *sum, const Layout *l, const ShelfPlan *plan) { // held and rooms of shelf_plan
-    const int last = (int)largest_of(&sum->last_room) - 1;
+static inline void buffer_sum_free(BufferSum *sum) { free(sum->last_slot.node); }
+static inline int64_t buffer_sum_bytes(const BufferSum *sum, const Layout *l, const BufferPlan *plan) { // held and rooms of buffer_plan
+    const int last = (int)largest_of(&sum->last_slot) - 1;
     int64_t at = sum->slices;
-    for (int room = 0; room < ROOMS; room++) {
-        if (sum->users[room]) { at = round_up(at, 64) + l->model->class_elements[STORAGE_BLOCK] * (int64_t)plan->size; }
+    for (int slot = 0; slot < SHARED_SLOTS; slot++) {
+        if (sum->users[slot]) { at = round_up(at, 64) + l->model->class_elements[STORAGE_BLOCK] * (int64_t)plan->size; }
     }
     if (last < 0) { return at; }
-    const int64_t whole = shelf_whole_bytes(l, plan, last);
-    return round_up(at, 64) + sum->rooms - round_up(whole, 64) + whole;
+    const int64_t whole = buffer_full_bytes(l, plan, last);
+    return round_up(at, 64) + sum->slot_bytes - round_up(whole, 64) + whole;
 }
 // Whole arrays of so many copies each (0: none), one after another.
-static inline Shelf shelf_plan_copies(const GptModel *m, const int *copies, size_t size) {
-    Shelf shelf = {NULL, NULL, 0, 0, NULL, false, false};
-    shelf.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
-    shelf.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
+static inline StateBuffer buffer_plan_copies(const GptModel *m, const int *copies, size_t size) {
+    StateBuffer buffer = {NULL, NULL, 0, 0, NULL, false, false};
+    buffer.slice = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
+    buffer.whole = (int64_t *)checked_calloc((size_t)m->storages, sizeof(int64_t), "shelf");
     for (int i = 0; i < m->storages; i++) {
-        shelf.slice[i] = shelf.whole[i] = (int64_t)shelf.held;
-        shelf.held += (size_t)(copies[i] * gpt_storage_elements(m, i)) * size;
+        buffer.slice[i] = buffer.whole[i] = (int64_t)buffer.held;
+        buffer.held += (size_t)(copies[i] * gpt_storage_elements(m, i)) * size;
     }
-    return shelf;
+    return buffer;
 }
 // Rooms that storages share which are never there at once; room[]: whose; of those whose copies are 0, none.
-static inline Shelf shelf_plan_shared(const GptModel *m, const int *copies, const unsigned char *room, int rooms, size_t size, bool one_at_a_time) {
-    Shelf shelf = shelf_plan_copies(m, copies, size);
+static inline StateBuffer buffer_plan_shared(const GptModel *m, const int *copies, const unsigned char *slot, int slots, size_t size, bool one_at_a_time) {
+    StateBuffer buffer = buffer_plan_copies(m, copies, size);
     size_t at = 0;
-    for (int k = 0; k < rooms; k++) {
+    for (int k = 0; k < slots; k++) {
         size_t used = 0;
         for (int i = 0; i < m->storages; i++) {
-            if (!copies[i] || room[i] != k) { continue; }
+            if (!copies[i] || slot[i] != k) { continue; }
             const size_t bytes = (size_t)(copies[i] * gpt_storage_elements(m, i)) * size;
-            shelf.slice[i] = shelf.whole[i] = (int64_t)(at + (one_at_a_time ? 0 : used));
+            buffer.slice[i] = buffer.whole[i] = (int64_t)(at + (one_at_a_time ? 0 : used));
             used = one_at_a_time ? (size_t)max_i64((int64_t)used, (int64_t)bytes) : used + bytes;
         }
         at += used;
     }
-    shelf.held = 0, shelf.rooms = at;
-    return shelf;
+    buffer.held = 0, buffer.slot_bytes = at;
+    return buffer;
 }
 // Rooms of a relay's stages, behind what the shelf holds: a stage's storages lie one after another, where they are here, and stages overlap. wte has the
 // same place in the first and in the last one. Returns the elements of a room, which are those of the longest.
-static inline int64_t shelf_add_stages(Shelf *shelf, const GptModel *m, const Relay *r, const bool *here, int rooms, size_t size) {
+static inline int64_t buffer_add_stages(StateBuffer *buffer, const GptModel *m, const P2p *r, const bool *here, int slots, size_t size) {
     int64_t most = 0;
     for (int stage = 0; stage < r->stages; stage++) {
         int64_t at = 0;
         for (int i = 0; i < m->storages; i++) {
             if (!here[i] || (r->stage[i] != stage && (i || stage != r->stages - 1))) { continue; }
-            shelf->slice[i] = shelf->whole[i] = (int64_t)(shelf->held + shelf->rooms) + at * (int64_t)size;
+            buffer->slice[i] = buffer->whole[i] = (int64_t)(buffer->held + buffer->slot_bytes) + at * (int64_t)size;
             at += gpt_storage_elements(m, i);
         }
         most = max_i64(most, at);
     }
-    shelf->rooms += (size_t)(rooms * most) * size;
+    buffer->slot_bytes += (size_t)(slots * most) * size;
     return most;
 }
-static inline void shelf_allocate(Shelf *shelf, MemoryKind kind, const char *what) {
-    if (!(shelf->held + shelf->rooms)) { return; }
-    shelf->base = (char *)(shelf->far ? memory_take_far(shelf->held, what, &shelf->pinned) : memory_take_with_rooms(kind, shelf->held, shelf->rooms, what));
+static inline void buffer_allocate(StateBuffer *buffer, MemoryKind kind, const char *what) {
+    if (!(buffer->held + buffer->slot_bytes)) { return; }
+    buffer->base = (char *)(buffer->far ? memory_take_far(buffer->held, what, &buffer->pinned) : memory_take_with_slots(kind, buffer->held, buffer->slot_bytes, what));
 }
-static inline void shelf_free(Shelf *shelf) {
-    if (shelf->far) {
-        ops_free_far(shelf->base, shelf->pinned);
+static inline void buffer_free(StateBuffer *buffer) {
+    if (buffer->far) {
+        ops_free_far(buffer->base, buffer->pinned);
     } else {
-        ops_free(shelf->base);
+        ops_free(buffer->base);
     }
-    free(shelf->slice), free(shelf->whole);
-    memset(shelf, 0, sizeof *shelf);
+    free(buffer->slice), free(buffer->whole);
+    memset(buffer, 0, sizeof *buffer);
 }
-static inline char *shelf_slice(const Shelf *shelf, int storage) { return shelf->base ? shelf->base + shelf->slice[storage] : NULL; }
-static inline char *shelf_whole(const Shelf *shelf, int storage) { return shelf->base + shelf->whole[storage]; }
+static inline char *buffer_slice(const StateBuffer *buffer, int storage) { return buffer->base ? buffer->base + buffer->slice[storage] : NULL; }
+static inline char *buffer_full(const StateBuffer *buffer, int storage) { return buffer->base + buffer->whole[storage]; }
 
 #endif

@@ -148,11 +148,11 @@ static inline void model_file_write_piece(FileWriter *w, const Store *s, int sto
 // A storage's slices, from those who own them to rank 0, a piece at a time: nobody needs room for more. Owners and rank 0 call it, w is there
 // on rank 0.
 static inline void model_file_write_storage(FileWriter *w, Store *s, int storage) {
-    const Party *party = store_party(s, storage);
-    Slices slices = slices_make(s->model, party->all.n, zero_grain(&s->policy), NULL);
+    const ProcessGroup *process_group = store_process_group(s, storage);
+    Slices slices = slices_make(s->model, process_group->all.n, zero_grain(&s->policy), NULL);
     const int64_t *bounds = slices.of_class[gpt_storage_class(s->model, storage)], size = (int64_t)dtype_size(s->dtype), most = STATE_PIECE / size;
-    for (int i = 0; i < party->all.n; i++) {
-        const int ends[2] = {0, party->all.ranks[i]};
+    for (int i = 0; i < process_group->all.n; i++) {
+        const int ends[2] = {0, process_group->all.ranks[i]};
         const bool owner = s->comm->rank == ends[1];
         if (!w && !owner) { continue; }
         Group pair = group_make(ends, ends[1] ? 2 : 1, s->comm->rank, s->comm->node_of);

@@ -3,7 +3,7 @@
 //
 // Layout     who holds what, in which slices and where: layout.h. One shelf for each kind of state: params working parameters (with --dtype fp32
 //            they are their own masters), master, m, v fp32 states, grads fp32 sums, secondary hpZ's slices, codes qwZ's records; of a relay, making
-//            gradients of micro-batches, coming sums from other ranks, piling, where a micro-batch is computed in pieces: relay.h.
+//            gradients of micro-batches, coming sums from other ranks, piling, where a micro-batch is computed in pieces: p2p.h.
 #ifndef STORE_PLANNED_H
 #define STORE_PLANNED_H
 
@@ -12,9 +12,9 @@
 #include "store/disk.h"   // what the host has no room for
 #include "store/layout.h" // who holds what
 
-enum { PARCELS = 2 };             // quantized reductions under way: one in each of its two exchanges
-#ifndef PARCEL_ELEMENTS           // tests make it small
-#define PARCEL_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
+enum { EXCHANGES = 2 };             // quantized reductions under way: one in each of its two exchanges
+#ifndef BUCKET_ELEMENTS           // tests make it small
+#define BUCKET_ELEMENTS (1 << 20) // of small storages wait for the next ones, and travel in one message with them
 #endif
 #ifndef STATE_PIECE // of states that are copied at once, in bytes: so few that they stay in a processor's cache. Tests make it small
 #define STATE_PIECE (1 << 20)
@@ -32,36 +32,36 @@ typedef struct {
 
 // Storages whose quantized gradients travel together: those from first down to last, in which order they are reduced.
 typedef struct {
-    const Party *party; // that holds them
+    const ProcessGroup *process_group; // that holds them
     int first, last;
     int64_t *to_node, *from_node, *to_nodes, *from_nodes; // bounds of what goes to and comes from each member of my node, each node; in bytes
-} Batch;
+} Bucket;
 // The quantized gradients of a batch under way.
 typedef struct {
-    const Batch *batch; // NULL: nothing
+    const Bucket *bucket; // NULL: nothing
     int hop;            // 0: being filled; 1, 2: the exchange it is in
     bool add;           // the slices have sums of earlier micro-steps
     int64_t step;
     CommHandle handle;
     char *sent, *received, *onward, *arrived; // records: to and from my node, to and from the other nodes
-} Parcel;
+} BucketExchange;
 
 // Messages that use a place: it is written again when they are complete.
 typedef struct {
-    Ticket *open; // [MAIL_USES * ranks]
+    CommRequest *open; // [REQUEST_USES * ranks]
     int count;
-} Mail;
+} PendingRequests;
 
 // Where a piece is on its way between host and device: states that come to the device, or, on the host, a gradient and the parameters that it makes.
 typedef struct {
     char *at;
     Stream link; // its copies, in their order
-} OffloadRoom;
+} OffloadBuffer;
 // A piece of a gradient that came to the host, to be added to the sum there.
 typedef struct {
     float *at, *sum;
     int64_t count; // 0: none
-} SumRoom;
+} SumBuffer;
 
 typedef struct {
     const GptModel *model;
@@ -74,40 +74,40 @@ typedef struct {
     bool adam;                  // two moments, else one
     // layout
     Layout layout;
-    Party world; // all ranks
-    Batch *batches;
-    int *batch_of; // [storages] -1: its gradient is not quantized, or not mine
-    int batch_count;
-    size_t parcel_bytes, unpacked_bytes;
-    Shelf params, master, m, v, grads, secondary, codes, errors;
-    Shelf host[HOST_KINDS]; // [kinds] what lies on the host
+    ProcessGroup world; // all ranks
+    Bucket *buckets;
+    int *bucket_of; // [storages] -1: its gradient is not quantized, or not mine
+    int bucket_count;
+    size_t exchange_bytes, unpacked_bytes;
+    StateBuffer params, master, m, v, grads, secondary, codes, errors;
+    StateBuffer host[HOST_KINDS]; // [kinds] what lies on the host
     int *pieces;            // [storages] that such states go in for their update; 0: all are on the device
     int *first_piece;       // [storages] pieces of the storages before
-    size_t room_bytes;      // of an OffloadRoom
+    size_t offload_buffer_bytes;      // of an OffloadBuffer
     int *first_stored;      // [storages] pieces on disk of the storages before
     int64_t *disk_at;       // [storages + 1] where in the file its pieces begin; the last: the file's bytes
-    size_t disk_room_bytes; // of a DiskRoom
-    size_t sum_bytes;       // of a SumRoom
-    Shelf making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
-    Shelf piling;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
-    int64_t room_elements;  // of a relay's rooms for parameters that come for a use
+    size_t disk_buffer_bytes; // of a DiskBuffer
+    size_t sum_bytes;       // of a SumBuffer
+    StateBuffer making, coming;   // of a relay: rooms of micro-batches' gradients, where sums stay; of sums that come
+    StateBuffer piece_sums;           // of a relay, of pieces: each micro-batch's gradient so far, where sums stay; else rooms of pieces' gradients
+    int64_t slot_elements;  // of a relay's rooms for parameters that come for a use
     // memory
-    char *unpacked, *parcel_base; // parameters in compute precision, where that differs from storage precision
-    Shelf offload_rooms, sum_rooms;
-    OffloadRoom room[MOVING_PIECES];
-    SumRoom adding[MOVING_PIECES];
-    Shelf disk_rooms;
+    char *unpacked, *exchange_base; // parameters in compute precision, where that differs from storage precision
+    StateBuffer offload_buffers, sum_buffers;
+    OffloadBuffer offload_buffer[MOVING_PIECES];
+    SumBuffer adding[MOVING_PIECES];
+    StateBuffer disk_buffers;
     Disk *disk;               // NULL: nothing lies there
     DiskFile *file;           // of it. The owner sets it before the memory is taken, and gives it back
-    Stream param_link[ROOMS]; // copies of parameters from the host into each of the rooms that blocks share
+    Stream param_link[SHARED_SLOTS]; // copies of parameters from the host into each of the rooms that blocks share
     ExactSum *squares;        // of the gradient's norm, on the device
     ExactSum *squares_read;   // the same in the host's memory, where the device writes it
     ExactSum *sums;           // [ranks] of them
     // where it stands, [storages] each
-    bool *fresh;      // the gradient has no contribution since its last reduction
+    bool *first_write;      // the gradient has no contribution since its last reduction
     int pieces_added; // of gradients that are summed on the host
     bool *summed;     // the slice has sums of earlier micro-steps
-    bool *folds;      // the reduction under way left its sum in the room: it is to be added to the slice
+    bool *adds_to_shard;      // the reduction under way left its sum in the room: it is to be added to the slice
     bool *near_valid; // the secondary slice is of this version
     int *arriving;    // what ACQUIRE does with what a gather brought: a GatherKind
     CommHandle *reducing, *gathering;
@@ -117,33 +117,33 @@ typedef struct {
     int64_t *restarted;  // the version at which the moments began: their counter is the difference
     int64_t *version;    // of a relay: the newest that is here, or on its way; the number of steps, with or without an update
     bool knows_previous; // of a relay: the version before the newest was filled from outside, too
-    Mail *mail;          // of a relay: [storages][MAIL_KINDS]
-    bool on_errand;      // one is being done (relay.h)
+    PendingRequests *requests;          // of a relay: [storages][REQUEST_KINDS]
+    bool in_deferred;      // one is being done (p2p.h)
     bool *head_begun;    // of a relay: [heads] there is a gradient of wte in this place
-    Ticket *head_coming; // of a relay: [heads] the head's part of it comes
-    int occupant[ROOMS]; // storage whose gradient came last into a shared room
-    Parcel parcel[PARCELS];
-    int64_t parcels;                    // sent off
+    CommRequest *head_coming; // of a relay: [heads] the head's part of it comes
+    int occupant[SHARED_SLOTS]; // storage whose gradient came last into a shared room
+    BucketExchange exchange[EXCHANGES];
+    int64_t exchanges;                    // sent off
     size_t unpacked_used, *unpacked_at; // at: [storages] of those that are held
     int held;                           // storages acquired now
     StoreNoise noise;
     bool *noised;   // [storages] the gradient of this step has its noise, and no update yet
     bool pending;   // of delayed updates: the host has a gradient, of the step before
-    bool by_chance; // bf16 parameters are rounded stochastically, with draws that follow from ...
+    bool stochastic; // bf16 parameters are rounded stochastically, with draws that follow from ...
     uint64_t seed;  // ... this. The owner sets both before it fills the masters
 } Store;
 
 static inline bool store_param_far(const Store *s, int storage) { return zero_param_far(&s->policy, storage); }
-static inline SumPlace store_sum_place(const Store *s, int storage) { return zero_sum_place(s->policy.offload, &s->layout.holders, storage); }
+static inline SumPlace store_sum_place(const Store *s, int storage) { return zero_sum_place(s->policy.offload, &s->layout.owners, storage); }
 static inline bool store_converts(DType dtype) { return dtype_size(dtype) != ops_real_bytes(); }
 static inline bool store_holds(const Store *s, int storage) { return layout_holds(&s->layout, storage); }
-static inline bool store_is_guest(const Store *s, int storage) { return s->policy.relay && s->policy.relay->guests && !store_holds(s, storage); }
-static inline const Party *store_party(const Store *s, int storage) { return layout_party(&s->layout, storage); }
-static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.holders, storage); }
+static inline bool store_is_borrowed(const Store *s, int storage) { return s->policy.p2p && s->policy.p2p->borrows && !store_holds(s, storage); }
+static inline const ProcessGroup *store_process_group(const Store *s, int storage) { return layout_process_group(&s->layout, storage); }
+static inline bool store_gathers_for_use(const Store *s, int storage) { return zero_gathers(&s->policy, &s->layout.owners, storage); }
 static inline bool store_has_secondary(const Store *s, int storage) { return s->policy.partition > 1 && store_gathers_for_use(s, storage); }
 static inline const int64_t *store_slices(const Store *s, int storage) { return layout_slices(&s->layout, SLICES_WHOLE, storage); } // of those who hold it
 static inline int64_t store_own(const Store *s, int storage, int64_t *begin) {                                                      // elements of my slice
-    const Group *all = &store_party(s, storage)->all;
+    const Group *all = &store_process_group(s, storage)->all;
     const int64_t *bounds = store_slices(s, storage);
     *begin = all->me < 0 ? 0 : bounds[all->me];
     return all->me < 0 ? 0 : slice_length(bounds, all->me);
@@ -170,10 +170,10 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
         size_t bytes = 0;
         bool mine = true; // who holds all of a unit computes it
         for (int i = 0; i < n; i++) {
-            mine = mine && (policy->relay ? policy->relay->adds[storages[i]] : layout_holds(l, storages[i]));
+            mine = mine && (policy->p2p ? policy->p2p->adds[storages[i]] : layout_holds(l, storages[i]));
             bytes += (size_t)round_up(gpt_storage_elements(m, storages[i]) * (int64_t)ops_real_bytes(), 64);
         }
-        if (unit == m->units - 1 && policy->lends) { bytes += block; }
+        if (unit == m->units - 1 && policy->keeps_gathered) { bytes += block; }
         if (unit == 0) { bytes += (size_t)round_up(m->class_elements[STORAGE_LNF] * (int64_t)ops_real_bytes(), 64); }
         if (mine && bytes > most) { most = bytes; }
     }
@@ -182,21 +182,21 @@ static inline size_t store_unpacked_bytes(const Layout *l, DType dtype, const Ze
 
 // Bytes of the records of the slice of the member in a place of a node; and of those in a place of all nodes.
 static inline int64_t store_record(const Store *s, int storage, int node, int local) {
-    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage), group_at(&store_party(s, storage)->all, node, local));
+    return slice_length(layout_slices(&s->layout, SLICES_GRADIENTS, storage), group_at(&store_process_group(s, storage)->all, node, local));
 }
 static inline int64_t store_column(const Store *s, int storage, int local) {
     int64_t bytes = 0;
-    for (int n = 0; n < store_party(s, storage)->all.nodes; n++) { bytes += store_record(s, storage, n, local); }
+    for (int n = 0; n < store_process_group(s, storage)->all.nodes; n++) { bytes += store_record(s, storage, n, local); }
     return bytes;
 }
 // What the two exchanges of a batch carry: to each member of my node the records of the slices of the owners in its place of all nodes;
 // then to each node the sums for the owner in my place of it.
-static inline Batch store_plan_batch(const Store *s, int first, int last) {
-    const Group *all = &store_party(s, first)->all;
+static inline Bucket store_plan_bucket(const Store *s, int first, int last) {
+    const Group *all = &store_process_group(s, first)->all;
     const int node = group_node(all, all->me), local = group_local(all, all->me), sizes[] = {all->locals, all->locals, all->nodes, all->nodes};
     int64_t *bounds[4];
     for (int k = 0; k < 4; k++) { bounds[k] = (int64_t *)checked_calloc((size_t)sizes[k] + 1, sizeof(int64_t), "batches"); }
-    Batch b = {store_party(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
+    Bucket b = {store_process_group(s, first), first, last, bounds[0], bounds[1], bounds[2], bounds[3]};
     for (int storage = first; storage >= last; storage--) {
         for (int l = 0; l < all->locals; l++) { b.to_node[l + 1] += store_column(s, storage, l), b.from_node[l + 1] += store_column(s, storage, local); }
         for (int n = 0; n < all->nodes; n++) {
@@ -208,73 +208,73 @@ static inline Batch store_plan_batch(const Store *s, int first, int last) {
     }
     return b;
 }
-static inline int64_t batch_bytes(const Batch *b) { // of its parcel
-    const Group *all = &b->party->all;
+static inline int64_t bucket_bytes(const Bucket *b) { // of its parcel
+    const Group *all = &b->process_group->all;
     int64_t inside = round_up(b->to_node[all->locals], 64) + round_up(b->from_node[all->locals], 64);
     int64_t between = round_up(b->to_nodes[all->nodes], 64) + round_up(b->from_nodes[all->nodes], 64);
-    return inside + (b->party->across.n > 1 ? between : 0);
+    return inside + (b->process_group->across.n > 1 ? between : 0);
 }
 // Those of a batch have one party, and lie one after another on it.
-static inline void store_plan_batches(Store *s) {
+static inline void store_plan_buckets(Store *s) {
     int64_t elements = 0;
     for (int storage = s->model->storages - 1, first = storage; storage >= 0; storage--) {
-        const Party *party = store_party(s, storage);
-        s->batch_of[storage] = -1;
-        if (!s->policy.quantized_gradients || party->all.me < 0 || party->all.n == 1) { continue; }
+        const ProcessGroup *process_group = store_process_group(s, storage);
+        s->bucket_of[storage] = -1;
+        if (!s->policy.quantized_gradients || process_group->all.me < 0 || process_group->all.n == 1) { continue; }
         if (!elements) { first = storage; }
         elements += gpt_storage_elements(s->model, storage);
-        s->batch_of[storage] = s->batch_count;
-        if (elements < PARCEL_ELEMENTS && storage && store_party(s, storage - 1) == party) { continue; }
-        Batch *b = &s->batches[s->batch_count++];
-        *b = store_plan_batch(s, first, storage);
-        s->parcel_bytes = (size_t)max_i64((int64_t)s->parcel_bytes, batch_bytes(b));
+        s->bucket_of[storage] = s->bucket_count;
+        if (elements < BUCKET_ELEMENTS && storage && store_process_group(s, storage - 1) == process_group) { continue; }
+        Bucket *b = &s->buckets[s->bucket_count++];
+        *b = store_plan_bucket(s, first, storage);
+        s->exchange_bytes = (size_t)max_i64((int64_t)s->exchange_bytes, bucket_bytes(b));
         elements = 0;
     }
 }
 
 // Of a relay whose parameters come for each use: rooms for them, and for gradients on their way to the owners. The gradient of wte has its own, from the
 // head's part to the embedding's; sums of what is owned, its parts.
-static inline void store_plan_guests(Store *s) {
-    const Relay *r = s->policy.relay;
+static inline void store_plan_borrowed(Store *s) {
+    const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     const size_t n = (size_t)m->storages;
     bool *here = (bool *)checked_calloc(n, sizeof(bool), "relay");
     int *copies = (int *)checked_calloc(n, sizeof(int), "relay");
     for (int i = 0; i < m->storages; i++) { here[i] = !layout_holds(&s->layout, i), copies[i] = !here[i]; }
-    s->room_elements = shelf_add_stages(&s->params, m, r, here, GUEST_ROOMS, dtype_size(s->dtype));
-    s->coming = shelf_plan_copies(m, copies, sizeof(float));
+    s->slot_elements = buffer_add_stages(&s->params, m, r, here, BORROWED_SLOTS, dtype_size(s->dtype));
+    s->coming = buffer_plan_copies(m, copies, sizeof(float));
     for (int i = 0; i < m->storages; i++) { here[i] = i > 0, copies[i] = !i; }
-    s->making = shelf_plan_copies(m, copies, sizeof(float));
-    const int64_t room = shelf_add_stages(&s->making, m, r, here, r->parcels, sizeof(float));
-    for (int i = 1; i < m->storages; i++) { s->making.slice[i] += r->parcel[i] * room * (int64_t)sizeof(float); }
-    s->making.rooms += s->making.held, s->making.held = 0, s->coming.rooms += s->coming.held, s->coming.held = 0;
+    s->making = buffer_plan_copies(m, copies, sizeof(float));
+    const int64_t slot = buffer_add_stages(&s->making, m, r, here, r->grad_slots, sizeof(float));
+    for (int i = 1; i < m->storages; i++) { s->making.slice[i] += r->grad_slot[i] * slot * (int64_t)sizeof(float); }
+    s->making.slot_bytes += s->making.held, s->making.held = 0, s->coming.slot_bytes += s->coming.held, s->coming.held = 0;
     free(here), free(copies);
 }
 // Of a relay: copies of parameters, gradients and sums for what this rank computes, besides what it owns.
-static inline void store_plan_relay(Store *s) {
-    const Relay *r = s->policy.relay;
+static inline void store_plan_p2p(Store *s) {
+    const P2p *r = s->policy.p2p;
     const GptModel *m = s->model;
     int *copies = (int *)checked_calloc((size_t)m->storages, sizeof(int), "relay");
-    unsigned char *room = (unsigned char *)checked_calloc((size_t)m->storages, 1, "relay");
-    shelf_free(&s->params), shelf_free(&s->grads);
-    for (int i = 0; i < m->storages; i++) { copies[i] = r->places[i], room[i] = (unsigned char)gpt_storage_class(m, i); }
-    s->params = shelf_plan_copies(m, copies, dtype_size(s->dtype));
+    unsigned char *slot = (unsigned char *)checked_calloc((size_t)m->storages, 1, "relay");
+    buffer_free(&s->params), buffer_free(&s->grads);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->places[i], slot[i] = (unsigned char)gpt_storage_class(m, i); }
+    s->params = buffer_plan_copies(m, copies, dtype_size(s->dtype));
     for (int i = 0; i < m->storages; i++) { copies[i] = (r->stays ? layout_holds(&s->layout, i) : r->adds[i]) ? r->sums : 0; }
-    s->grads = shelf_plan_copies(m, copies, sizeof(float));
-    if (r->guests) {
-        store_plan_guests(s), free(copies), free(room);
+    s->grads = buffer_plan_copies(m, copies, sizeof(float));
+    if (r->borrows) {
+        store_plan_borrowed(s), free(copies), free(slot);
         return;
     }
     for (int i = 0; i < m->storages; i++) { // where sums come, there is room for those that are made here before this rank's own part
         const bool kept = r->way && r->way[i] == SUM_OWNER && layout_holds(&s->layout, i);
         copies[i] = r->stays && r->adds[i] ? i ? 1 : r->heads : kept;
     }
-    s->making = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), r->stays);
+    s->making = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), r->stays);
     for (int i = 0; i < m->storages; i++) { copies[i] = r->comes[i]; }
-    s->coming = shelf_plan_shared(m, copies, r->parcel, r->parcels, sizeof(float), false);
-    for (int i = 0; i < m->storages; i++) { copies[i] = r->piles && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
-    s->piling = shelf_plan_shared(m, copies, room, STORAGE_CLASSES, sizeof(float), !r->stays);
-    free(copies), free(room);
+    s->coming = buffer_plan_shared(m, copies, r->grad_slot, r->grad_slots, sizeof(float), false);
+    for (int i = 0; i < m->storages; i++) { copies[i] = r->joins_pieces && r->adds[i] && (!r->stays || layout_holds(&s->layout, i)); }
+    s->piece_sums = buffer_plan_shared(m, copies, slot, STORAGE_CLASSES, sizeof(float), !r->stays);
+    free(copies), free(slot);
 }
 
 // Does the device compute with the version before the masters that an update makes? Then these are apart in fp32, too.
@@ -283,11 +283,11 @@ static inline bool store_delays(const Store *s) { return s->policy.offload && s-
 // where the host does, a gradient and parameters that do not.
 static inline int64_t store_piece_bytes(const Store *s, const Offload *o, int storage) {
     const int64_t elements = min_i64(offload_piece(s->model), store_own_elements(s, storage)), size = (int64_t)dtype_size(s->dtype);
-    const bool parameters = offload_has(o, storage, STATE_PARAMETERS) != o->by_host, gradient = offload_has(o, storage, STATE_GRADIENT) != o->by_host;
-    const int64_t floats = (o->by_host ? 0 : offload_states(o, storage)) + gradient;
-    return offload_shelved(o, storage) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0;
+    const bool parameters = offload_has(o, storage, STATE_PARAMETERS) != o->cpu_update, gradient = offload_has(o, storage, STATE_GRADIENT) != o->cpu_update;
+    const int64_t floats = (o->cpu_update ? 0 : offload_states(o, storage)) + gradient;
+    return offload_has_states(o, storage) ? elements * (floats * (int64_t)sizeof(float) + (parameters ? size : 0)) : 0;
 }
-static inline size_t store_room_bytes(const Store *s, const Offload *o) {
+static inline size_t store_offload_buffer_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages; i++) { most = max_i64(most, store_piece_bytes(s, o, i)); }
     return (size_t)round_up(most, 64);
@@ -296,30 +296,30 @@ static inline size_t store_room_bytes(const Store *s, const Offload *o) {
 static inline size_t store_sum_bytes(const Store *s, const Offload *o) {
     int64_t most = 0;
     for (int i = 0; i < s->model->storages && s->policy.accumulates; i++) {
-        const bool adds = zero_sum_place(o, &s->layout.holders, i) == SUM_IS_ADDED && zero_reduces_often(&s->policy, &s->layout.holders, i);
+        const bool adds = zero_sum_place(o, &s->layout.owners, i) == SUM_IS_ADDED && zero_reduces_often(&s->policy, &s->layout.owners, i);
         most = max_i64(most, adds ? min_i64(offload_piece(s->model), store_own_elements(s, i)) : 0);
     }
     return (size_t)round_up(most * (int64_t)sizeof(float), 64);
 }
 // The shelf of parameters or of gradients, which lend whole arrays, with these on the host. apart, far: [storages] are filled.
-static inline bool store_lent_apart(const ZeroPolicy *z, const Holders *h, const ShelfPlan *plan, StateKind kind, int storage) {
-    return kind == STATE_GRADIENT ? z->accumulates && plan->layout == SHELF_ROOMS && zero_divides(z, h, storage) : zero_param_apart(z);
+static inline bool store_lent_apart(const ZeroPolicy *z, const Owners *h, const BufferPlan *plan, StateKind kind, int storage) {
+    return kind == STATE_GRADIENT ? z->accumulates && plan->layout == BUFFER_SLOTS && zero_divides(z, h, storage) : zero_param_apart(z);
 }
-static inline ShelfPlan store_lent_plan(const Store *s, const Offload *o, StateKind kind, bool *apart, bool *far) {
+static inline BufferPlan store_lent_plan(const Store *s, const Offload *o, StateKind kind, bool *apart, bool *far) {
     const bool gradients = kind == STATE_GRADIENT;
     ZeroPolicy policy = s->policy;
     policy.offload = o;
-    const bool rooms = gradients ? zero_gradient_stage(&policy) >= 2 : policy.stage >= 3;
-    const ShelfPlan plan = {rooms ? SHELF_ROOMS : SHELF_WHOLE, SLICES_WHOLE, gradients ? sizeof(float) : dtype_size(s->dtype), apart, NULL, far};
-    for (int i = 0; i < s->model->storages; i++) { apart[i] = store_lent_apart(&policy, &s->layout.holders, &plan, kind, i), far[i] = offload_has(o, i, kind); }
+    const bool slots = gradients ? zero_gradient_stage(&policy) >= 2 : policy.stage >= 3;
+    const BufferPlan plan = {slots ? BUFFER_SLOTS : BUFFER_FULL, SLICES_WHOLE, gradients ? sizeof(float) : dtype_size(s->dtype), apart, NULL, far};
+    for (int i = 0; i < s->model->storages; i++) { apart[i] = store_lent_apart(&policy, &s->layout.owners, &plan, kind, i), far[i] = offload_has(o, i, kind); }
     return plan;
 }
-static inline Shelf store_plan_lent(const Store *s, const Offload *o, StateKind kind) {
+static inline StateBuffer store_plan_lent(const Store *s, const Offload *o, StateKind kind) {
     const size_t storages = (size_t)s->model->storages;
     bool *apart = (bool *)checked_calloc(storages, 2 * sizeof(bool), "layout");
-    const Shelf shelf = shelf_plan(&s->layout, store_lent_plan(s, o, kind, apart, apart + storages));
+    const StateBuffer buffer = buffer_plan(&s->layout, store_lent_plan(s, o, kind, apart, apart + storages));
     free(apart);
-    return shelf;
+    return buffer;
 }
 // Bytes in the file, and in a room, of a piece of so many elements: its states one after another, each at whole blocks.
 static inline int64_t store_stored_bytes(const Offload *o, int storage, int64_t elements) {
@@ -331,13 +331,13 @@ static inline int64_t store_all_stored_bytes(const Store *s, const Offload *o, i
     *longest = store_stored_bytes(o, storage, piece);
     return piece ? own / piece * *longest + store_stored_bytes(o, storage, own % piece) : 0;
 }
-// Of a DiskRoom, if so much lay on disk; of all of them.
-static inline size_t store_disk_room_bytes(const Store *s, const Offload *o) {
+// Of a DiskBuffer, if so much lay on disk; of all of them.
+static inline size_t store_disk_buffer_bytes(const Store *s, const Offload *o) {
     int64_t most = 0, longest;
     for (int i = 0; i < s->model->storages; i++) { store_all_stored_bytes(s, o, i, &longest), most = max_i64(most, longest); }
     return (size_t)most;
 }
-static inline size_t store_disk_rooms_bytes(size_t room) { return room ? DISK_PIECES * room + DISK_GRAIN : 0; } // they begin at a whole block
+static inline size_t store_disk_buffers_bytes(size_t slot) { return slot ? DISK_PIECES * slot + DISK_GRAIN : 0; } // they begin at a whole block
 static inline void store_plan_disk(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t n = (size_t)s->model->storages;
@@ -347,8 +347,8 @@ static inline void store_plan_disk(Store *s) {
         s->first_stored[i + 1] = s->first_stored[i] + (offload_stored(o, i) ? s->pieces[i] : 0);
         s->disk_at[i + 1] = s->disk_at[i] + store_all_stored_bytes(s, o, i, &longest);
     }
-    s->disk_room_bytes = store_disk_room_bytes(s, o);
-    s->disk_rooms.far = true, s->disk_rooms.held = store_disk_rooms_bytes(s->disk_room_bytes);
+    s->disk_buffer_bytes = store_disk_buffer_bytes(s, o);
+    s->disk_buffers.far = true, s->disk_buffers.held = store_disk_buffers_bytes(s->disk_buffer_bytes);
 }
 static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->model->storages]; } // of the file; a step reads and writes as many
 
@@ -356,35 +356,35 @@ static inline int64_t store_disk_bytes(const Store *s) { return s->disk_at[s->mo
 static inline void store_plan_offload(Store *s) {
     const Offload *o = s->policy.offload;
     const size_t storages = (size_t)s->model->storages;
-    const ShelfLayout whole = s->policy.stage >= 1 ? SHELF_SLICES : SHELF_WHOLE;
-    Shelf *const device[] = {&s->master, &s->m, &s->v};
+    const BufferLayout whole = s->policy.stage >= 1 ? BUFFER_SLICES : BUFFER_FULL;
+    StateBuffer *const device[] = {&s->master, &s->m, &s->v};
     bool *there = (bool *)checked_calloc(storages, sizeof(bool), "layout");
     for (int kind = STATE_MASTER; kind <= STATE_V; kind++) {
         const bool none = kind == STATE_MASTER ? s->dtype == DTYPE_FP32 && !store_delays(s) : kind == STATE_V && !s->adam;
-        ShelfPlan plan = {none ? SHELF_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
+        BufferPlan plan = {none ? BUFFER_NONE : whole, SLICES_WHOLE, sizeof(float), NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = !offload_has(o, (int)i, (StateKind)kind); }
-        *device[kind] = shelf_plan(&s->layout, plan);
+        *device[kind] = buffer_plan(&s->layout, plan);
         for (size_t i = 0; i < storages; i++) { there[i] = !there[i] && !offload_on_disk(o, (int)i, (StateKind)kind); }
-        plan.layout = none || !o ? SHELF_NONE : SHELF_SLICES;
-        s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+        plan.layout = none || !o ? BUFFER_NONE : BUFFER_SLICES;
+        s->host[kind] = buffer_plan(&s->layout, plan), s->host[kind].far = true;
     }
     for (int kind = STATE_GRADIENT; kind < HOST_KINDS; kind++) {
         const size_t size = kind == STATE_GRADIENT ? sizeof(float) : dtype_size(s->dtype);
-        const ShelfPlan plan = {o ? SHELF_SLICES : SHELF_NONE, SLICES_WHOLE, size, NULL, there, NULL};
+        const BufferPlan plan = {o ? BUFFER_SLICES : BUFFER_NONE, SLICES_WHOLE, size, NULL, there, NULL};
         for (size_t i = 0; i < storages; i++) { there[i] = offload_has(o, (int)i, (StateKind)kind); }
-        s->host[kind] = shelf_plan(&s->layout, plan), s->host[kind].far = true;
+        s->host[kind] = buffer_plan(&s->layout, plan), s->host[kind].far = true;
     }
     free(there);
     s->pieces = (int *)checked_calloc(2 * storages + 1, sizeof(int), "layout"), s->first_piece = s->pieces + storages;
     for (int i = 0; i < s->model->storages; i++) {
-        s->pieces[i] = store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.holders, i) : 0;
+        s->pieces[i] = store_holds(s, i) ? offload_pieces(s->model, &s->policy, &s->layout.owners, i) : 0;
         s->first_piece[i + 1] = s->first_piece[i] + s->pieces[i];
     }
-    s->room_bytes = o ? store_room_bytes(s, o) : 0;
-    s->offload_rooms.far = o && o->by_host;
-    *(s->offload_rooms.far ? &s->offload_rooms.held : &s->offload_rooms.rooms) = MOVING_PIECES * s->room_bytes;
+    s->offload_buffer_bytes = o ? store_offload_buffer_bytes(s, o) : 0;
+    s->offload_buffers.far = o && o->cpu_update;
+    *(s->offload_buffers.far ? &s->offload_buffers.held : &s->offload_buffers.slot_bytes) = MOVING_PIECES * s->offload_buffer_bytes;
     s->sum_bytes = o ? store_sum_bytes(s, o) : 0;
-    s->sum_rooms.far = true, s->sum_rooms.held = MOVING_PIECES * s->sum_bytes;
+    s->sum_buffers.far = true, s->sum_buffers.held = MOVING_PIECES * s->sum_bytes;
     store_plan_disk(s);
 }
 
@@ -395,19 +395,19 @@ static inline Store store_plan(const GptModel *m, const Group *ranks, const Plac
     memset(&s, 0, sizeof s);
     s.model = m, s.policy = policy, s.dtype = dtype, s.wire = wire, s.adam = adam, s.ranks = ranks, s.placement = placement;
     s.layout = layout_make(m, ranks, placement, &policy);
-    s.world = party_of_all(ranks);
-    s.batches = (Batch *)checked_calloc((size_t)m->storages, sizeof(Batch), "batches");
-    s.batch_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
-    store_plan_batches(&s);
-    const bool feedback = policy.feedback && s.batch_count > 0;
+    s.world = process_group_of_all(ranks);
+    s.buckets = (Bucket *)checked_calloc((size_t)m->storages, sizeof(Bucket), "batches");
+    s.bucket_of = (int *)checked_calloc((size_t)m->storages, sizeof(int), "batches");
+    store_plan_buckets(&s);
+    const bool feedback = policy.feedback && s.bucket_count > 0;
     store_plan_offload(&s);
-    const ShelfPlan secondary = {policy.partition > 1 ? SHELF_SLICES : SHELF_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL, NULL};
-    const ShelfPlan codes = {policy.quantized_weights ? SHELF_ROOMS : SHELF_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
-    const ShelfPlan errors = {feedback ? SHELF_WHOLE : SHELF_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
+    const BufferPlan secondary = {policy.partition > 1 ? BUFFER_SLICES : BUFFER_NONE, SLICES_NEAR, dtype_size(dtype), NULL, NULL, NULL};
+    const BufferPlan codes = {policy.quantized_weights ? BUFFER_SLOTS : BUFFER_NONE, SLICES_WEIGHTS, 1, NULL, NULL, NULL};
+    const BufferPlan errors = {feedback ? BUFFER_FULL : BUFFER_NONE, SLICES_WHOLE, sizeof(uint16_t), NULL, NULL, NULL};
     s.params = store_plan_lent(&s, policy.offload, STATE_PARAMETERS), s.grads = store_plan_lent(&s, policy.offload, STATE_GRADIENT);
-    s.secondary = shelf_plan(&s.layout, secondary);
-    s.codes = shelf_plan(&s.layout, codes), s.errors = shelf_plan(&s.layout, errors);
-    if (policy.relay) { store_plan_relay(&s); }
+    s.secondary = buffer_plan(&s.layout, secondary);
+    s.codes = buffer_plan(&s.layout, codes), s.errors = buffer_plan(&s.layout, errors);
+    if (policy.p2p) { store_plan_p2p(&s); }
     s.unpacked_bytes = store_unpacked_bytes(&s.layout, dtype, &policy);
     return s;
 }
@@ -415,8 +415,8 @@ static inline void store_predict(const Store *s, size_t memory[MEMORY_KINDS]) { 
     memory[MEMORY_PARAMETERS] += s->params.held + s->secondary.held;
     memory[MEMORY_GRADIENTS] += s->grads.held;
     memory[MEMORY_OPTIMIZER] += s->master.held + s->m.held + s->v.held;
-    memory[MEMORY_BUFFERS] += s->params.rooms + s->grads.rooms + s->making.rooms + s->coming.rooms + s->piling.rooms + s->codes.held + s->codes.rooms +
-                              s->errors.held + sizeof(ExactSum) + PARCELS * s->parcel_bytes + s->unpacked_bytes + s->offload_rooms.rooms;
+    memory[MEMORY_BUFFERS] += s->params.slot_bytes + s->grads.slot_bytes + s->making.slot_bytes + s->coming.slot_bytes + s->piece_sums.slot_bytes + s->codes.held + s->codes.slot_bytes +
+                              s->errors.held + sizeof(ExactSum) + EXCHANGES * s->exchange_bytes + s->unpacked_bytes + s->offload_buffers.slot_bytes;
 }
 static inline size_t store_scratch_bytes(const Store *s) { // of the host, in any case: what of state_piece is used
     int64_t longest = 0;
@@ -424,7 +424,7 @@ static inline size_t store_scratch_bytes(const Store *s) { // of the host, in an
     return (size_t)min_i64(STATE_PIECE, longest * (int64_t)sizeof(float));
 }
 static inline size_t store_host_bytes(const Store *s) { // of the host, for states that lie there
-    size_t bytes = s->offload_rooms.held + s->disk_rooms.held + s->sum_rooms.held;
+    size_t bytes = s->offload_buffers.held + s->disk_buffers.held + s->sum_buffers.held;
     for (int kind = 0; kind < HOST_KINDS; kind++) { bytes += s->host[kind].held; }
     return bytes;
 }

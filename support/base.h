@@ -182,7 +182,7 @@ static inline void random_normal_pair(uint64_t seed, uint64_t stream, uint64_t p
 // chance: up as often as the mean of many draws needs to be exact, so that what is too small to
 // see adds up. docs/formats.md has the formula of a draw.
 typedef struct {
-    bool by_chance;
+    bool stochastic;
     uint64_t key;  // of (seed, version, storage)
     int64_t first; // element of the whole storage, whoever has which slice of it
 } Rounding;

@@ -5,12 +5,12 @@
 #include "store/layout.h" // ZeroPolicy
 
 // quantized: weights and gradients.
-#define ZERO_POLICY(stage, partition, quantized, accumulates, lends, relay, offload)                                                                           \
-    { stage, partition, quantized, quantized, false, {8, 256}, {4, 256}, accumulates, lends, relay, offload }
+#define ZERO_POLICY(stage, partition, quantized, accumulates, keeps_gathered, p2p, offload)                                                                           \
+    { stage, partition, quantized, quantized, false, {8, 256}, {4, 256}, accumulates, keeps_gathered, p2p, offload }
 // Of a stage, for which all states travel by collectives: what it places on the host (NULL: nothing).
 #define ZERO_STAGE(stage, accumulates, offload) ZERO_POLICY(stage, 1, false, accumulates, false, NULL, offload)
 // host, disk: [storages] bits of kinds.
-#define OFFLOAD(host, by_host, disk, gradients, delays, storages)                                                                                              \
-    { host, by_host, disk, "", gradients, delays, storages }
+#define OFFLOAD(host, cpu_update, disk, gradients, delays, storages)                                                                                              \
+    { host, cpu_update, disk, "", gradients, delays, storages }
 
 #endif

@@ -417,7 +417,7 @@ static void answer_with_note(const void *text) {
     account_note = 0;
     account_answer(stdout, (const char *)text, false, false, true);
 }
-static void test_who_waits_is_told(void **state) {
+static void test_who_waits_reads_a_note(void **state) {
     (void)state;
     char message[4096];
     assert_int_equal(run_child(answer_with_note, "q=0.01,sigma=1,steps=1000,delta=1e-5", message, sizeof message), EXIT_DONE);
@@ -460,7 +460,7 @@ int main(void) {
         cmocka_unit_test(test_refused_texts),
         cmocka_unit_test(test_answer),
         cmocka_unit_test(test_answers_that_take_long),
-        cmocka_unit_test(test_who_waits_is_told),
+        cmocka_unit_test(test_who_waits_reads_a_note),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,7 +229,7 @@ static void test_resume(void **state) {
     assert_string_equal(path, path_of("step_00000012"));
     assert_true(same_states(&s, &t));
     assert_memory_equal(&p, &expected, sizeof p);
-    assert_memory_equal(shelf_whole(&s.params, 0), shelf_whole(&t.params, 0), (size_t)model.parameters * 2);
+    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0), (size_t)model.parameters * 2);
     for (int i = 0; i < model.storages; i++) { assert_int_equal(t.updates[i], 11); }
     store_free(&s), store_free(&t);
 }
@@ -838,11 +838,11 @@ static void check_model_round_trip(DType dtype) {
     assert_int_equal(found, dtype);
     model_file_load(path_of("a.bin"), &t, found);
     for (int64_t i = 0; i < model.parameters; i++) { // the masters of a bf16 file are its numbers
-        const void *param = shelf_whole(&s.params, 0);
+        const void *param = buffer_full(&s.params, 0);
         float value = dtype == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)param)[i]) : ((const float *)param)[i];
         assert_memory_equal(&store_state(&t, STATE_MASTER, 0)[i], &value, 4);
     }
-    assert_memory_equal(shelf_whole(&s.params, 0), shelf_whole(&t.params, 0), (size_t)model.parameters * dtype_size(dtype));
+    assert_memory_equal(buffer_full(&s.params, 0), buffer_full(&t.params, 0), (size_t)model.parameters * dtype_size(dtype));
     assert_int_equal(model_file_write(path_of("b.bin"), &t), 0);
     assert_true(same_files(path_of("a.bin"), path_of("b.bin")));
     assert_false(exists(path_of("a.bin.tmp")));

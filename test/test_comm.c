@@ -329,7 +329,7 @@ static bool same_message(const unsigned char *data, int from, int to, int k) {
 }
 static void messages_in_layout(int layout) {
     unsigned char *data[2 * MAX_RANKS * MESSAGES];
-    Ticket tickets[2 * MAX_RANKS * MESSAGES];
+    CommRequest tickets[2 * MAX_RANKS * MESSAGES];
     const int all = 2 * comm.ranks * MESSAGES; // of them those of no pair are empty
     int64_t sent[LINK_KINDS] = {0, 0};
     comm_place(&comm, layout);
@@ -360,7 +360,7 @@ static void messages_in_layout(int layout) {
 static void many_messages(void) {
     const int next = (comm.rank + 1) % comm.ranks, last = (comm.rank + comm.ranks - 1) % comm.ranks;
     static int sent[MANY], received[MANY];
-    static Ticket tickets[2 * MANY];
+    static CommRequest tickets[2 * MANY];
     for (int i = 0; i < MANY && comm.ranks > 1; i++) {
         sent[i] = comm.rank * MANY + i, received[i] = -1;
         tickets[i] = comm_send(&comm, next, &sent[i], sizeof sent[i]), tickets[MANY + i] = comm_receive(&comm, last, &received[i], sizeof received[i]);
@@ -519,7 +519,7 @@ static int test_stuck_message(bool full) {
     comm.timeout_s = 1;
     comm_label(&comm, "activations", 3, 17);
     if (comm.rank == 0) {
-        Ticket first = comm_receive(&comm, 1, data, 1);
+        CommRequest first = comm_receive(&comm, 1, data, 1);
         for (int i = 1; i <= COMM_MESSAGES && full; i++) {
             comm_label(&comm, "gradients", 4, 17);
             comm_receive(&comm, 1, data + i, 1);

@@ -14,8 +14,8 @@
 #include "kernels/attention_cuda.cuh" // all of ops.h
 #include "comm_nccl.cuh"
 
-enum { MAX_RANKS = 4, GUARD = 16, LONGEST = 1500, SHAPES = 7, ROOM = GUARD + MAX_RANKS * LONGEST + GUARD, STAGING = 1 << 16 };
-static const size_t BYTES = ROOM * sizeof(float);
+enum { MAX_RANKS = 4, GUARD = 16, LONGEST = 1500, SHAPES = 7, CAPACITY = GUARD + MAX_RANKS * LONGEST + GUARD, STAGING = 1 << 16 };
+static const size_t BYTES = CAPACITY * sizeof(float);
 
 typedef struct {
     CommKind kind;
@@ -78,7 +78,7 @@ static Bounds make_bounds(const Group *g, int shape) {
 }
 // 1/1024 more than an integer other than 0: bf16 takes it away, sums of four are exact with and without it.
 static void fill(int which, int shape) {
-    for (int64_t e = 0; e < ROOM; e++) {
+    for (int64_t e = 0; e < CAPACITY; e++) {
         int k = (int)(random_u64((uint64_t)(which * 16 + shape), (uint64_t)comm.rank, (uint64_t)e) % 16);
         filled[e] = (float)(k < 8 ? k - 8 : k - 7) + 0x1p-10f;
     }
@@ -95,7 +95,7 @@ static CommHandle start(const Case *k, const Group *g, const Arrays *a, const Bo
 }
 
 // What must come out, and the bytes that are sent for it.
-static void run_on_processor(const Group *g, const Bounds *b, int shape) {
+static void run_on_cpu(const Group *g, const Bounds *b, int shape) {
     for (int i = 0; i < CASES; i++) {
         fill(2 * i, shape), memcpy(expected[i].in, filled, BYTES);
         fill(2 * i + 1, shape), memcpy(expected[i].out, filled, BYTES);
@@ -121,7 +121,7 @@ static void test_round(const Group *g, int shape, Carrier processor, Carrier gpu
     int64_t bytes[COMM_KINDS][LINK_KINDS];
     bool good = true;
     comm_reset_counters(&comm), use(processor);
-    run_on_processor(g, &b, shape);
+    run_on_cpu(g, &b, shape);
     memcpy(bytes, comm.bytes, sizeof bytes);
     comm_reset_counters(&comm), use(gpu);
     run_on_device(g, &b, shape);
@@ -139,13 +139,13 @@ static void test_round(const Group *g, int shape, Carrier processor, Carrier gpu
 }
 // ---------------------------------------------------------------------------------------------------------------------
 // Messages
-enum { MESSAGES = 3, MESSAGE_ROOM = 3, PAIRS = MAX_RANKS * MAX_RANKS, MANY = NCCL_MOST + 40 };
-static const size_t message_elements[MESSAGES] = {1, ROOM, 0};
+enum { MESSAGES = 3, MESSAGE_CAPACITY = 3, PAIRS = MAX_RANKS * MAX_RANKS, MANY = NCCL_MOST + 40 };
+static const size_t message_elements[MESSAGES] = {1, CAPACITY, 0};
 static float *sent[MESSAGES * PAIRS], *received[MESSAGES * PAIRS], *arrived[MESSAGES * PAIRS];
 static int peers[MAX_RANKS];
 
 static CommTraffic traffic(void) {
-    CommTraffic t = {comm.ranks > 1 ? BYTES : 0, MESSAGE_ROOM, peers, 0};
+    CommTraffic t = {comm.ranks > 1 ? BYTES : 0, MESSAGE_CAPACITY, peers, 0};
     for (int r = 0; r < comm.ranks; r++) {
         if (r != comm.rank) { peers[t.count++] = r; }
     }
@@ -162,10 +162,10 @@ static bool message_ends(int m, int *from, int *to) {
 }
 static float message_value(int m, int round, size_t e) { return (float)(m * 8 + round) + (float)e * 0x1p-12f; }
 static void fill_message(int m, int round) {
-    for (size_t e = 0; e < ROOM; e++) { filled[e] = message_value(m, round, e); }
+    for (size_t e = 0; e < CAPACITY; e++) { filled[e] = message_value(m, round, e); }
 }
 // All under way together; each is filled behind what is in the stream, and overwritten once it is waited for.
-static void post_messages(int round, Ticket *tickets) {
+static void post_messages(int round, CommRequest *tickets) {
     for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
         if (!message_ends(m, &from, &to)) { continue; }
         size_t bytes = message_elements[m / PAIRS] * sizeof(float);
@@ -174,7 +174,7 @@ static void post_messages(int round, Ticket *tickets) {
         tickets[m] = from == comm.rank ? comm_send(&comm, to, sent[m], bytes) : comm_receive(&comm, from, received[m], bytes);
     }
 }
-static void take_messages(const Ticket *tickets) {
+static void take_messages(const CommRequest *tickets) {
     for (int i = 0, from, to; i < MESSAGES * PAIRS; i++) {
         int m = (i * 11 + 5) % (MESSAGES * PAIRS);
         if (!message_ends(m, &from, &to)) { continue; }
@@ -188,12 +188,12 @@ static bool messages_arrived(int round) {
     for (int m = 0, from, to; m < MESSAGES * PAIRS; m++) {
         if (!message_ends(m, &from, &to) || to != comm.rank) { continue; }
         ops_to_host(&stream, found, arrived[m], BYTES);
-        for (size_t e = 0; e < ROOM; e++) { good = good && found[e] == message_value(e < message_elements[m / PAIRS] ? m : -m, round, e); }
+        for (size_t e = 0; e < CAPACITY; e++) { good = good && found[e] == message_value(e < message_elements[m / PAIRS] ? m : -m, round, e); }
     }
     return good;
 }
 static void test_messages(void) {
-    Ticket tickets[MESSAGES * PAIRS];
+    CommRequest tickets[MESSAGES * PAIRS];
     int64_t expected_bytes[LINK_KINDS] = {0, 0};
     comm_reset_counters(&comm);
     const bool all = getenv("TEST_ALL") && atoi(getenv("TEST_ALL"));
@@ -210,7 +210,7 @@ static void test_messages(void) {
 }
 // More than there is room for.
 static void test_many_messages(void) {
-    static Ticket tickets[2 * MANY];
+    static CommRequest tickets[2 * MANY];
     const int next = (comm.rank + 1) % comm.ranks, last = (comm.rank + comm.ranks - 1) % comm.ranks;
     comm_label(&comm, "many messages", 0, 0);
     for (int i = 0; i < MANY; i++) { filled[i] = (float)(comm.rank * MANY + i); }
@@ -229,7 +229,7 @@ static void test_many_messages(void) {
 }
 // One after another, with nothing that would let the host wait for the device: a place is filled again before what came first has left it.
 static void test_one_way(void) {
-    enum { TURNS = 4 * MESSAGE_ROOM };
+    enum { TURNS = 4 * MESSAGE_CAPACITY };
     bool good = true;
     comm_label(&comm, "one way", 0, 0);
     for (int i = 0; i < TURNS && comm.rank < 2; i++) {
@@ -247,7 +247,7 @@ static void test_one_way(void) {
 static void test_message_beside_collective(void) {
     const int64_t bounds[MAX_RANKS + 1] = {0, 1, 2, 3, 4};
     comm_label(&comm, "beside", 0, 0);
-    Ticket t = comm.rank == 0 ? comm_receive(&comm, 1, received[0], sizeof(float)) : 0;
+    CommRequest t = comm.rank == 0 ? comm_receive(&comm, 1, received[0], sizeof(float)) : 0;
     ops_zero(&stream, taken[0], BYTES);
     comm_wait(&comm, comm_all_reduce(&comm, &comm.everyone, taken[0], bounds, DTYPE_FP32));
     ops_to_host(&stream, found, taken[0], sizeof(float)); // only now the other end comes
@@ -266,7 +266,7 @@ static int test_stuck(void) {
     comm.timeout_s = 1;
     comm_label(&comm, "activations", 3, 17);
     if (comm.rank == 0) {
-        Ticket t = comm_receive(&comm, 1, received[0], BYTES);
+        CommRequest t = comm_receive(&comm, 1, received[0], BYTES);
         for (double end = seconds_now() + 3; seconds_now() < end; usleep(1000)) { comm_progress(); }
         printf("still open, by %s\n", comm.transport.name), fflush(stdout);
         comm_wait_message(&comm, t);

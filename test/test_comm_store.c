@@ -159,7 +159,7 @@ static void rig_make(Rig *r, const Case *c, const Setting *setting) {
     store_allocate(&r->store, &comm, &stream);
     for (int k = 0; k < MEMORY_KINDS; k++) { check(memory_taken[k] - before[k] == predicted[k], "predicted memory", c, setting, -1); }
 }
-static void rig_free(Rig *r) { store_settle(&r->store), store_free(&r->store), program_free(&r->program), placement_free(&r->placement); }
+static void rig_free(Rig *r) { store_wait_all(&r->store), store_free(&r->store), program_free(&r->program), placement_free(&r->placement); }
 
 static void contribute(Rig *r, const Action *a, int step) {
     const UnitMap *map = &r->program.map;
@@ -263,11 +263,11 @@ static void check_holdings(const Rig *r) {
 }
 static void train_rig(Rig *r) {
     store_initialise(&r->store, 11);
-    store_settle(&r->store);
+    store_wait_all(&r->store);
     check_states(r, "initial states", 0);
     comm_reset_counters(&comm);
     for (int step = 0; step < STEPS; step++) { run(r, &r->program.rank[comm.rank], step); }
-    store_settle(&r->store);
+    store_wait_all(&r->store);
     check_traffic(r);
     if (r->setting.exact) { check_states(r, "states", STEPS); }
     comm_reset_counters(&comm);
@@ -310,7 +310,7 @@ static void test_stages(void) {
 // States on the host, drawn storage by storage: the host has all of the optimizer's of one, or none.
 static void test_offload(void) {
     enum { BOTH = 1 << STATE_M | 1 << STATE_V, SUM = 1 << STATE_GRADIENT };
-    static const unsigned char by_host[] = {0, BOTH, BOTH | SUM, BOTH | SUM}, by_device[] = {SUM, 1 << STATE_V, 1 << STATE_M | SUM, BOTH | SUM};
+    static const unsigned char cpu_update[] = {0, BOTH, BOTH | SUM, BOTH | SUM}, by_device[] = {SUM, 1 << STATE_V, 1 << STATE_M | SUM, BOTH | SUM};
     for (int i = 0; i < CASES; i++) {
         for (int k = 0; k < 24 && cases[i].ranks == comm.ranks; k++) {
             unsigned char host[STORAGES];
@@ -318,7 +318,7 @@ static void test_offload(void) {
             const Offload o = OFFLOAD(host, k / 3 % 2 == 1, NULL, true, false, STORAGES);
             for (int storage = 0; storage < STORAGES; storage++) {
                 const int draw = (int)(random_u64(7, (uint64_t)(i * 24 + k), (uint64_t)storage) % 4);
-                host[storage] = o.by_host ? by_host[draw] : by_device[draw];
+                host[storage] = o.cpu_update ? cpu_update[draw] : by_device[draw];
             }
             s.zero.offload = &o;
             if (everything || k % 3 == (i + k / 3) % 3) { test_setting(&cases[i], &s); }

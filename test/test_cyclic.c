@@ -45,15 +45,15 @@ static CyclicPlan plan_of_units(CyclicRule rule, CyclicMode mode, int N, int sla
 static Program window_of(const CyclicPlan *plan, int64_t samples) {
     const Stage *last = &plan->cut.stage[plan->N - 1];
     const GptModel m = model_of(last->first_unit + last->units);
-    Relay relay = cyclic_relay(plan, &m, 0);
+    P2p p2p = cyclic_p2p(plan, &m, 0);
     Placement placement = plan->mode == CYCLIC_MODEL ? cyclic_placement(plan) : pipeline_placement("1", m.units, plan->ranks);
-    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &relay, NULL);
+    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
     Program p;
     memset(&p, 0, sizeof p);
     p.map = unit_map(&m, &policy, &placement, false), p.ranks = plan->ranks;
     p.rank = (Schedule *)calloc((size_t)p.ranks, sizeof(Schedule));
     schedule_cyclic(&p, plan, samples, 0);
-    placement_free(&placement), relay_free(&relay, m.storages);
+    placement_free(&placement), p2p_free(&p2p, m.storages);
     return p;
 }
 
@@ -331,14 +331,14 @@ static void test_triangles_send(void **state) {
             assert_int_equal(versions[s], period * (width - 1 + (s == 0))); // and of wte one to the head's
         }
         for (int r = 0; r < plan.ranks; r++) {
-            Relay relay = cyclic_relay(&plan, &m, r);
+            P2p p2p = cyclic_p2p(&plan, &m, r);
             for (int s = 0; s < m.storages; s++) {
                 const int stage = cyclic_stage_of_storage(&plan, &window.map, s);
                 const bool takes = stage == cyclic_stage_of_rank(&plan, r) || (s == 0 && r == plan.ranks - 1);
-                assert_int_equal(relay.places[s] > 0, takes), assert_true(relay.places[s] <= 2), assert_int_equal(relay.adds[s], takes);
-                assert_int_equal(relay.comes[s], r == relay.owner[s] && stage < N - 1);
+                assert_int_equal(p2p.places[s] > 0, takes), assert_true(p2p.places[s] <= 2), assert_int_equal(p2p.adds[s], takes);
+                assert_int_equal(p2p.comes[s], r == p2p.owner[s] && stage < N - 1);
             }
-            relay_free(&relay, m.storages);
+            p2p_free(&p2p, m.storages);
         }
         free(sums), program_free(&window), cyclic_free(&plan);
     }
@@ -503,7 +503,7 @@ static void test_received(void **state) {
 static int stage_of_storage(const CyclicPlan *plan, const UnitMap *map, int storage) { return cyclic_stage_of_storage(plan, map, storage); }
 // How often parameters of a storage travel in a step, to one rank that does not own them: to each forward and backward pass, which in the last stage
 // follow each other; the embedding's backward pass needs none, and wte is wanted by the head, too.
-static int guest_uses(const CyclicPlan *plan, const UnitMap *map, int storage) {
+static int borrowed_uses(const CyclicPlan *plan, const UnitMap *map, int storage) {
     const int stage = stage_of_storage(plan, map, storage);
     return storage == 0 ? 2 : storage == 1 || stage == plan->N - 1 ? 1 : 2;
 }
@@ -538,7 +538,7 @@ static void check_volume(const CyclicPlan *plan, const GptModel *m) {
     }
     for (int s = 0; s < m->storages; s++) {
         const int64_t each = (plan->N - 1) * gpt_storage_elements(m, s);
-        expected += guest_uses(plan, &p.map, s) * each, zero3 += 2 * each;
+        expected += borrowed_uses(plan, &p.map, s) * each, zero3 += 2 * each;
     }
     assert_int_equal(parameters, expected), assert_int_equal(gradients, (plan->N - 1) * m->parameters);
     assert_true(parameters <= zero3); // which gathers everything twice
@@ -548,11 +548,11 @@ static void check_volume(const CyclicPlan *plan, const GptModel *m) {
 static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
     const Group ranks = group_cluster(1, plan->N), seen = group_seen_from(&ranks, rank);
     Placement placement = pipeline_placement("1", m->units, plan->N);
-    Relay relay = cyclic_relay(plan, m, rank);
-    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &relay, NULL);
+    P2p p2p = cyclic_p2p(plan, m, rank);
+    ZeroPolicy policy = ZERO_POLICY(0, 1, false, false, false, &p2p, NULL);
     Store store = store_plan(m, &seen, &placement, policy, DTYPE_BF16, DTYPE_FP32, true);
     Program window = window_of(plan, plan->N);
-    int64_t own = 0, guest = 0, making = 0;
+    int64_t own = 0, borrowed = 0, making = 0;
     bool old = false;
     for (int stage = 0; stage < plan->N; stage++) {
         int64_t comes = 0, made = 0;
@@ -562,13 +562,13 @@ static void check_memory(const CyclicPlan *plan, const GptModel *m, int rank) {
             comes += here && !mine ? gpt_storage_elements(m, s) : 0, made += here && s ? gpt_storage_elements(m, s) : 0;
             own += mine && of == stage ? gpt_storage_elements(m, s) : 0;
         }
-        guest = max_i64(guest, comes), making = max_i64(making, made);
+        borrowed = max_i64(borrowed, comes), making = max_i64(making, made);
         for (int i = 0; i < plan->N; i++) { old |= stage == plan->N - 1 - rank && !cyclic_fresh(plan, i, stage); }
     }
-    assert_int_equal(store.params.held, own * 2 * (1 + old)), assert_int_equal(store.params.rooms, 2 * guest * 2);
+    assert_int_equal(store.params.held, own * 2 * (1 + old)), assert_int_equal(store.params.slot_bytes, 2 * borrowed * 2);
     assert_int_equal(store.grads.held, own * 4 * (plan->waits ? 2 : 1)), assert_int_equal(store.master.held + store.m.held + store.v.held, own * 12);
-    assert_int_equal(store.making.rooms, 4 * (gpt_storage_elements(m, 0) + 2 * making)), assert_int_equal(store.coming.rooms, own * 4);
-    store_free(&store), program_free(&window), relay_free(&relay, m->storages), placement_free(&placement);
+    assert_int_equal(store.making.slot_bytes, 4 * (gpt_storage_elements(m, 0) + 2 * making)), assert_int_equal(store.coming.slot_bytes, own * 4);
+    store_free(&store), program_free(&window), p2p_free(&p2p, m->storages), placement_free(&placement);
     Group all[] = {ranks, seen};
     group_free(&all[0]), group_free(&all[1]);
 }
@@ -718,7 +718,7 @@ static const Damage damages[] = {
     {"updated before the last sum", SINGLE, 0, ACT_UPDATE, 2, ANY, 0, UP, 1, "has not the sum of all"},
     {"updated while it is used", SINGLE, 0, ACT_RELEASE, 2, ANY, 0, DROP, 0, "is acquired already"},
     {"updated by another", DATA, 3, ACT_UPDATE, 2, ANY, 0, KIND, ACT_RELEASE, "is not acquired"},
-    {"updated before the norm", WAITS, 2, ACT_TALLY, ANY, ANY, 0, DOWN, 1, "the norm is not known"},
+    {"updated before the norm", WAITS, 2, ACT_STATS, ANY, ANY, 0, DOWN, 1, "the norm is not known"},
     {"drains where there is no place for what is delayed", DATA, 0, ACT_RELEASE, ANY, ANY, 0, PAUSE, 1, "is not here"},
     // parameters that travel
     {"parameters not sent", DATA, 3, ACT_SEND_PARAMETERS, 2, ANY, 0, DROP_MESSAGE, 0, "is not here"},
@@ -781,10 +781,10 @@ static const Damage damages[] = {
     {"a turn's piece not added", PIECES_TRIANGLE, 4, ACT_ADD, ANY, ANY, 0, DROP, 0, "the pieces before it are not here|has not been added|has not the sum"},
     {"a turn's piece not sent", PIECES_TRIANGLE, 3, ACT_SEND_SUM, ANY, ANY, 0, DROP_MESSAGE, 0, "gradient holds|the part is not here"},
     // the tally
-    {"a rank does not add", DATA, 1, ACT_TALLY, ANY, ANY, 0, DROP, 0, "has nothing to tell of this step"},
-    {"a rank adds twice", DATA, 1, ACT_TALLY, ANY, ANY, 0, REPEAT, 0, "has added already"},
-    {"a rank adds before it is done", DATA, 3, ACT_TALLY, ANY, ANY, 0, UP, 30, "is not whole|a loss of"},
-    {"a tally not sent", DATA, 1, ACT_SEND_TALLY, ANY, ANY, 0, DROP_MESSAGE, 0, "has not heard of all ranks"},
+    {"a rank does not add", DATA, 1, ACT_STATS, ANY, ANY, 0, DROP, 0, "has nothing to tell of this step"},
+    {"a rank adds twice", DATA, 1, ACT_STATS, ANY, ANY, 0, REPEAT, 0, "has added already"},
+    {"a rank adds before it is done", DATA, 3, ACT_STATS, ANY, ANY, 0, UP, 30, "is not whole|a loss of"},
+    {"a tally not sent", DATA, 1, ACT_SEND_STATS, ANY, ANY, 0, DROP_MESSAGE, 0, "has not heard of all ranks"},
     {"a collective", SINGLE, 0, ACT_REDUCE, 2, ANY, 0, KIND, ACT_PREFETCH, "is no part of these schedules"},
 };
 static CyclicPlan base_plan(Base base) {
@@ -868,7 +868,7 @@ static void test_damage_is_refused(void **state) {
             print_error("%s: expected \"%s\", found %s\"%s\"\n", d->name, d->expected, valid ? "VALID " : "", error), wrong++;
         }
         // of a list that is put off, the order may not matter
-        const bool late = plan.mode == CYCLIC_DATA && d->kind != ACT_TALLY && d->change != UP;
+        const bool late = plan.mode == CYCLIC_DATA && d->kind != ACT_STATS && d->change != UP;
         if (late && cyclic_prove_in_order(&window, &plan, &m, 4, d->change == PAUSE ? d->value : 4, true, i, error, sizeof error)) {
             print_error("%s: valid where work is put aside\n", d->name), wrong++;
         }

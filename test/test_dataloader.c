@@ -1083,7 +1083,7 @@ static void test_bad_options(void **state) {
     assert_non_null(strstr(message, "--seq-len"));
 }
 // A shard of six tokens, the largest 6, with words 5 to 8.
-static void write_told(const char *name, int32_t mark, int32_t vocab, uint64_t hash) {
+static void write_declared(const char *name, int32_t mark, int32_t vocab, uint64_t hash) {
     unsigned char data[1024 + 12] = {0};
     const int32_t header[9] = {20240520, 1, 6, 0, 0, mark, vocab, (int32_t)(uint32_t)hash, (int32_t)(hash >> 32)};
     const uint16_t tokens[6] = {1, 2, 3, 4, 5, 6};
@@ -1094,7 +1094,7 @@ static void write_told(const char *name, int32_t mark, int32_t vocab, uint64_t h
 static void test_tokenizers_of_shards(void **state) {
     (void)state;
     const uint64_t one = UINT64_C(0xfedcba9876543210);
-    write_told("t0", 20240328, 7, one);
+    write_declared("t0", 20240328, 7, one);
     Dataset ds = dataset_open(path_of("t0"), options_of(4, WINDOWS_CONTINUOUS, false, 0));
     assert_int_equal(ds.tokenizer.vocab, 7);
     assert_true(ds.tokenizer.hash == one);
@@ -1102,19 +1102,19 @@ static void test_tokenizers_of_shards(void **state) {
     dataset_close(&ds);
     const int32_t bad[] = {0, -1, 65537, INT32_MIN, INT32_MAX};
     for (int i = 0; i < 5; i++) {
-        write_told("bad", 20240328, bad[i], one);
+        write_declared("bad", 20240328, bad[i], one);
         assert_refused(open_shards, "bad", "expected a tokenizer of 1 to 65536 tokens in word 6");
-        write_told("other", 20240329, bad[i], one); // another program's words
+        write_declared("other", 20240329, bad[i], one); // another program's words
         assert_accepted(open_shards, "other");
     }
-    write_told("small", 20240328, 6, one);
+    write_declared("small", 20240328, 6, one);
     assert_refused(open_shards, "small", "expected tokens below 6, the vocabulary of its tokenizer, found 6");
-    write_told("t1", 0, 0, 0); // an older one
-    write_told("t2", 20240328, 7, one);
+    write_declared("t1", 0, 0, 0); // an older one
+    write_declared("t2", 20240328, 7, one);
     assert_accepted(open_shards, "t?");
     const uint64_t others[] = {one + 1, one ^ UINT64_C(1) << 63, one, 0};
     for (int i = 0; i < 4; i++) {
-        write_told("t3", 20240328, i == 2 ? 8 : 7, others[i]);
+        write_declared("t3", 20240328, i == 2 ? 8 : 7, others[i]);
         char message[4096];
         assert_int_equal(run_child(open_shards, path_of("t?"), message), EXIT_INPUT);
         assert_non_null(strstr(message, "t3: expected tokens of one tokenizer (7 tokens, hash fedcba9876543210), found another one ("));

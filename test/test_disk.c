@@ -10,7 +10,7 @@ static ssize_t some_write(int file, const void *memory, unsigned long bytes, off
 
 #include <cmocka.h> // after the headers it needs
 
-enum { SECTOR = 512, BLOCKS = 40, ROOM_BLOCKS = 3, FILE_BYTES = BLOCKS * DISK_GRAIN, ROOM_BYTES = ROOM_BLOCKS * DISK_GRAIN };
+enum { SECTOR = 512, BLOCKS = 40, BUFFER_BLOCKS = 3, FILE_BYTES = BLOCKS * DISK_GRAIN, BUFFER_BYTES = BUFFER_BLOCKS * DISK_GRAIN };
 static char expected[FILE_BYTES];
 static bool stops; // transfers stop early, or are interrupted, or both
 
@@ -35,28 +35,28 @@ static void fill(char *memory, int64_t bytes, uint64_t draw) {
 }
 // Pieces come into rooms in turns, are changed there and go back, as in a step; parts of any length at any place in between.
 static void check_against_array(void) {
-    char *memory = (char *)calloc(1, (size_t)DISK_PIECES * ROOM_BYTES + DISK_GRAIN), part[3 * ROOM_BYTES];
+    char *memory = (char *)calloc(1, (size_t)DISK_PIECES * BUFFER_BYTES + DISK_GRAIN), part[3 * BUFFER_BYTES];
     Disk d;
     DiskFile file = {NULL, 0, false, false, 0, 0};
     disk_take_file(&file, "/tmp", FILE_BYTES);
-    disk_open(&d, &file, FILE_BYTES, disk_align(memory), ROOM_BYTES);
+    disk_open(&d, &file, FILE_BYTES, disk_align(memory), BUFFER_BYTES);
     assert_int_equal(file.taken, FILE_BYTES);
     memset(expected, 0, FILE_BYTES);
     for (uint64_t round = 0; round < 60; round++) {
-        for (int64_t piece = 0, at = 0; at < FILE_BYTES; piece++, at += ROOM_BYTES) {
-            DiskRoom *room = &d.room[piece % DISK_PIECES];
-            const int64_t bytes = min_i64(ROOM_BYTES, FILE_BYTES - at);
-            disk_start(room, at, bytes, false), disk_wait(room);
-            assert_memory_equal(room->at, expected + at, (size_t)bytes);
-            fill(expected + at, bytes, round * BLOCKS + (uint64_t)piece), memcpy(room->at, expected + at, (size_t)bytes);
-            disk_start(room, at, bytes, true);
+        for (int64_t piece = 0, at = 0; at < FILE_BYTES; piece++, at += BUFFER_BYTES) {
+            DiskBuffer *buffer = &d.buffer[piece % DISK_PIECES];
+            const int64_t bytes = min_i64(BUFFER_BYTES, FILE_BYTES - at);
+            disk_start(buffer, at, bytes, false), disk_wait(buffer);
+            assert_memory_equal(buffer->at, expected + at, (size_t)bytes);
+            fill(expected + at, bytes, round * BLOCKS + (uint64_t)piece), memcpy(buffer->at, expected + at, (size_t)bytes);
+            disk_start(buffer, at, bytes, true);
         }
-        disk_settle(&d);
+        disk_wait_all(&d);
         const int64_t bytes = 1 + (int64_t)(random_u64(5, round, 0) % sizeof part), at = (int64_t)(random_u64(5, round, 1) % (uint64_t)(FILE_BYTES - bytes));
-        disk_access(&d, at, bytes, part, ROOM_BYTES, false);
+        disk_access(&d, at, bytes, part, BUFFER_BYTES, false);
         assert_memory_equal(part, expected + at, (size_t)bytes);
         fill(part, bytes, round), memcpy(expected + at, part, (size_t)bytes);
-        disk_access(&d, at, bytes, part, ROOM_BYTES, true);
+        disk_access(&d, at, bytes, part, BUFFER_BYTES, true);
     }
     disk_close(&d);
     free(memory), disk_free_file(&file);

@@ -157,7 +157,7 @@ static float *rig_file_gradients(const Rig *r) {
         TensorPart parts[TENSORS];
         int n = gpt_storage_parts(&r->model, storage, parts);
         for (int i = 0; i < n; i++) {
-            const float *from = (const float *)(void *)shelf_whole(&r->store.grads, storage) + parts[i].offset;
+            const float *from = (const float *)(void *)buffer_full(&r->store.grads, storage) + parts[i].offset;
             memcpy(all + model_file_offset(&r->model, parts[i].tensor, parts[i].layer), from, (size_t)parts[i].elements * sizeof(float));
         }
     }
@@ -269,7 +269,7 @@ static void test_evaluation(void **state) {
         int at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);
         check_number("loss", i, rig_loss(r), (double)golden.loss, settings[i].dtype == DTYPE_BF16 ? LOSS_BF16 : LOSS_FP32);
-        assert_true(largest((const float *)(void *)shelf_whole(&r->store.grads, 0), STORED) == 0);
+        assert_true(largest((const float *)(void *)buffer_full(&r->store.grads, 0), STORED) == 0);
         pass.samples = 1; // the last batch of a validation may be short: rows beyond are left out
         r->sample_losses[1] = r->sample_losses[2] = -7, at = 0;
         executor_run(&r->executor, &evaluation.rank[0], &at, &pass, NULL, 0, NULL);

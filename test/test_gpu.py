@@ -105,9 +105,9 @@ class Program(TestCase):
                 run(program, export=path, steps=0, val_every=0, dtype="bf16", **changes)
                 with open(path, "rb") as file:
                     return file.read()
-        by_chance = exported("train_gpt", stochastic_rounding=1)
-        self.assertEqual(by_chance, exported("train_gpt_emu", ranks=2, stochastic_rounding=1))
-        self.assertNotEqual(by_chance, exported("train_gpt"))
+        stochastic = exported("train_gpt", stochastic_rounding=1)
+        self.assertEqual(stochastic, exported("train_gpt_emu", ranks=2, stochastic_rounding=1))
+        self.assertNotEqual(stochastic, exported("train_gpt"))
 
 
 class Matmuls(TestCase):

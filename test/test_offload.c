@@ -17,27 +17,27 @@ static bool toss(void) { return draw(2); }
 // The plain way
 
 static int64_t lent_less(const Store *s, const Offload *o, StateKind kind) {
-    Shelf without = store_plan_lent(s, NULL, kind), with = store_plan_lent(s, o, kind);
-    const int64_t bytes = (int64_t)(without.held + without.rooms) - (int64_t)(with.held + with.rooms);
-    shelf_free(&without), shelf_free(&with);
+    StateBuffer without = store_plan_lent(s, NULL, kind), with = store_plan_lent(s, o, kind);
+    const int64_t bytes = (int64_t)(without.held + without.slot_bytes) - (int64_t)(with.held + with.slot_bytes);
+    buffer_free(&without), buffer_free(&with);
     return bytes;
 }
 static int64_t device_frees(const OffloadScope *f, const Offload *o) {
     const Store *s = f->store;
-    int64_t bytes = o->by_host ? 0 : -MOVING_PIECES * (int64_t)store_room_bytes(s, o), stashed = 0;
+    int64_t bytes = o->cpu_update ? 0 : -MOVING_PIECES * (int64_t)store_offload_buffer_bytes(s, o), stashed = 0;
     for (int i = 0; i < s->model->storages; i++) {
         for (int kind = STATE_MASTER; kind <= STATE_V; kind++) { bytes += offload_has(o, i, (StateKind)kind) ? offload_bytes(s, i, (StateKind)kind) : 0; }
     }
     for (int u = (int)max_i64(f->first, 1); u < min_i64(f->end, s->model->units - 1); u++) {
         int used[2];
-        gpt_unit_storages(s->model, u, used), stashed += f->slots * offload_has(o, used[0], STATE_ACTIVATIONS);
+        gpt_unit_storages(s->model, u, used), stashed += f->in_flight * offload_has(o, used[0], STATE_ACTIVATIONS);
     }
     bytes += lent_less(s, o, STATE_PARAMETERS) + lent_less(s, o, STATE_GRADIENT);
-    return bytes + (stashed ? (stashed - STASH_ROOMS) * f->block_bytes : 0);
+    return bytes + (stashed ? (stashed - STASH_SLOTS) * f->block_bytes : 0);
 }
 static int64_t host_frees(const OffloadScope *f, const Offload *o) {
     const Store *s = f->store;
-    int64_t bytes = -(int64_t)store_disk_rooms_bytes(store_disk_room_bytes(s, o));
+    int64_t bytes = -(int64_t)store_disk_buffers_bytes(store_disk_buffer_bytes(s, o));
     for (int i = 0; i < s->model->storages; i++) { bytes += offload_stored(o, i) * store_own_elements(s, i) * (int64_t)sizeof(float); }
     return bytes;
 }
@@ -57,7 +57,7 @@ static int64_t plain_fill(const OffloadTier *tier, unsigned char *gone, const Of
         unsigned char *bits = &gone[tier->turns[k].storage];
         const unsigned char before = *bits;
         *bits &= (unsigned char)~(tier->turns[k].kinds & ~fixed[tier->turns[k].storage]);
-        const bool apart = o->by_host && (*bits & ((1 << HOST_KINDS) - 1)) && !(*bits & OPTIMIZER_STATES);
+        const bool apart = o->cpu_update && (*bits & ((1 << HOST_KINDS) - 1)) && !(*bits & OPTIMIZER_STATES);
         if (apart || (double)frees(f, o) < excess) { *bits = before; }
     }
     free(best);
@@ -99,7 +99,7 @@ static Offload draw_offload(const GptModel *m) {
     Offload o;
     memset(&o, 0, sizeof o);
     o.host = calloc(2 * (size_t)m->storages, 1), o.disk = o.host + m->storages, o.storages = m->storages;
-    o.by_host = toss(), o.gradients = toss();
+    o.cpu_update = toss(), o.gradients = toss();
     return o;
 }
 // Something has left already: what other ranks ask for, or --offload.

@@ -517,11 +517,11 @@ static void kept_run(const Case *c, Stream *s, float **in, float *out, const flo
 }
 
 static const OptimizerStep optimizer_step = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {false, 0, 0}},
-                           by_chance = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {true, 12345, 678}};
-static OptimizerStep step_of(const Case *c) { return c->variant == 2 ? by_chance : optimizer_step; }
+                           stochastic = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.8f, 0.5f, 3, {true, 12345, 678}};
+static OptimizerStep step_of(const Case *c) { return c->variant == 2 ? stochastic : optimizer_step; }
 static void check_rounded(const Case *c, const float *master, const uint16_t *param) {
     for (int64_t i = 0; i < c->rows && c->variant; i++) {
-        assert_int_equal(param[i], c->variant == 2 ? round_by_chance(master[i], by_chance.rounding, i) : float_to_bf16(master[i]));
+        assert_int_equal(param[i], c->variant == 2 ? round_by_chance(master[i], stochastic.rounding, i) : float_to_bf16(master[i]));
     }
 }
 // in: parameter, m, v (taken positive), gradient; out: parameter | m | v

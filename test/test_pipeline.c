@@ -190,7 +190,7 @@ static void check_peaks(const Program *p, const PipelinePlan *plan, int kind) {
         for (int i = 0; i < plan->placement.stage[s].replicas; i++) {
             int r = plan->placement.stage[s].ranks[i];
             int64_t live = expected_live(kind, S, s, plan->depth, p->micro_batches), found = peak_live(&p->rank[r], p->micro_batches);
-            assert_int_equal(p->limits[r].slots, live);
+            assert_int_equal(p->limits[r].in_flight, live);
             assert_true(kind == 3 ? found <= live : found == live);
         }
     }
@@ -243,10 +243,10 @@ static void check_plan(const PipelinePlan *plan, int kind, int layers, int ranks
                  (int)plan->depth, clips, error);
     }
     for (int r = 0; tight && r < ranks; r++) {
-        p.limits[r].slots--;
+        p.limits[r].in_flight--;
         assert_false(schedule_validate(&p, error, sizeof error));
         assert_non_null(strstr(error, "more live micro-batches"));
-        p.limits[r].slots++;
+        p.limits[r].in_flight++;
     }
     program_free(&p);
 }
@@ -314,9 +314,9 @@ static void check_clipped_plan(const PipelinePlan *plan, int ranks, int64_t samp
     }
     for (int s = 0; s < S; s++) {
         const Stage *stage = &plan->placement.stage[s];
-        const bool tells = s && (plan->clips == CLIPS_ALL || s == S - 1);
+        const bool sends = s && (plan->clips == CLIPS_ALL || s == S - 1);
         for (int kind = ACT_SEND_NORM; kind <= ACT_RECV_FACTOR; kind++) {
-            assert_int_equal(rows_of_kind(&p, (ActionKind)kind, stage->first_unit + stage->units - 1), tells ? samples : 0);
+            assert_int_equal(rows_of_kind(&p, (ActionKind)kind, stage->first_unit + stage->units - 1), sends ? samples : 0);
         }
     }
     assert_int_equal(rows_of_kind(&p, ACT_TIED, 5), S > 1 ? samples : 0);
@@ -430,7 +430,7 @@ static void test_evaluation(void **state) {
                 assert_true(k == ACT_FORWARD || k == ACT_SEND_FORWARD || k == ACT_RECV_FORWARD);
                 forwards += k == ACT_FORWARD;
             }
-            assert_int_equal(p.limits[r].slots, 1);
+            assert_int_equal(p.limits[r].in_flight, 1);
         }
         assert_int_equal(forwards, 5 * (2 + 2 + 3 + 1));
         placement_free(&plan.placement), program_free(&p);

@@ -178,7 +178,7 @@ static void test_noise_is_found(void **state) {
         assert_true(r.p.sigma > 0.3 && r.p.sigma < 2);
         assert_int_equal(privacy_allowed_steps(&r.p), STEPS);
         assert_true(privacy_epsilon(&r.p, STEPS).high <= 2 && privacy_epsilon(&r.p, STEPS).high > 1.99);
-        r.p.sigma -= 0.001, r.p.told_steps = 0;
+        r.p.sigma -= 0.001, r.p.last_steps = 0;
         assert_true(privacy_epsilon(&r.p, STEPS).low > 2 || rdp); // no lower end is known by rdp
         assert_true(privacy_epsilon(&r.p, STEPS).high > 2);
     }
@@ -357,7 +357,7 @@ static void begin_run(Run *r, const char *line, const char *history, int64_t ste
 // Steps that draw noise, and the history of the checkpoint after them.
 static void take_steps(Run *r, int64_t first, int64_t end, char history[PRIVACY_HISTORY_MAX]) {
     for (int64_t step = first; step < end; step++) { privacy_note(&r->p, step); }
-    privacy_settle(&r->p);
+    privacy_sync(&r->p);
     privacy_history(&r->p, end, history);
 }
 static void resume_run(Run *r, const char *flags, const char *history, int64_t step) {
@@ -683,8 +683,8 @@ static void test_object_without_data(void **state) { // of --dry-run
     (void)state;
     Run r;
     char json[PRIVACY_JSON_MAX];
-    for (int told = 0; told < 2; told++) {
-        parse_run(&r, "--dry-run %s", told ? "--dp-noise 1.5 --dp-delta 0.25 --dp-clip 2" : "--dp-epsilon 3");
+    for (int stated = 0; stated < 2; stated++) {
+        parse_run(&r, "--dry-run %s", stated ? "--dp-noise 1.5 --dp-delta 0.25 --dp-clip 2" : "--dp-epsilon 3");
         r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);
         privacy_json(&r.p, 0, json);
         static const char *const always[] = {"\"steps\":null,\"epsilon\":null,\"low\":null,\"high\":null,",
@@ -693,7 +693,7 @@ static void test_object_without_data(void **state) { // of --dry-run
         static const char *const found[] = {"\"delta\":0.25,\"target\":null,", "\"sigma\":1.5,\"clip\":2,"};
         static const char *const asked[] = {"\"delta\":null,\"target\":3,", "\"sigma\":null,\"clip\":1,"};
         check_words(json, always, sizeof always / sizeof always[0]);
-        check_words(json, told ? found : asked, 2);
+        check_words(json, stated ? found : asked, 2);
     }
     parse_run(&r, "--dry-run --dp-noise 0");
     r.p = privacy_plan(&r.options, &r.given, 0, SAMPLES, 0, &comm);

@@ -45,7 +45,7 @@ static void test_energy_of_all_packages(void **state) {
     assert_true(fabs(energy_joules(&m) - 7.5) < 1e-12);
     for (int package = 0; package < 4; package += 3) { forget(package, "max_energy_range_uj"), forget(package, "energy_uj"); }
 }
-static void test_energy_where_nothing_tells(void **state) {
+static void test_energy_without_a_counter(void **state) {
     (void)state;
     EnergyMeter m = energy_meter(folder);
     assert_int_equal(m.packages, 0);
@@ -125,7 +125,7 @@ static int remove_folder(void **state) { return (void)state, rmdir(folder); }
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_energy_of_all_packages),
-        cmocka_unit_test(test_energy_where_nothing_tells),
+        cmocka_unit_test(test_energy_without_a_counter),
         cmocka_unit_test(test_memory_available),
         cmocka_unit_test(test_memory_of_a_group),
         cmocka_unit_test(test_shell_words),

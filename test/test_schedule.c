@@ -259,15 +259,15 @@ static void test_clipped_programs_are_valid(void **state) {
     for (int i = 0; i < 3 * 4 * 7 * 3 * 4 * 2; i++) {
         int layers = 1 + i % 3, ranks = 1 + i / 3 % 4, samples = i / 12 % 7, rows = 1 + i / 84 % 3, stage = i / 252 % 4;
         ClipStyle style = i / 1008 ? CLIPPED_FLAT : CLIPPED_BY_UNIT;
-        bool lends = style == CLIPPED_BY_UNIT && i / 5 % 2; // logits are made again for the gradient of wte
-        ZeroPolicy policy = ZERO_POLICY(stage, stage == 3 ? ranks : 1, false, ceil_div(samples, ranks) > rows, lends, NULL, NULL);
+        bool keeps_gathered = style == CLIPPED_BY_UNIT && i / 5 % 2; // logits are made again for the gradient of wte
+        ZeroPolicy policy = ZERO_POLICY(stage, stage == 3 ? ranks : 1, false, ceil_div(samples, ranks) > rows, keeps_gathered, NULL, NULL);
         Program p = clipped(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy, style);
-        policy.lends = false;
+        policy.keeps_gathered = false;
         Program q = sharded(layers, ranks, samples, rows, style == CLIPPED_BY_UNIT && i % 2, &policy);
         if (!schedule_validate(&p, error, sizeof error)) {
             fail_msg("layers %d ranks %d samples %d rows %d stage %d style %d: %s", layers, ranks, samples, rows, stage, style, error);
         }
-        if (style == CLIPPED_BY_UNIT && !lends) { check_same_collectives(&p, &q, true, true); }
+        if (style == CLIPPED_BY_UNIT && !keeps_gathered) { check_same_collectives(&p, &q, true, true); }
         check_same_collectives(&p, &q, true, false), check_same_collectives(&p, &q, false, true);
         program_free(&p), program_free(&q);
     }
@@ -723,7 +723,7 @@ static void damage(Program *p, const Damage *d) {
     case PEER: a->peer = d->value; break;
     case COPIES: a->near = d->value; break;
     case KIND: a->kind = (ActionKind)d->value; break;
-    case SLOTS: p->limits[d->rank].slots = d->value; break;
+    case SLOTS: p->limits[d->rank].in_flight = d->value; break;
     case INPUTS: p->limits[d->rank].inputs = d->value; break;
     case GRADIENTS: p->limits[d->rank].gradients = d->value; break;
     case WORKS: p->limits[d->rank].works = d->value; break;
@@ -956,7 +956,7 @@ static void check_gathers(const Program *p, int rank) {
         bool block = a->storage > 1 && a->storage < last;
         if (a->kind == ACT_PREFETCH) { assert_int_equal(a->near, gathers[a->storage]++ > 0), blocks += block; }
         if (a->kind == ACT_RELEASE) { blocks -= block; }
-        assert_true(blocks <= ROOMS);
+        assert_true(blocks <= SHARED_SLOTS);
     }
     for (int s = 0; s <= last; s++) { assert_int_equal(gathers[s], (s == 1 || s == last ? 1 : 2) * p->micro_batches); }
 }

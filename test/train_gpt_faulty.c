@@ -4,7 +4,7 @@
 //   stop    be stopped, as by kill -STOP
 //   hang    live on without doing anything
 //   crash   run into a segmentation fault
-// LATE="SEED PERCENT" does an errand of the store (relay.h) that could be done now only in that share of all looks, drawn by lot.
+// LATE="SEED PERCENT" does an errand of the store (p2p.h) that could be done now only in that share of all looks, drawn by lot.
 // DISK="HOW RANK N" for that rank's file of --offload-dir (store/disk.h):
 //   short   each transfer stops before it is complete, by a part of a block, and every third is interrupted before it begins
 //   stuck   from the N-th transfer on nothing gets on, without an error
@@ -15,10 +15,10 @@
 #include <signal.h>
 #include "schedule.h" // Action
 
-#define PARCEL_ELEMENTS 20000
+#define BUCKET_ELEMENTS 20000
 #include <stdbool.h>
 static void fault_here(const Action *a, int64_t step);
-static bool errand_may_be_done(void);
+static bool deferred_may_run(void);
 #include <sys/types.h>
 static ssize_t faulty_read(int file, void *memory, size_t bytes, off_t at);
 static ssize_t faulty_write(int file, const void *memory, size_t bytes, off_t at);
@@ -27,14 +27,14 @@ static int faulty_allocate(int file, off_t at, off_t bytes);
 #define DISK_WRITE faulty_write
 #define DISK_ALLOCATE faulty_allocate
 #define EXECUTOR_HOOK(action, step) fault_here(action, step)
-#define ERRAND_HOOK(errand) errand_may_be_done()
+#define DEFERRED_HOOK(op) deferred_may_run()
 #ifdef __cplusplus
 #include "train_gpt.cu" // the GPU build, emulated
 #else
 #include "train_gpt.c"
 #endif
 
-static bool errand_may_be_done(void) {
+static bool deferred_may_run(void) {
     static uint64_t draws;
     long long seed = 0, percent = 100;
     const char *late = getenv("LATE");

@@ -139,13 +139,13 @@ def clip_gradients(p, clip):
     return norm
 
 
-def train(weights, make_optimizer, clip, batch_of):
+def train(weights, make_optimizer, clip, bucket_of):
     """Returns [losses, norms], one number of each per update."""
     p = trainable(weights)
     optimizer = make_optimizer(p)
     losses, norms = [], []
     for k in range(UPDATES):
-        losses.append(backward(p, *batch_of(k))[1])
+        losses.append(backward(p, *bucket_of(k))[1])
         norms.append(clip_gradients(p, clip))
         optimizer.step()
     return [losses, norms]

@@ -1,12 +1,12 @@
-// placing.h: where the states of a run will lie, and what they will need: of the model that it begins with, and of those that follow it when blocks share
+// memory_plan.h: where the states of a run will lie, and what they will need: of the model that it begins with, and of those that follow it when blocks share
 // no more. All of it before anything is allocated.
 //
 // Order      The store and its schedules are planned with all states on the device; then what its budget has no room for goes to the host, and from there
 //            to the disk (offload.h), and both are planned anew. Models that follow (foresee) are planned in the same way, noted, and given back, so that
 //            one that does not fit is known before the first step, and the switch (train_gpt.c: delink) finds what was foreseen.
 // Disk       Two files are taken in turns, by models of even and odd number, each as long as the largest that comes into it (store/disk.h).
-#ifndef PLACING_H
-#define PLACING_H
+#ifndef MEMORY_PLAN_H
+#define MEMORY_PLAN_H
 
 #include "engine/trainer.h" // Trainer
 #include "offload.h"        // what goes where
@@ -15,10 +15,10 @@ static inline void setup_store(Trainer *t) {
     const Options *o = &t->options;
     const bool accumulates = t->plan.placement.stages > 1 ? t->most_samples > t->plan.micro_rows : ceil_div(t->most_samples, t->ranks->n) > t->shape.rows;
     ZeroPolicy policy = zero_policy(o, accumulates, t->shape.clip.again);
-    if (t->cyclic.rule) { policy.relay = &t->relay; }
+    if (t->cyclic.rule) { policy.p2p = &t->p2p; }
     if (t->offload.host) { policy.offload = &t->offload; }
     t->store = store_plan(&t->model, t->ranks, &t->plan.placement, policy, t->dtype, (DType)o->reduce_dtype, o->optimizer == OPTIMIZER_ADAMW);
-    t->store.by_chance = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed, t->store.file = &t->files[t->number];
+    t->store.stochastic = o->stochastic_rounding, t->store.seed = (uint64_t)o->seed, t->store.file = &t->files[t->number];
 }
 static inline void setup_schedule(Trainer *t) {
     t->program = make_program(t, t->samples, true);
@@ -57,7 +57,7 @@ static inline OffloadScope offload_scope(const Trainer *t) {
     const int64_t block = (int64_t)executor_stash_bytes(&t->shape, &t->model);
     const int first = t->shape.first + (o->recompute == RECOMPUTE_BLOCK);
     const OffloadScope scope = {
-        &t->store,   automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block, t->shape.limits.slots, first,
+        &t->store,   automatic || o->offload >= OFFLOAD_PARAMS, !stay && (automatic || o->offload == OFFLOAD_ALL), block, t->shape.limits.in_flight, first,
         t->shape.end};
     return scope;
 }
@@ -76,7 +76,7 @@ static inline double host_excess(const Trainer *t) {
 // Of what is to lie on the host the disk gets what exceeds the budget, or, without one, all.
 static inline void place_on_disk(Trainer *t) {
     if (!t->offload.disk) { t->offload.disk = (unsigned char *)checked_calloc((size_t)t->model.storages, 1, "offload"); }
-    const bool all = !*t->options.host_memory || (t->crowded && share_is(t->model.share));
+    const bool all = !*t->options.host_memory || (t->spilled && share_is(t->model.share));
     const double excess = host_excess(t);
     const OffloadScope scope = offload_scope(t);
     if (all) { offload_all(offload_host(&t->offload, &scope)); }
@@ -129,9 +129,9 @@ static inline void setup_offload(Trainer *t) {
     const Options *o = &t->options;
     if (!options_offloads(o)) { return; }
     measure_offload(&t->rates, &t->cluster, &t->stream);
-    int by_host = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
-    comm_broadcast(&t->comm, &by_host, sizeof by_host, 0);
-    t->offload.by_host = by_host;
+    int cpu_update = o->offload_delay ? 1 : o->offload_update == UPDATE_AUTO ? offload_host_is_faster(&t->rates, &t->store) : o->offload_update == UPDATE_HOST;
+    comm_broadcast(&t->comm, &cpu_update, sizeof cpu_update, 0);
+    t->offload.cpu_update = cpu_update;
     place_offload(t);
     if (*o->offload_dir) { setup_disk(t); }
     if (!t->cluster.nodes) { store_join(&t->store, &t->comm); }
@@ -146,7 +146,7 @@ static inline void plan_model(Trainer *t, GptModel model, size_t passing) {
     if (t->offload.host && *t->options.offload_dir) { place_on_disk(t); }
 }
 // What the model that follows in this run, which shares nothing, will need, before anything is allocated.
-static inline void foresee(Trainer *t) {
+static inline void forecast_delinked(Trainer *t) {
     const GptModel now = t->model;
     const Store store = t->store;
     const Program program = t->program, evaluation = t->evaluation;
@@ -165,21 +165,21 @@ static inline void foresee(Trainer *t) {
     t->passing = 0, t->model = now, t->store = store, t->program = program, t->evaluation = evaluation, t->shape = shape, t->offload = offload;
 }
 // What the run will need: this model, and the one that follows.
-static inline void foresee_run(Trainer *t) {
+static inline void forecast_run(Trainer *t) {
     RunFacts facts = run_facts(t);
     memset(&t->needs, 0, sizeof t->needs), memset(t->file_bytes, 0, sizeof t->file_bytes);
     predict(&facts);
     needs_add(&t->needs, &t->predicted);
     note_disk(t, 0);
-    if (options_switches(&t->options) && share_is(t->model.share) && !options_ends_shared(&t->options)) { foresee(t); }
+    if (options_switches(&t->options) && share_is(t->model.share) && !options_ends_shared(&t->options)) { forecast_delinked(t); }
     t->predicted.disk = t->file_bytes[0] + t->file_bytes[1];
 }
 // Where the host has no room for the states of two models at a switch, those that share have theirs on disk. Are plans new?
-static inline bool crowd(Trainer *t) {
+static inline bool spill_to_disk(Trainer *t) {
     RunFacts facts = run_facts(t);
     const double host = most_of_ranks(&facts, t->needs.host);
     if (!t->offload.disk || !t->later.parameters || host <= option_size("host-memory", t->options.host_memory)) { return false; }
-    t->crowded = true, replace_on_disk(t);
+    t->spilled = true, replace_on_disk(t);
     return true;
 }
 

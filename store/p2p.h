@@ -1,4 +1,4 @@
-// relay.h: the store's verbs where states go from rank to rank (layout.h: Relay; cyclic.h says when): versions of parameters from who has them to who
+// p2p.h: the store's verbs where states go from rank to rank (layout.h: Relay; cyclic.h says when): versions of parameters from who has them to who
 // uses them next, and sums of gradients from micro-batch to micro-batch.
 //
 // Versions   count steps. A rank keeps one or two of a storage, version v in place v modulo their number. A place is written again when all messages
@@ -8,30 +8,30 @@
 // Who calls  both ends of a message, in the order of the schedule; the others only what is theirs.
 // Errands    What would wait for a message waits apart instead (Errand), and the rank computes on. Errands of a storage's parameters are done in their
 //            order, and so are those of its sums; others do not wait for them. The executor does one when nothing that it waits for is open, and waits where
-//            something needs it (executor.h; engine/errands.h proves that nobody waits for ever). Each has a channel of its own, so that both ends may post in different orders; where a transport has but
+//            something needs it (executor.h; engine/deferred.h proves that nobody waits for ever). Each has a channel of its own, so that both ends may post in different orders; where a transport has but
 //            one, there are no errands.
-#ifndef RELAY_H
-#define RELAY_H
+#ifndef P2P_H
+#define P2P_H
 
 #include "schedule.h"    // actions
 #include "store/store.h" // states
 
-static inline Mail *store_mail(const Store *s, int storage, MailKind kind) { return &s->mail[storage * MAIL_KINDS + kind]; }
-static inline Mail *store_version_mail(const Store *s, int storage, int64_t version, MailKind kind) {
-    return store_mail(s, storage, kind) + version % s->policy.relay->places[storage];
+static inline PendingRequests *store_requests(const Store *s, int storage, RequestKind kind) { return &s->requests[storage * REQUEST_KINDS + kind]; }
+static inline PendingRequests *store_version_requests(const Store *s, int storage, int64_t version, RequestKind kind) {
+    return store_requests(s, storage, kind) + version % s->policy.p2p->places[storage];
 }
-static inline void mail_wait(Store *s, Mail *m) {
-    assert(!s->on_errand || !m->count); // an errand that is done waits for nothing: errand_mails() has said all that it would wait for
+static inline void requests_wait(Store *s, PendingRequests *m) {
+    assert(!s->in_deferred || !m->count); // an errand that is done waits for nothing: deferred_requests() has said all that it would wait for
     for (int i = 0; i < m->count; i++) { comm_wait_message(s->comm, m->open[i]); }
     m->count = 0;
 }
-static inline void mail_post(Store *s, Mail *m, bool send, int peer, int channel, void *data, size_t bytes) {
+static inline void requests_post(Store *s, PendingRequests *m, bool send, int peer, int channel, void *data, size_t bytes) {
     s->comm->channel = channel;
     m->open[m->count++] = comm_post_message(s->comm, send, peer, data, bytes);
     s->comm->channel = 0;
 }
 // Its first message that is not complete, as far as that is noted; 0: none, and it is empty.
-static inline Ticket mail_open(const Store *s, Mail *m) {
+static inline CommRequest requests_open(const Store *s, PendingRequests *m) {
     for (int i = 0; i < m->count; i++) {
         if (!comm_message_noted(s->comm, m->open[i])) { return m->open[i]; }
     }
@@ -42,13 +42,13 @@ static inline int parameters_channel(int storage) { return 1 + 2 * storage; }
 static inline int sum_channel(int storage) { return 2 + 2 * storage; }
 // A version has come. It is here, or on its way.
 static inline void store_await_version(Store *s, int storage, int64_t version) {
-    assert(s->policy.relay->places[storage] && version <= s->version[storage] && version + s->policy.relay->places[storage] > s->version[storage]);
-    mail_wait(s, store_version_mail(s, storage, version, MAIL_COMING));
+    assert(s->policy.p2p->places[storage] && version <= s->version[storage] && version + s->policy.p2p->places[storage] > s->version[storage]);
+    requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV));
 }
 // The next version is about to be written into its place: what was there has been read.
 static inline void store_open_version(Store *s, int storage, int64_t version) {
     assert(version == s->version[storage] + 1);
-    mail_wait(s, store_version_mail(s, storage, version, MAIL_COMING)), mail_wait(s, store_version_mail(s, storage, version, MAIL_GOING));
+    requests_wait(s, store_version_requests(s, storage, version, REQUEST_RECV)), requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
     s->version[storage] = version;
 }
 static inline void store_pass_parameters(Store *s, bool send, int storage, int64_t version, int peer, int64_t step) {
@@ -58,29 +58,29 @@ static inline void store_pass_parameters(Store *s, bool send, int storage, int64
         store_open_version(s, storage, version);
     }
     comm_label(s->comm, "parameters", storage, step);
-    mail_post(s, store_version_mail(s, storage, version, send ? MAIL_GOING : MAIL_COMING), send, peer, parameters_channel(storage),
+    requests_post(s, store_version_requests(s, storage, version, send ? REQUEST_SEND : REQUEST_RECV), send, peer, parameters_channel(storage),
               store_parameters(s, storage, version), (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // The parameters of a version, from their owner to who uses them next: into a room, whose last use has ended.
-static inline void store_pass_guest(Store *s, bool send, int storage, int64_t version, int room, int peer, int64_t step) {
-    Mail *mail = send ? store_version_mail(s, storage, version, MAIL_GOING) : store_mail(s, storage, (MailKind)(MAIL_COMING + room));
+static inline void store_pass_borrowed(Store *s, bool send, int storage, int64_t version, int slot, int peer, int64_t step) {
+    PendingRequests *requests = send ? store_version_requests(s, storage, version, REQUEST_SEND) : store_requests(s, storage, (RequestKind)(REQUEST_RECV + slot));
     assert(send == store_holds(s, storage));
-    if (!send) { mail_wait(s, mail); }
+    if (!send) { requests_wait(s, requests); }
     comm_label(s->comm, "parameters", storage, step);
-    mail_post(s, mail, send, peer, 0, send ? store_parameters(s, storage, version) : store_guest(s, storage, room),
+    requests_post(s, requests, send, peer, 0, send ? store_parameters(s, storage, version) : store_borrowed(s, storage, slot),
               (size_t)gpt_storage_elements(s->model, storage) * dtype_size(s->dtype));
 }
 // The newest one, to all, for a pass that does not train. All ranks call it, in one order.
-static inline void store_hand_round(Store *s, int storage, int room, int64_t step) {
-    const int owner = s->policy.relay->owner[storage];
+static inline void store_broadcast(Store *s, int storage, int slot, int64_t step) {
+    const int owner = s->policy.p2p->owner[storage];
     const int64_t version = s->version[storage];
     if (owner != s->comm->rank) {
-        store_pass_guest(s, false, storage, version, room, owner, step);
+        store_pass_borrowed(s, false, storage, version, slot, owner, step);
         return;
     }
-    mail_wait(s, store_version_mail(s, storage, version, MAIL_GOING));
+    requests_wait(s, store_version_requests(s, storage, version, REQUEST_SEND));
     for (int to = 0; to < s->comm->ranks; to++) {
-        if (to != owner) { store_pass_guest(s, true, storage, version, room, to, step); }
+        if (to != owner) { store_pass_borrowed(s, true, storage, version, slot, to, step); }
     }
 }
 // The owner is about to make a version. It begins as a copy of the one before, where this stays and is its own master.
@@ -101,8 +101,8 @@ static inline void store_skip_version(Store *s, int storage, int64_t version) {
 }
 // After masters were written from outside: whoever computes with a storage gets it from its owner. The version before is alike where it is not
 // known. All ranks call it.
-static inline void store_hand_out(Store *s) {
-    const Relay *r = s->policy.relay;
+static inline void store_send_all(Store *s) {
+    const P2p *r = s->policy.p2p;
     for (int i = 0; i < s->model->storages; i++) {
         const size_t bytes = (size_t)gpt_storage_elements(s->model, i) * dtype_size(s->dtype);
         for (int to = 0; to < s->comm->ranks; to++) {
@@ -118,31 +118,31 @@ static inline void store_hand_out(Store *s) {
 }
 
 // Where a piece's contributions to a gradient go; its number counts through the steps. *accumulate: as in store_gradient.
-static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.relay->heads]; }
+static inline bool *store_begun(Store *s, int storage, int64_t micro) { return storage ? &s->summed[storage] : &s->head_begun[micro % s->policy.p2p->heads]; }
 static inline float *store_making(const Store *s, int storage, int64_t micro) {
-    const Relay *r = s->policy.relay;
-    if (!r->stays) { return (float *)(void *)shelf_slice(r->piles ? &s->piling : &s->grads, storage); }
+    const P2p *r = s->policy.p2p;
+    if (!r->stays) { return (float *)(void *)buffer_slice(r->joins_pieces ? &s->piece_sums : &s->grads, storage); }
     const int64_t place = storage ? 0 : micro % r->heads;
-    return (float *)(void *)shelf_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
+    return (float *)(void *)buffer_slice(&s->making, storage) + place * gpt_storage_elements(s->model, storage);
 }
 // Where a micro-batch's is, when it is whole, or of pieces, so far.
 static inline float *store_whole(const Store *s, int storage, int64_t micro) {
-    const Relay *r = s->policy.relay;
-    if (!r->stays) { return (float *)(void *)shelf_slice(&s->grads, storage); }
-    return r->piles ? (float *)(void *)shelf_slice(&s->piling, storage) : store_making(s, storage, micro);
+    const P2p *r = s->policy.p2p;
+    if (!r->stays) { return (float *)(void *)buffer_slice(&s->grads, storage); }
+    return r->joins_pieces ? (float *)(void *)buffer_slice(&s->piece_sums, storage) : store_making(s, storage, micro);
 }
 // What left from the place of a storage's gradient has left: of its own, or of those it shares a room with.
 static inline void store_await_place(Store *s, int storage) {
-    const Relay *r = s->policy.relay;
-    mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM));
-    for (int i = 1; r->guests && storage && i < s->model->storages; i++) {
-        if (r->parcel[i] == r->parcel[storage]) { mail_wait(s, store_mail(s, i, MAIL_GOING_SUM)); }
+    const P2p *r = s->policy.p2p;
+    requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
+    for (int i = 1; r->borrows && storage && i < s->model->storages; i++) {
+        if (r->grad_slot[i] == r->grad_slot[storage]) { requests_wait(s, store_requests(s, i, REQUEST_SEND_SUM)); }
     }
 }
 static inline float *store_own_gradient(Store *s, int storage, int64_t micro, bool *accumulate) {
     bool *begun = store_begun(s, storage, micro);
     if (!*begun) { store_await_place(s, storage); }
-    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.relay->heads]); }
+    if (!storage) { comm_wait_message(s->comm, s->head_coming[micro % s->policy.p2p->heads]); }
     *accumulate = *begun, *begun = true;
     return store_making(s, storage, micro);
 }
@@ -157,7 +157,7 @@ static inline void store_join_gradients(Store *s, int storage, float *sum, const
 }
 // A piece's gradient is whole, and with the last one its micro-batch's. micro: number of the piece, in all; piece: in the step.
 static inline void store_end_piece(Store *s, int storage, int64_t micro, int piece) {
-    const Relay *r = s->policy.relay;
+    const P2p *r = s->policy.p2p;
     const int64_t elements = gpt_storage_elements(s->model, storage);
     bool accumulate, *begun = store_begun(s, storage, micro);
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), (size_t)elements * sizeof(float)); } // no samples
@@ -168,7 +168,7 @@ static inline void store_end_piece(Store *s, int storage, int64_t micro, int pie
 }
 // To a micro-batch's gradient comes the sum of those before it in the step, where it is made here.
 static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece, int64_t step) {
-    const Relay *r = s->policy.relay;
+    const P2p *r = s->policy.p2p;
     const int64_t elements = gpt_storage_elements(s->model, storage);
     const int in_step = piece_micro(&r->pieces, piece);
     const SumWay way = r->way ? r->way[storage] : SUM_CHAIN;
@@ -178,25 +178,25 @@ static inline void store_add_sum(Store *s, int storage, int64_t micro, int piece
     if (r->stays) {
         store_join_gradients(s, storage, store_sum(s, storage, step), made, in_step == 0);
     } else if (way == SUM_CHAIN ? in_step > 0 : r->owner[storage] == s->comm->rank) {
-        if (way != SUM_OWNER) { mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM)); }
-        const Shelf *before = way == SUM_OWNER ? &s->making : &s->coming;
-        ops_accumulate(s->stream, made, (const float *)(const void *)shelf_slice(before, storage), elements);
+        if (way != SUM_OWNER) { requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM)); }
+        const StateBuffer *before = way == SUM_OWNER ? &s->making : &s->coming;
+        ops_accumulate(s->stream, made, (const float *)(const void *)buffer_slice(before, storage), elements);
     }
 }
 // A part of a sum that is made here has come: the next micro-batch's of its first rank's, any of the owner's before its own; or, where sums stay, another
 // rank's piece.
 static inline void store_add_part(Store *s, int storage, int piece, int64_t step) {
-    const Relay *r = s->policy.relay;
+    const P2p *r = s->policy.p2p;
     const bool apart = !r->stays && r->way[storage] == SUM_OWNER;
-    float *part = (float *)(void *)shelf_slice(&s->coming, storage);
-    mail_wait(s, store_mail(s, storage, MAIL_COMING_SUM));
-    if (r->stays && r->piles) {
+    float *part = (float *)(void *)buffer_slice(&s->coming, storage);
+    requests_wait(s, store_requests(s, storage, REQUEST_RECV_SUM));
+    if (r->stays && r->joins_pieces) {
         float *whole = store_whole(s, storage, 0);
         store_join_gradients(s, storage, whole, part, piece_within(&r->pieces, piece) == 0);
         if (!piece_is_last(&r->pieces, piece)) { return; }
         part = whole;
     }
-    float *sum = apart ? (float *)(void *)shelf_slice(&s->making, storage) : store_sum(s, storage, step);
+    float *sum = apart ? (float *)(void *)buffer_slice(&s->making, storage) : store_sum(s, storage, step);
     store_join_gradients(s, storage, sum, part, piece_micro(&r->pieces, piece) == 0);
 }
 // The head's part of a micro-batch's gradient of wte goes to whoever has the embedding, which adds its own.
@@ -207,18 +207,18 @@ static inline void store_pass_part(Store *s, bool send, int storage, int64_t mic
     comm_label(s->comm, "gradient", storage, step);
     if (!send) {
         assert(!storage && !*begun);
-        mail_wait(s, store_mail(s, storage, MAIL_GOING_SUM));
-        s->head_coming[micro % s->policy.relay->heads] = comm_receive(s->comm, peer, made, bytes), *begun = true;
+        requests_wait(s, store_requests(s, storage, REQUEST_SEND_SUM));
+        s->head_coming[micro % s->policy.p2p->heads] = comm_receive(s->comm, peer, made, bytes), *begun = true;
         return;
     }
     if (!*begun) { ops_zero(s->stream, store_own_gradient(s, storage, micro, &accumulate), bytes); } // no samples
     *begun = false;
-    mail_post(s, store_mail(s, storage, MAIL_GOING_SUM), true, peer, 0, made, bytes);
+    requests_post(s, store_requests(s, storage, REQUEST_SEND_SUM), true, peer, 0, made, bytes);
 }
 static inline void store_pass_sum(Store *s, bool send, int storage, int peer, int64_t step) {
-    Mail *mail = store_mail(s, storage, send ? MAIL_GOING_SUM : MAIL_COMING_SUM);
+    PendingRequests *requests = store_requests(s, storage, send ? REQUEST_SEND_SUM : REQUEST_RECV_SUM);
     comm_label(s->comm, "gradient", storage, step);
-    mail_post(s, mail, send, peer, sum_channel(storage), send ? (void *)store_whole(s, storage, 0) : (void *)shelf_slice(&s->coming, storage),
+    requests_post(s, requests, send, peer, sum_channel(storage), send ? (void *)store_whole(s, storage, 0) : (void *)buffer_slice(&s->coming, storage),
               (size_t)gpt_storage_elements(s->model, storage) * sizeof(float));
 }
 
@@ -228,10 +228,10 @@ static inline void store_pass_sum(Store *s, bool send, int storage, int peer, in
 typedef struct {
     Action action; // its step and version are absolute
     int64_t micro; // through the steps
-} Errand;
+} DeferredOp;
 enum { LANE_PARAMETERS = 1, LANE_SUM = 2 };
 // What of its storage an errand is about; 0: the action is none.
-static inline int errand_lanes(ActionKind kind) {
+static inline int deferred_lanes(ActionKind kind) {
     switch (kind) {
     case ACT_SEND_PARAMETERS:
     case ACT_RECV_PARAMETERS: return LANE_PARAMETERS;
@@ -243,34 +243,34 @@ static inline int errand_lanes(ActionKind kind) {
     default: return 0;
     }
 }
-static inline unsigned errand_bit(ActionKind kind) { return 1u << kind; }
-static inline bool errands_conflict(const Action *a, const Action *b) { return a->storage == b->storage && (errand_lanes(a->kind) & errand_lanes(b->kind)); }
+static inline unsigned deferred_bit(ActionKind kind) { return 1u << kind; }
+static inline bool deferred_conflict(const Action *a, const Action *b) { return a->storage == b->storage && (deferred_lanes(a->kind) & deferred_lanes(b->kind)); }
 // What of a storage's, or of a step's, is not put off for longer: until its next gradient is made, a version of it is used, the step is told.
-static inline unsigned errands_before_gradient(void) { return errand_bit(ACT_REDUCE) | errand_bit(ACT_SEND_SUM) | errand_bit(ACT_UPDATE); }
-static inline unsigned errands_before_use(void) { return errand_bit(ACT_RECV_PARAMETERS) | errand_bit(ACT_UPDATE); }
-static inline unsigned errands_before_tally(const Relay *r) { return errand_bit(r->waits ? ACT_REDUCE : ACT_UPDATE); }
-// Whose messages an errand waits for, all before it being done: MailKinds of its storage. Returns how many.
-static inline int errand_mails(const Relay *r, const Action *a, int mails[2]) {
+static inline unsigned deferred_before_gradient(void) { return deferred_bit(ACT_REDUCE) | deferred_bit(ACT_SEND_SUM) | deferred_bit(ACT_UPDATE); }
+static inline unsigned deferred_before_use(void) { return deferred_bit(ACT_RECV_PARAMETERS) | deferred_bit(ACT_UPDATE); }
+static inline unsigned deferred_before_stats(const P2p *r) { return deferred_bit(r->waits ? ACT_REDUCE : ACT_UPDATE); }
+// Whose messages an errand waits for, all before it being done: RequestKinds of its storage. Returns how many.
+static inline int deferred_requests(const P2p *r, const Action *a, int kinds[2]) {
     const Pieces *pieces = &r->pieces;
     const int64_t version = a->kind == ACT_UPDATE ? a->step + 1 : a->version;
-    const int place = errand_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
+    const int place = deferred_lanes(a->kind) & LANE_PARAMETERS ? (int)(version % r->places[a->storage]) : 0;
     const int micro = a->kind == ACT_REDUCE ? piece_micro(pieces, a->micro) : 0;
     const bool joins = r->way[a->storage] == SUM_CHAIN ? micro > 0 : r->way[a->storage] == SUM_FIRST && micro == pieces->micros - 1; // store_add_sum
     switch (a->kind) {
-    case ACT_SEND_PARAMETERS: mails[0] = MAIL_COMING + place; return 1;
+    case ACT_SEND_PARAMETERS: kinds[0] = REQUEST_RECV + place; return 1;
     case ACT_RECV_PARAMETERS:
-    case ACT_UPDATE: mails[0] = MAIL_COMING + place, mails[1] = MAIL_GOING + place; return 2; // COMING: also one that came and nobody used
-    case ACT_REDUCE: mails[0] = MAIL_COMING_SUM; return joins && piece_is_last(pieces, a->micro);
-    case ACT_ADD: mails[0] = MAIL_COMING_SUM; return 1;
+    case ACT_UPDATE: kinds[0] = REQUEST_RECV + place, kinds[1] = REQUEST_SEND + place; return 2; // COMING: also one that came and nobody used
+    case ACT_REDUCE: kinds[0] = REQUEST_RECV_SUM; return joins && piece_is_last(pieces, a->micro);
+    case ACT_ADD: kinds[0] = REQUEST_RECV_SUM; return 1;
     default: return 0;
     }
 }
 // The first message that it would have to wait for now; 0: none.
-static inline Ticket errand_awaits(Store *s, const Errand *errand) {
-    int mails[2];
-    const int n = errand_mails(s->policy.relay, &errand->action, mails);
-    Ticket open = 0;
-    for (int i = 0; i < n && !open; i++) { open = mail_open(s, store_mail(s, errand->action.storage, (MailKind)mails[i])); }
+static inline CommRequest deferred_awaits(Store *s, const DeferredOp *op) {
+    int kinds[2];
+    const int n = deferred_requests(s->policy.p2p, &op->action, kinds);
+    CommRequest open = 0;
+    for (int i = 0; i < n && !open; i++) { open = requests_open(s, store_requests(s, op->action.storage, (RequestKind)kinds[i])); }
     return open;
 }
 

@@ -1,9 +1,9 @@
-// work.h: compute actions, and messages of their rows: which buffers a unit's forward and backward parts take, and the model's functions that they
+// compute.h: compute actions, and messages of their rows: which buffers a unit's forward and backward parts take, and the model's functions that they
 // call.
 #ifndef WORK_H
 #define WORK_H
 
-#include "engine/places.h" // where everything lies
+#include "engine/activations.h" // where everything lies
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Boundaries: a unit's input and output in compute precision
@@ -29,49 +29,49 @@ typedef struct {
     UnitStates states;
     void *x, *y;   // input and output, in storage precision. NULL: the unit has none
     Real *dx, *dy; // their gradients
-    const Slot *slot;
-    const Back *back;
+    const ActivationSet *acts;
+    const GradientBuffers *grads;
     const Clip *clip;
     float *weights; // of clipped samples
 } Work;
 
-static inline const BlockActs *work_acts(const Work *w) { return &w->slot->blocks[w->unit - 1]; }
+static inline const BlockActs *work_acts(const Work *w) { return &w->acts->blocks[w->unit - 1]; }
 static inline Clip work_clip(const Work *w) {
     Clip c = *w->clip;
     c.weights = w->weights;
     return c;
 }
-static inline const BlockGradients *work_gradients(const Work *w) { return &w->back->work[w->unit - 1]; }
+static inline const BlockGradients *work_gradients(const Work *w) { return &w->grads->work[w->unit - 1]; }
 static inline Work executor_work(Executor *e, int unit, int64_t micro, int64_t rows, int64_t T) {
     const int head = e->model->units - 1;
     Work w;
     memset(&w, 0, sizeof w);
     w.unit = unit, w.rows = rows, w.T = T, w.N = rows * T, w.elements = w.N * e->model->config.channels;
-    w.slot = executor_slot(e, unit, micro), w.back = executor_back(e, micro), w.clip = &e->clip[executor_clip_place(e, micro)];
-    w.weights = executor_slot(e, e->shape.first, micro)->weights;
+    w.acts = executor_acts(e, unit, micro), w.grads = executor_grads(e, micro), w.clip = &e->clip[executor_clip_place(e, micro)];
+    w.weights = executor_acts(e, e->shape.first, micro)->weights;
     if (unit > 0) { w.x = executor_boundary(e, unit, micro), w.dx = executor_gradient(e, unit, micro); }
     if (unit < head) { w.y = executor_boundary(e, unit + 1, micro), w.dy = executor_gradient(e, unit + 1, micro); }
     return w;
 }
 
 // Private steps that overlap have samples of different number: what a piece, and a rank, has of them is known here.
-static inline bool executor_deals(const Executor *e, const Pass *pass) { return e->step_micros && pass->windows; }
+static inline bool executor_splits_samples(const Executor *e, const Pass *pass) { return e->step_micros && pass->windows; }
 static inline Action executor_action(const Executor *e, const Action *a, const Pass *pass) {
     Action of = *a;
-    if (executor_deals(e, pass) && a->micro >= 0) {
-        of.rows = piece_rows(&e->store->policy.relay->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
+    if (executor_splits_samples(e, pass) && a->micro >= 0) {
+        of.rows = piece_rows(&e->store->policy.p2p->pieces, pass->samples, pass->begins, a->micro, &of.first_row);
     }
     return of;
 }
 static inline int64_t executor_own_rows(const Executor *e, const Pass *pass, int64_t *first) { // where steps overlap
-    const Pieces *p = &e->store->policy.relay->pieces, whole = {p->micros, 1, p->in_turns};
+    const Pieces *p = &e->store->policy.p2p->pieces, whole = {p->micros, 1, p->in_turns};
     *first = 0;
     return p->in_turns ? piece_rows(&whole, pass->samples, pass->begins, e->comm->rank, first) : pass->samples;
 }
 // Where the host keeps what belongs to a row of the step.
 static inline int64_t executor_host_place(const Executor *e, int64_t row, const Pass *pass) {
     int64_t first = e->first_row;
-    if (executor_deals(e, pass)) { executor_own_rows(e, pass, &first); }
+    if (executor_splits_samples(e, pass)) { executor_own_rows(e, pass, &first); }
     return (pass->host_row + row - first) * pass->data->options.T;
 }
 static inline int64_t executor_rows(const Action *a, const Pass *pass) { return min_i64(a->rows, pass->samples - a->first_row); }
@@ -114,7 +114,7 @@ static inline void executor_judge_labels(Executor *e, const Work *w, const Pass 
     for (int64_t begin = 0; begin < w->rows; begin += most) {
         const int64_t count = min_i64(most, w->rows - begin);
         for (int64_t r = 0; r < count; r++) {
-            const Real *row = real_at_const(w->slot->head.lnf, executor_label_row(w, pass, first_row, begin + r) * C);
+            const Real *row = real_at_const(w->acts->head.lnf, executor_label_row(w, pass, first_row, begin + r) * C);
             ops_copy(e->stream, real_at(gathered, r * C), row, (size_t)C * ops_real_bytes());
         }
         executor_logits_of_rows(e, &w->states, gathered, count, first, labels, e->host_logits);
@@ -136,8 +136,8 @@ static inline void executor_load_samples(Executor *e, const Work *w, const Pass 
     } else if (w->unit == (e->shape.first ? head : 0)) {
         dataset_fill(pass->data, pass->first_sample + first_row, w->rows, tokens, targets);
     }
-    if (w->unit == 0 || (e->shape.first && w->slot->tokens)) { ops_from_host(e->stream, w->slot->tokens, tokens, (size_t)w->N * sizeof(int32_t)); }
-    if (w->unit == head) { ops_from_host(e->stream, w->slot->targets, targets, (size_t)w->N * sizeof(int32_t)); }
+    if (w->unit == 0 || (e->shape.first && w->acts->tokens)) { ops_from_host(e->stream, w->acts->tokens, tokens, (size_t)w->N * sizeof(int32_t)); }
+    if (w->unit == head) { ops_from_host(e->stream, w->acts->targets, targets, (size_t)w->N * sizeof(int32_t)); }
 }
 // The weights of clipped samples: the mean over their own targets against that over T.
 static inline void executor_load_weights(Executor *e, const Work *w, const Pass *pass, int64_t first_row) {
@@ -145,19 +145,19 @@ static inline void executor_load_weights(Executor *e, const Work *w, const Pass 
         int64_t targets = dataset_window_targets(pass->data, pass->windows[first_row + r]);
         e->host_weights[r] = (float)w->T / (float)max_i64(targets, 1);
     }
-    ops_from_host(e->stream, w->slot->weights, e->host_weights, (size_t)w->rows * sizeof(float));
+    ops_from_host(e->stream, w->acts->weights, e->host_weights, (size_t)w->rows * sizeof(float));
 }
 
 static inline void run_forward(Executor *e, const Work *w) {
     int unit = w->unit, head = e->model->units - 1;
     if (unit == head) {
-        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, w->x, w->elements), &w->slot->head, w->N);
+        gpt_head_forward(e->stream, e->model, &w->states, boundary_read(e, w->x, w->elements), &w->acts->head, w->N);
         return;
     }
     const Real *x = unit ? boundary_read(e, w->x, w->elements) : NULL;
     Real *out = boundary_write_begin(e, w->y);
     if (unit == 0) {
-        gpt_embedding_forward(e->stream, e->model, &w->states, out, w->slot->tokens, w->rows, w->T);
+        gpt_embedding_forward(e->stream, e->model, &w->states, out, w->acts->tokens, w->rows, w->T);
     } else {
         gpt_block_forward(e->stream, e->model, &w->states, out, x, work_acts(w), w->rows, w->T);
     }
@@ -166,25 +166,25 @@ static inline void run_forward(Executor *e, const Work *w) {
 
 static inline void run_backward_input(Executor *e, const Work *w, const Pass *pass) {
     const Real *x = boundary_read(e, w->x, w->elements);
-    const Slot *slot = w->slot;
+    const ActivationSet *acts = w->acts;
     if (w->unit < e->model->units - 1) {
         gpt_block_backward_input(e->stream, e->model, &w->states, w->dx, w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
     } else if (e->shape.clip.on) {
-        clip_head_backward_input(e->stream, e->model, w->clip, &w->states, w->dx, x, &slot->head, slot->targets, w->rows, w->T);
-        if (clip_crosses(&e->shape.clip)) { clip_head_tell(e->stream, e->model, w->clip, slot->tokens, &slot->head, w->rows, w->T); }
+        clip_head_backward_input(e->stream, e->model, w->clip, &w->states, w->dx, x, &acts->head, acts->targets, w->rows, w->T);
+        if (clip_crosses(&e->shape.clip)) { clip_head_tell(e->stream, e->model, w->clip, acts->tokens, &acts->head, w->rows, w->T); }
     } else {
-        gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &slot->head, slot->targets, w->N, pass->scale);
+        gpt_head_backward_input(e->stream, e->model, &w->states, w->dx, x, &acts->head, acts->targets, w->N, pass->scale);
     }
 }
 
 static inline void run_backward_weight(Executor *e, const Work *w) {
     if (w->unit == 0) {
-        gpt_embedding_backward_weight(e->stream, e->model, &w->states, w->dy, w->slot->tokens, w->rows, w->T);
+        gpt_embedding_backward_weight(e->stream, e->model, &w->states, w->dy, w->acts->tokens, w->rows, w->T);
         return;
     }
     const Real *x = boundary_read(e, w->x, w->elements);
     if (w->unit == e->model->units - 1) {
-        gpt_head_backward_weight(e->stream, e->model, &w->states, x, &w->slot->head, w->N);
+        gpt_head_backward_weight(e->stream, e->model, &w->states, x, &w->acts->head, w->N);
         return;
     }
     gpt_block_backward_weight(e->stream, e->model, &w->states, w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
@@ -192,25 +192,25 @@ static inline void run_backward_weight(Executor *e, const Work *w) {
 
 // What each sample adds to the gradients of a unit: its squared norm, added to the group's.
 static inline void run_norms(Executor *e, const Work *w, const Clip *c) {
-    const Slot *slot = w->slot;
+    const ActivationSet *acts = w->acts;
     if (w->unit == 0) {
-        clip_embedding_norms(e->stream, e->model, c, w->dy, slot->tokens, &slot->head, w->rows, w->T);
+        clip_embedding_norms(e->stream, e->model, c, w->dy, acts->tokens, &acts->head, w->rows, w->T);
         return;
     }
     const Real *x = boundary_read(e, w->x, w->elements);
     if (w->unit == e->model->units - 1) {
-        clip_head_norms(e->stream, e->model, c, x, &slot->head, w->rows, w->T);
+        clip_head_norms(e->stream, e->model, c, x, &acts->head, w->rows, w->T);
         return;
     }
     clip_block_norms(e->stream, e->model, c, &c->blocks[w->unit - 1], w->dy, x, work_acts(w), work_gradients(w), w->rows, w->T);
 }
 // The unit's gradients, of all samples times their factors.
 static inline void run_sum(Executor *e, const Work *w, const Clip *c) {
-    const Slot *slot = w->slot;
+    const ActivationSet *acts = w->acts;
     if (w->unit == 0 && clip_crosses(&c->policy)) {
-        clip_table_sum(e->stream, e->model, c, &w->states, w->dy, slot->tokens, w->rows, w->T);
+        clip_table_sum(e->stream, e->model, c, &w->states, w->dy, acts->tokens, w->rows, w->T);
     } else if (w->unit == 0) {
-        clip_embedding_sum(e->stream, e->model, c, &w->states, w->dy, slot->tokens, &slot->head, w->rows, w->T);
+        clip_embedding_sum(e->stream, e->model, c, &w->states, w->dy, acts->tokens, &acts->head, w->rows, w->T);
     } else if (w->unit == e->model->units - 1) {
         clip_head_sum(e->stream, e->model, c, &w->states, w->rows);
     } else {
@@ -225,7 +225,7 @@ static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c)
         return;
     }
     if (w->unit == 0 && c->policy.again) {
-        clip_embedding_again(e->stream, e->model, c, &w->states, w->dy, w->slot->tokens, w->slot->targets, &w->slot->head, w->rows, w->T);
+        clip_embedding_again(e->stream, e->model, c, &w->states, w->dy, w->acts->tokens, w->acts->targets, &w->acts->head, w->rows, w->T);
         return;
     }
     if (w->unit || !clip_crosses(&c->policy)) { // else CLIP has made the factors
@@ -239,7 +239,7 @@ static inline void run_clipped_weight(Executor *e, const Work *w, const Clip *c)
 static inline void run_clip(Executor *e, const Work *w, const Clip *c) {
     if (w->unit == 0 && clip_crosses(&c->policy)) {
         if (!c->policy.flat || w->unit + 1 == e->shape.end) { clip_begin(e->stream, c, w->rows); } // it is alone in its group, or its stage
-        clip_crossing_norms(e->stream, e->model, c, w->dy, w->slot->tokens, w->rows, w->T);
+        clip_crossing_norms(e->stream, e->model, c, w->dy, w->acts->tokens, w->rows, w->T);
         return;
     }
     if (w->unit == 0) { run_norms(e, w, c); }
@@ -290,8 +290,8 @@ static inline void executor_await(Executor *e, const Action *a) {
 }
 static inline void executor_free_sum(Executor *e, int storage);
 // Where an action's contribution to a gradient goes.
-static inline float *executor_room(Executor *e, const Action *a, int storage, bool *accumulate) {
-    if (e->store->policy.relay) {
+static inline float *executor_capacity(Executor *e, const Action *a, int storage, bool *accumulate) {
+    if (e->store->policy.p2p) {
         executor_free_sum(e, storage);
         return store_own_gradient(e->store, storage, executor_micro(e, a), accumulate);
     }
@@ -300,16 +300,16 @@ static inline float *executor_room(Executor *e, const Action *a, int storage, bo
 // Activations of a block, or what goes into it, between their room and the host. Copies of a room follow each other, and what its unit did before.
 static inline void run_stash(Executor *e, const Action *a, const Pass *pass) {
     const size_t bytes = executor_stash_bytes(&e->shape, e->model);
-    const int64_t slot = executor_micro(e, a) % e->shape.limits.slots, blocks = executor_stashes(&e->shape, e->shape.end);
+    const int64_t slot = executor_micro(e, a) % e->shape.limits.in_flight, blocks = executor_stashes(&e->shape, e->shape.end);
     char *host = e->stash + (size_t)(slot * blocks + executor_stashes(&e->shape, a->unit)) * bytes;
-    Stream *link = &e->stash_link[stash_room(a->unit)];
-    void *room = e->stash_room[stash_room(a->unit)];
+    Stream *link = &e->stash_link[stash_slot(a->unit)];
+    void *device = e->stash_slot[stash_slot(a->unit)];
     if (executor_rows(a, pass) <= 0) { return; }
     ops_follow(link, e->stream);
     if (a->kind == ACT_FETCH_STASH) {
-        ops_from_host(link, room, host, bytes);
+        ops_from_host(link, device, host, bytes);
     } else {
-        ops_to_host_later(link, host, room, bytes);
+        ops_to_host_later(link, host, device, bytes);
     }
     e->store->moved[a->kind == ACT_EVICT_STASH] += (int64_t)bytes;
 }
@@ -318,15 +318,15 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     const int64_t rows = executor_rows(a, pass);
     if (rows <= 0) { return; }
     executor_await(e, a);
-    const int room = action_awaits_stash(e->map, a);
-    if (room >= 0) { ops_follow(e->stream, &e->stash_link[room]); }
+    const int slot = action_awaits_stash(e->map, a);
+    if (slot >= 0) { ops_follow(e->stream, &e->stash_link[slot]); }
     if (e->marks) { ops_mark(e->stream, e->marks[2 * e->running]); } // waiting for other stages is not its time
     Work w = executor_work(e, a->unit, executor_micro(e, a), rows, pass->data->options.T);
     int storages[2], n = gpt_unit_storages(e->model, a->unit, storages);
     for (int i = 0; i < n; i++) {
         StorageClass c = gpt_storage_class(e->model, storages[i]);
         if (action_reads_parameters(a->kind) || storages[i] == e->map->lent) { w.states.params[c] = e->held[storages[i]]; }
-        if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = executor_room(e, a, storages[i], &w.states.accumulate[c]); }
+        if (action_contributes(e->map, a, storages[i])) { w.states.grads[c] = executor_capacity(e, a, storages[i], &w.states.accumulate[c]); }
     }
     if (a->kind == ACT_FORWARD && (a->unit == 0 || a->unit == e->model->units - 1)) { executor_load_samples(e, &w, pass, a->first_row); }
     if (a->kind == ACT_FORWARD && a->unit == e->shape.first && pass->training && e->shape.clip.on) { executor_load_weights(e, &w, pass, a->first_row); }
@@ -338,9 +338,9 @@ static inline void run_compute(Executor *e, const Action *action, const Pass *pa
     }
     if (!executor_gives_losses(e, a, pass)) { return; }
     if (!pass->training) {
-        gpt_head_losses(e->stream, e->model, &w.states, &w.slot->head, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits, w.slot->targets, w.N);
+        gpt_head_losses(e->stream, e->model, &w.states, &w.acts->head, !e->clips || e->shape.clip.again ? NULL : e->clip[0].dlogits, w.acts->targets, w.N);
     }
-    ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), w.slot->head.losses, (size_t)w.N * sizeof(float));
+    ops_to_host_later(e->stream, e->host_losses + executor_host_place(e, a->first_row, pass), w.acts->head.losses, (size_t)w.N * sizeof(float));
     if (pass->sample_right) { executor_judge_labels(e, &w, pass, a->first_row); }
 }
 
@@ -361,7 +361,7 @@ static inline int64_t executor_row_bytes(const ExecutorShape *shape, const GptMo
 // Bytes of a message, that a step sends once for each action.
 static inline int64_t executor_message_bytes(const ExecutorShape *shape, const GptModel *m, const Action *a) {
     if (action_of_rows(a->kind)) { return a->rows * executor_row_bytes(shape, m, a); }
-    if (a->storage < 0) { return (int64_t)sizeof(Tally); }
+    if (a->storage < 0) { return (int64_t)sizeof(StepStats); }
     const bool parameters = a->kind == ACT_SEND_PARAMETERS || a->kind == ACT_RECV_PARAMETERS; // else gradients
     return gpt_storage_elements(m, a->storage) * (int64_t)(parameters ? dtype_size(shape->dtype) : sizeof(float));
 }
@@ -400,12 +400,12 @@ static inline CommTraffic executor_traffic(const GptModel *m, const ExecutorShap
     }
     free(talks);
     // a place is filled, or sent, by as many as there are on one side
-    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * OUTGOING + 3 * shape->limits.clips) * max_i64(sides[0], sides[1]));
+    traffic.most = (int)((shape->limits.inputs + shape->limits.gradients + 2 * SEND_BUFFERS + 3 * shape->limits.clips) * max_i64(sides[0], sides[1]));
     return traffic;
 }
 
 // Posts a message of rows that begin at p, of the micro-batch's first row.
-static inline void post_rows(Executor *e, const Action *a, Transit *transit, char *p, int64_t rows, int64_t row_bytes) {
+static inline void post_rows(Executor *e, const Action *a, P2pBuffer *transit, char *p, int64_t rows, int64_t row_bytes) {
     p += (a->first_row - e->first_rows[a->micro]) * row_bytes;
     transit->open[transit->messages++] = comm_post_message(e->comm, action_sends(a->kind), a->peer, p, (size_t)(rows * row_bytes));
 }
@@ -426,7 +426,7 @@ static inline void run_message(Executor *e, const Action *a, const Pass *pass) {
         post_rows(e, a, &e->factors[place], (char *)e->factors[place].p, rows, row_bytes);
     } else {
         const int64_t micro = executor_micro(e, a);
-        Transit *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro) : executor_gradient_transit(e, a->unit, micro);
+        P2pBuffer *transit = forward ? executor_boundary_transit(e, a->unit + 1, micro) : executor_gradient_transit(e, a->unit, micro);
         comm_label(e->comm, forward ? "activations" : "gradients", a->unit, e->step);
         post_rows(e, a, transit, (char *)transit->p, rows, row_bytes);
     }
